@@ -1,0 +1,21 @@
+"""LABInfer: distributed large-language-model inference a lab can read, change and run.
+
+The public names are loaded on first use, so that ``labinfer --help`` does not pay for importing torch.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str):
+    if name == "SamplingParams":
+        from labinfer.plan import SamplingParams
+
+        return SamplingParams
+    if name in ("LLM", "RequestOutput"):
+        from labinfer import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'labinfer' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Batch jobs over JSONL files."""

@@ -1,0 +1,79 @@
+"""A batch job: lines in, requests through the engine, lines out. Runs on rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from labinfer.batch.reader import JsonlReader
+from labinfer.batch.records import error_record, result_record
+from labinfer.batch.writer import JsonlWriter
+from labinfer.errors import UserError
+from labinfer.llm import LLM, Request
+from labinfer.observe.progress_line import ProgressLine
+from labinfer.plan import SamplingParams
+from labinfer.protocol import ParsedLine, custom_id_of, parse_line
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """An input line that became a request."""
+
+    number: int
+    parsed: ParsedLine
+
+
+class BatchJob:
+    """Exactly one output line for every input line, in the order in which they finish.
+
+    Args:
+        defaults: sampling of lines that do not say otherwise.
+        model_name: for the ``model`` field of batch results.
+    """
+
+    def __init__(self, reader: JsonlReader, writer: JsonlWriter, defaults: SamplingParams, model_name: str):
+        self._reader, self._writer, self._defaults, self._model_name = reader, writer, defaults, model_name
+        self._line = ProgressLine()
+        self.num_failed = 0
+        self.num_done = 0
+        self._begin = 0.0
+        self._output_tokens = 0
+
+    def run(self, llm: LLM, check: Callable[[], None]) -> None:
+        """Run to the end of the input. ``check`` may raise ``Interrupted``; what has finished is written by then."""
+        self._begin = time.monotonic()
+        try:
+            with contextlib.closing(llm.run(self._requests(llm), self._with_progress(llm, check))) as outputs:
+                for output in outputs:
+                    line: JobLine = output.key
+                    self._writer.write(result_record(line.number, line.parsed, output, self._model_name))
+                    self.num_done += 1
+                    self._output_tokens += len(output.token_ids)
+        finally:
+            self._line.close()
+            llm.report.num_failed = self.num_failed
+
+    def _requests(self, llm: LLM) -> Iterator[Request]:
+        for number, text in self._reader:
+            parsed = None
+            try:
+                parsed = parse_line(text, self._defaults)
+                yield llm.make_request(JobLine(number, parsed), parsed.prompt, parsed.sampling)
+            except UserError as error:
+                own_id = parsed.id if parsed else None
+                self._writer.write(error_record(number, custom_id_of(text), own_id, str(error)))
+                self.num_failed += 1
+
+    def _with_progress(self, llm: LLM, check: Callable[[], None]) -> Callable[[], None]:
+        def each_step() -> None:
+            check()
+            if self._line.due():
+                scheduler, seconds = llm.engine.scheduler, time.monotonic() - self._begin
+                self._line.update(
+                    f"{self.num_done} done, {len(scheduler.running)} running, {len(scheduler.waiting)} waiting | "
+                    f"{self._output_tokens / seconds:.1f} tokens/s | KV {100 * llm.engine.blocks.usage:.0f} %"
+                )
+
+        return each_step

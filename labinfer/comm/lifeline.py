@@ -1,0 +1,232 @@
+"""A TCP connection from every rank to rank 0, so that no rank outlives its group.
+
+Launchers differ in how they end the others when one rank dies, and a rank that waits inside a transport's library may
+not notice at all. A thread on each rank sleeps on these connections: when one breaks without a goodbye, or brings news
+of a failure, the process ends, whatever its main thread is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from labinfer.errors import ExitStatus, PeerLost
+
+LENGTH_BYTES = 4
+MAX_FRAME = 1 << 20
+GRACE_SECONDS = 1.5
+"""Between a connection's breaking and this process's end: time for the rank's own account to arrive."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    rank: int
+    key: str
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """An orderly end; the connection's closing is no failure."""
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """A rank failed; it has printed its traceback itself."""
+
+    text: str
+
+
+_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Failure)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def end_process(text: str) -> None:
+    """Say why and end this process at once: other threads may be stuck where no exception reaches them."""
+    if text:
+        sys.stderr.write(text.rstrip("\n") + "\n")
+    sys.stderr.flush()
+    os._exit(ExitStatus.INTERNAL)
+
+
+class Lifeline:
+    """This rank's end of the connections. Make it with ``open_server`` on rank 0 and ``connect`` elsewhere."""
+
+    def __init__(self, rank: int, connections: dict[int, socket.socket], end: Callable[[str], None] = end_process):
+        self._rank = rank
+        self._connections = connections
+        self._end = end
+        self._lock = threading.Lock()
+        self._said_goodbye: set[int] = set()
+        self._closing = False
+        self._ended = False
+        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def connect(
+        cls,
+        rank: int,
+        addresses: list[str],
+        port: int,
+        key: str,
+        timeout: float,
+        end: Callable[[str], None] = end_process,
+    ) -> Lifeline:
+        """Connect a follower to rank 0, trying ``addresses`` in turn.
+
+        Raises:
+            PeerLost: none of them answered.
+        """
+        errors = []
+        for address in addresses:
+            try:
+                connection = socket.create_connection((address, port), timeout=min(timeout, 5.0))
+            except OSError as error:
+                errors.append(f"{address}: {error}")
+                continue
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _send(connection, Hello(rank, key))
+            return cls(rank, {0: connection}, end)
+        raise PeerLost(
+            f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); is a firewall between the nodes?"
+        )
+
+    def fail(self, text: str) -> None:
+        """Tell the others that this rank failed."""
+        self._tell_all(Failure(text))
+
+    def close(self) -> None:
+        """Say goodbye and stop watching. Every rank must call it, after a barrier."""
+        self._closing = True
+        self._tell_all(Goodbye())
+
+    def _tell_all(self, message) -> None:
+        with self._lock:
+            for connection in self._connections.values():
+                try:
+                    _send(connection, message)
+                except OSError:
+                    pass  # it is gone; its own end is being told by others
+
+    def _watch(self) -> None:
+        selector = selectors.DefaultSelector()
+        for peer, connection in self._connections.items():
+            selector.register(connection, selectors.EVENT_READ, peer)
+        open_peers = set(self._connections)
+        while open_peers:
+            for key, _ in selector.select():
+                peer = key.data
+                message = _receive(key.fileobj)
+                if isinstance(message, Goodbye):
+                    self._said_goodbye.add(peer)
+                elif isinstance(message, Failure):
+                    self._on_failure(peer, message.text)
+                else:  # closed
+                    selector.unregister(key.fileobj)
+                    open_peers.discard(peer)
+                    if peer not in self._said_goodbye and not self._closing:
+                        self._on_silence(peer)
+
+    def _on_failure(self, peer: int, text: str) -> None:
+        if self._rank == 0:
+            self._tell_all(Failure(text))
+            self._finish(text)
+        else:
+            self._finish("")  # rank 0 says it once for all
+
+    def _on_silence(self, peer: int) -> None:
+        time.sleep(GRACE_SECONDS)  # the failing rank's launcher may be about to end us all, with its own words
+        text = f"rank {peer} is gone without a word (killed, or out of memory?); ending all ranks"
+        if self._rank == 0:
+            self._tell_all(Failure(text))
+        self._finish(text if self._rank == 0 or peer == 0 else "")
+
+    def _finish(self, text: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._end(text)
+
+
+class LifelineServer:
+    """Rank 0's listening end, open before the others are told where it is."""
+
+    def __init__(self, num_followers: int, key: str):
+        self._num_followers = num_followers
+        self._key = key
+        self._socket = socket.create_server(("", 0), backlog=num_followers + 8)
+        self.port = self._socket.getsockname()[1]
+
+    def accept_all(self, timeout: float, end: Callable[[str], None] = end_process) -> Lifeline:
+        """Wait for every follower; a stranger who does not know the key is turned away.
+
+        Raises:
+            PeerLost: some rank did not connect within ``timeout`` seconds.
+        """
+        connections: dict[int, socket.socket] = {}
+        deadline = time.monotonic() + timeout
+        while len(connections) < self._num_followers:
+            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = self._socket.accept()
+                connection.settimeout(5.0)
+                hello = _receive(connection)
+            except TimeoutError:
+                if time.monotonic() < deadline:
+                    continue
+                missing = sorted(set(range(1, self._num_followers + 1)) - set(connections))
+                raise PeerLost(
+                    f"rank 0 waited {timeout:g} s for ranks {missing} to connect to port {self.port}; is a firewall between the nodes?"
+                ) from None
+            if not isinstance(hello, Hello) or hello.key != self._key:
+                connection.close()
+                continue
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connections[hello.rank] = connection
+        self._socket.close()
+        return Lifeline(0, connections, end)
+
+
+def own_addresses() -> list[str]:
+    """Names and addresses under which other nodes may reach this one, most likely first."""
+    found = [socket.gethostname()]
+    try:
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        probe.connect(("192.0.2.1", 9))  # TEST-NET-1: nothing is sent, the kernel only picks the outgoing interface
+        found.insert(0, probe.getsockname()[0])
+        probe.close()
+    except OSError:
+        pass
+    return found
+
+
+def _send(connection: socket.socket, message) -> None:
+    data = _encoder.encode(message)
+    connection.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+
+
+def _receive(connection: socket.socket):
+    """The next message, or None when the connection is closed or makes no sense."""
+    try:
+        header = _receive_exactly(connection, LENGTH_BYTES)
+        length = int.from_bytes(header, "little")
+        if len(header) < LENGTH_BYTES or length > MAX_FRAME:
+            return None
+        return _decoder.decode(_receive_exactly(connection, length))
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            break
+        data += piece
+    return data

@@ -1,0 +1,133 @@
+"""MPI through mpi4py's upper-case calls: buffers only, nothing is pickled.
+
+MPI libraries spin inside blocking calls. Every wait here is a loop around ``Test`` that gives the core away, at first
+by yielding (another rank of this machine can run), later by sleeping (an idle rank costs next to nothing).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import torch
+from mpi4py import MPI
+
+from labinfer.comm.communicator import Communicator, Handle
+from labinfer.comm.progress import Progress
+from labinfer.errors import PeerLost
+
+DATA_TAG = 1
+YIELD_SECONDS = 0.02
+"""How long a wait only yields before it begins to sleep; a step of a small model takes less."""
+YIELD_SECONDS_OVERSUBSCRIBED = 0.0002
+SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3
+"""Sleeps grow from one to the other; the longest bounds what waking up adds to the first token after a pause."""
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+class MpiHandle(Handle):
+    """One pending MPI request. Keeps the buffer alive until it is complete."""
+
+    def __init__(
+        self, request: MPI.Request, buffer: torch.Tensor, progress: Progress, landing: torch.Tensor | None = None
+    ):
+        self._request = request
+        self._buffer = buffer
+        self._landing = landing  # a device tensor that was received through host memory
+        self._progress = progress
+
+    def done(self) -> bool:
+        if not _test(self._request):
+            return False
+        if self._landing is not None:
+            self._landing.copy_(self._buffer)
+            self._landing = None
+        return True
+
+    def wait(self, what: str, timeout: float | None = None) -> None:
+        if self.done():
+            return
+        limit = self._progress.timeout if timeout is None else timeout
+        yield_seconds = YIELD_SECONDS_OVERSUBSCRIBED if self._progress.oversubscribed else YIELD_SECONDS
+        pause = SHORTEST_SLEEP
+        begin = time.monotonic()
+        with self._progress.waiting(what):
+            while not self.done():
+                waited = time.monotonic() - begin
+                if waited > limit:
+                    raise self._progress.timed_out(what, limit)
+                if waited < yield_seconds:
+                    os.sched_yield()
+                else:
+                    time.sleep(pause)
+                    pause = min(pause * 1.1, LONGEST_SLEEP)
+
+
+class MpiCommunicator(Communicator):
+    """A group over an MPI communicator, by default a copy of COMM_WORLD."""
+
+    name = "mpi"
+
+    def __init__(self, progress: Progress, comm: MPI.Comm | None = None):
+        self._comm = comm if comm is not None else MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self.progress = progress
+
+    def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
+        host = tensor.cpu()
+        return MpiHandle(self._comm.Isend(_bytes(host), dest, DATA_TAG), host, self.progress)
+
+    def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
+        host = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+        landing = None if host is tensor else tensor
+        return MpiHandle(self._comm.Irecv(_bytes(host), source, DATA_TAG), host, self.progress, landing)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.size == 1:
+            return tensor
+        if tensor.device.type != "cpu" or tensor.dtype in HALF_TYPES or not tensor.is_contiguous():
+            wide = torch.float32 if tensor.dtype in HALF_TYPES else tensor.dtype
+            return tensor.copy_(self.all_reduce(tensor.to("cpu", wide).contiguous()))
+        request = self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), MPI.SUM)
+        MpiHandle(request, tensor, self.progress).wait(f"the sum over its {self.size} tensor-parallel ranks")
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        host = tensor.cpu().contiguous()
+        gathered = torch.empty((self.size, *host.shape), dtype=host.dtype)
+        request = self._comm.Iallgather(_bytes(host), _bytes(gathered))
+        MpiHandle(request, gathered, self.progress).wait(f"data from all {self.size} ranks of its group")
+        return list(gathered.to(tensor.device))
+
+    def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:
+        return self._receive_all(tensor, sizes, root)
+
+    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+        color = next(index for index, group in enumerate(groups) if self.rank in group)
+        return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
+
+    def close(self) -> None:
+        self._comm.Barrier()
+        MPI.Finalize()
+
+
+def mpi_world_size() -> int:
+    """Ranks in MPI's world; 1 when mpirun and mpi4py belong to different MPI libraries."""
+    return MPI.COMM_WORLD.Get_size()
+
+
+def mpi_library() -> str:
+    return MPI.Get_library_version().split("\n")[0].split(",")[0].strip().rstrip("\0")
+
+
+def _bytes(tensor: torch.Tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _test(request: MPI.Request) -> bool:
+    try:
+        return request.Test()
+    except MPI.Exception as error:
+        raise PeerLost(f"MPI: {error}") from None

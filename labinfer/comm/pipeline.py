@@ -1,0 +1,142 @@
+"""Activations from stage to stage, sampled tokens from the last stage back to rank 0.
+
+Every message opens with the id of its step, which the receiver checks: a rank that got out of step stops there, not
+three layers later with wrong tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.comm.communicator import Communicator, Handle
+
+HEADER_BYTES = 16
+"""Step id and number of rows, 8 bytes each; keeps the payload aligned."""
+
+
+class StepMismatch(RuntimeError):
+    """A message belongs to another step than its receiver."""
+
+
+@dataclass
+class Arrival:
+    """Activations on their way in."""
+
+    step_id: int
+    buffer: torch.Tensor
+    handle: Handle
+    source: str
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+    def wait(self) -> torch.Tensor:
+        """(T, D) activations of the sender's type, once they are here."""
+        self.handle.wait(f"the activations of step {self.step_id} from {self.source}")
+        _check_header(self.buffer, self.step_id, self.shape[0], self.source)
+        return self.buffer[HEADER_BYTES:].view(self.dtype).view(self.shape)
+
+
+class PipelineCommunicator:
+    """One rank's links to the stages before and after it.
+
+    Args:
+        comm: a communicator over all ranks.
+        source: the rank that sends this one activations, None on the first stage.
+        destinations: the ranks this one sends activations to; empty for ranks of the last stage (and for senders
+            that the next, narrower stage has no use for).
+        sampling_rank: the rank that samples; its tokens go to rank 0.
+        labels: how to name each rank in errors.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        source: int | None,
+        destinations: Sequence[int],
+        sampling_rank: int,
+        labels: Sequence[str],
+    ):
+        self._comm = comm
+        self._source = source
+        self._destinations = tuple(destinations)
+        self._sampling_rank = sampling_rank
+        self._labels = tuple(labels)
+        self._sends: list[tuple[int, Handle, int]] = []
+
+    def post_activations(
+        self, step_id: int, num_tokens: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> Arrival:
+        """Make room for a step's activations, before they are needed."""
+        buffer = torch.empty(HEADER_BYTES + num_tokens * width * dtype.itemsize, dtype=torch.uint8, device=device)
+        handle = self._comm.irecv(buffer, self._source)
+        return Arrival(step_id, buffer, handle, self._labels[self._source], (num_tokens, width), dtype)
+
+    def send_activations(self, step_id: int, hidden_TD: torch.Tensor) -> None:
+        """Begin to send a step's activations on; returns at once."""
+        if not self._destinations:
+            return
+        buffer = torch.empty(HEADER_BYTES + hidden_TD.nbytes, dtype=torch.uint8, device=hidden_TD.device)
+        _write_header(buffer, step_id, hidden_TD.shape[0])
+        buffer[HEADER_BYTES:].view(hidden_TD.dtype).view(hidden_TD.shape).copy_(hidden_TD)
+        for dest in self._destinations:
+            self._keep(step_id, self._comm.isend(buffer, dest), dest)
+
+    def post_tokens(self, step_id: int, num_samples: int) -> TokenArrival:
+        """Rank 0: make room for the tokens that step will have sampled."""
+        buffer = torch.empty(2 + num_samples, dtype=torch.int64)
+        return TokenArrival(
+            step_id, buffer, self._comm.irecv(buffer, self._sampling_rank), self._labels[self._sampling_rank]
+        )
+
+    def send_tokens(self, step_id: int, token_ids: Sequence[int]) -> None:
+        """The sampling rank: begin to send a step's tokens to rank 0."""
+        buffer = torch.tensor([step_id, len(token_ids), *token_ids], dtype=torch.int64)
+        self._keep(step_id, self._comm.isend(buffer, 0), 0)
+
+    def drain(self) -> None:
+        """Wait until everything sent has arrived."""
+        for step_id, handle, dest in self._sends:
+            handle.wait(f"{self._labels[dest]} to take what it was sent in step {step_id}")
+        self._sends = []
+
+    def _keep(self, step_id: int, handle: Handle, dest: int) -> None:
+        """Hold a send's buffer until it is through, without ever waiting for it on the way."""
+        self._sends = [entry for entry in self._sends if not entry[1].done()]
+        while len(self._sends) > 64:  # only where a transport cannot tell: the oldest is long through
+            oldest_step, oldest, oldest_dest = self._sends.pop(0)
+            oldest.wait(f"{self._labels[oldest_dest]} to take what it was sent in step {oldest_step}")
+        self._sends.append((step_id, handle, dest))
+
+
+@dataclass
+class TokenArrival:
+    """Sampled tokens on their way back to rank 0."""
+
+    step_id: int
+    buffer: torch.Tensor
+    handle: Handle
+    source: str
+
+    def wait(self) -> list[int]:
+        self.handle.wait(f"the tokens of step {self.step_id} from {self.source}")
+        step_id, count, *token_ids = self.buffer.tolist()
+        if step_id != self.step_id or count != len(token_ids):
+            raise StepMismatch(
+                f"rank 0 expected {len(token_ids)} tokens of step {self.step_id} from {self.source}, but got {count} of step {step_id}"
+            )
+        return token_ids
+
+
+def _write_header(buffer: torch.Tensor, step_id: int, rows: int) -> None:
+    buffer[:HEADER_BYTES].view(torch.int64).copy_(torch.tensor([step_id, rows]))
+
+
+def _check_header(buffer: torch.Tensor, step_id: int, rows: int, source: str) -> None:
+    got_step, got_rows = buffer[:HEADER_BYTES].view(torch.int64).tolist()
+    if (got_step, got_rows) != (step_id, rows):
+        raise StepMismatch(
+            f"expected {rows} rows of step {step_id} from {source}, but got {got_rows} rows of step {got_step}"
+        )

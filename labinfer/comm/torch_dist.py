@@ -1,0 +1,191 @@
+"""torch.distributed: gloo on CPUs, the vendor's library on accelerators. The transport of torchrun and plain Slurm.
+
+gloo sleeps while it waits, so an idle rank costs nothing. It has no way to ask whether a transfer is done, and a wait
+that times out breaks the connection: a wait here either completes or ends the run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import socket
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from labinfer.comm.communicator import Communicator, Handle
+from labinfer.comm.progress import Progress
+from labinfer.errors import PeerLost, UserError
+
+PROCESS_GROUP_BACKENDS = {
+    "cpu": "gloo",
+    "cuda": "nccl",  # NVIDIA; AMD and MetaX builds of torch answer to "cuda" as well
+    "xpu": "xccl",
+    "npu": "hccl",
+    "musa": "mccl",
+    "mlu": "cncl",
+    "hpu": "hccl",
+}
+"""The library for each device type; an accelerator that is not listed goes through host memory and gloo."""
+HALF_TYPES = (torch.float16, torch.bfloat16)
+FOREVER = datetime.timedelta(days=365)
+EXCHANGE_LIMIT = 128 * 1024
+"""Bytes up to which every rank sends its whole tensor to every other and sums by itself: gloo's all-reduce takes 0.6 to
+1.5 ms for 7 KB between two ranks of one machine, a send and a receive 0.1 to 0.2 ms (``launch.py bench comm``)."""
+
+
+class TorchHandle(Handle):
+    def __init__(self, work: dist.Work, buffer: torch.Tensor, progress: Progress, landing: torch.Tensor | None = None):
+        self._work = work
+        self._buffer = buffer
+        self._landing = landing
+        self._progress = progress
+        self._complete = False
+
+    def done(self) -> bool:
+        return self._complete
+
+    def wait(self, what: str, timeout: float | None = None) -> None:
+        if self._complete:
+            return
+        limit = self._progress.timeout if timeout is None else timeout
+        with self._progress.waiting(what):
+            try:
+                self._work.wait(FOREVER if math.isinf(limit) else datetime.timedelta(seconds=limit))
+            except RuntimeError as error:
+                raise _translated(error, self._progress, what, limit) from None
+        if self._landing is not None:
+            self._landing.copy_(self._buffer)
+        self._complete = True
+
+
+class TorchCommunicator(Communicator):
+    """A torch.distributed group whose tensors live where its backend can reach them, otherwise in host memory."""
+
+    def __init__(self, progress: Progress, group: dist.ProcessGroup, backend: str):
+        self._group = group
+        self.name = backend
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.progress = progress
+
+    @classmethod
+    def join(cls, progress: Progress, address: str, rank: int, world_size: int) -> TorchCommunicator:
+        """Form the world group, over gloo.
+
+        Args:
+            address: where the ranks meet: ``env://`` under torchrun, whose agent keeps a store; otherwise
+                ``tcp://host:port`` of rank 0, which opens one.
+
+        Raises:
+            UserError: the ranks do not meet there within the time limit.
+        """
+        try:
+            dist.init_process_group(
+                "gloo",
+                init_method=address,
+                rank=rank,
+                world_size=world_size,
+                timeout=datetime.timedelta(seconds=progress.timeout),
+            )
+        except (RuntimeError, dist.DistError) as error:
+            raise UserError(
+                f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {str(error).splitlines()[0]:.200}"
+            ) from None
+        return cls(progress, dist.group.WORLD, "gloo")
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        """Whether the backend takes this tensor as it is."""
+        return tensor.device.type == "cpu" or self.name != "gloo"
+
+    def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
+        buffer = tensor if self._stays(tensor) else tensor.cpu()
+        try:
+            return TorchHandle(dist.isend(buffer, group=self._group, group_dst=dest), buffer, self.progress)
+        except RuntimeError as error:
+            raise _translated(error, self.progress, f"room at rank {dest}", 0) from None
+
+    def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
+        buffer = tensor if self._stays(tensor) else torch.empty_like(tensor, device="cpu")
+        landing = None if buffer is tensor else tensor
+        try:
+            return TorchHandle(dist.irecv(buffer, group=self._group, group_src=source), buffer, self.progress, landing)
+        except RuntimeError as error:
+            raise _translated(error, self.progress, f"data from rank {source}", 0) from None
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.size == 1:
+            return tensor
+        if self.name == "gloo" and (
+            tensor.device.type != "cpu" or tensor.dtype in HALF_TYPES or not tensor.is_contiguous()
+        ):
+            wide = torch.float32 if tensor.dtype in HALF_TYPES else tensor.dtype
+            return tensor.copy_(self.all_reduce(tensor.to("cpu", wide).contiguous()))
+        what = f"the sum over its {self.size} tensor-parallel ranks"
+        if self.name == "gloo" and tensor.nbytes * (self.size - 1) <= EXCHANGE_LIMIT:
+            return tensor.copy_(self._exchange(tensor, what).sum(dim=0))
+        self._run(lambda: dist.all_reduce(tensor, group=self._group, async_op=True), tensor, what)
+        return tensor
+
+    def _exchange(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """Everyone's tensor, stacked in rank order, so that every rank adds in the same order."""
+        parts = tensor.new_empty((self.size, *tensor.shape))
+        parts[self.rank].copy_(tensor)
+        peers = [r for r in range(self.size) if r != self.rank]
+        receives = [self.irecv(parts[r], r) for r in peers]
+        sends = [self.isend(parts[self.rank], r) for r in peers]
+        for handle in receives + sends:
+            handle.wait(what)
+        return parts
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        source = (tensor if self._stays(tensor) else tensor.cpu()).contiguous()
+        if self.name == "gloo":
+            gathered = self._exchange(source, f"data from all {self.size} ranks of its group")
+        else:
+            gathered = source.new_empty((self.size, *source.shape))
+            self._run(
+                lambda: dist.all_gather_into_tensor(gathered, source, group=self._group, async_op=True),
+                gathered,
+                f"data from all {self.size} ranks of its group",
+            )
+        return list(gathered.to(tensor.device))
+
+    def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:
+        return self._receive_all(tensor, sizes, root)
+
+    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+        timeout = datetime.timedelta(seconds=self.progress.timeout)
+        world = dist.get_process_group_ranks(self._group)
+        mine = None
+        for index, ranks in enumerate(groups):  # every rank takes part in making every group
+            backend = PROCESS_GROUP_BACKENDS.get(devices[index] if devices else "cpu", "gloo")
+            made = dist.new_group([world[r] for r in ranks], backend=backend, timeout=timeout)
+            if self.rank in ranks:
+                mine = TorchCommunicator(self.progress, made, backend)
+        return mine
+
+    def close(self) -> None:
+        self.barrier()
+        dist.destroy_process_group()
+
+    def _run(self, begin, buffer: torch.Tensor, what: str) -> None:
+        try:
+            work = begin()
+        except RuntimeError as error:
+            raise _translated(error, self.progress, what, 0) from None
+        TorchHandle(work, buffer, self.progress).wait(what)
+
+
+def _translated(error: RuntimeError, progress: Progress, what: str, limit: float) -> Exception:
+    text = str(error)
+    if "imed out" in text or "imeout" in text:
+        return progress.timed_out(what, limit)
+    return PeerLost(f"{progress.label} lost its peer while waiting for {what}: {text.splitlines()[0]:.200}")
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,59 @@
+"""msgspec structs in uint8 tensors: a length, then the message. Lengths are checked before they are used.
+
+A message travels in one buffer of ``CHUNK`` bytes; what does not fit follows in a second of exactly the rest. So a
+receiver always knows the size of the buffer it posts, and a small message costs one transfer on every transport.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+CHUNK = 4096
+LENGTH_BYTES = 4
+MAX_MESSAGE = 256 * 1024 * 1024
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class WireError(RuntimeError):
+    """The bytes are not a message: ranks run different versions, or talk out of turn."""
+
+
+def pack(message: msgspec.Struct) -> list[torch.Tensor]:
+    """One or two uint8 tensors to send in this order."""
+    data = _encode(message)
+    if len(data) > MAX_MESSAGE:
+        raise WireError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE}")
+    first = bytearray(CHUNK)
+    first[:LENGTH_BYTES] = len(data).to_bytes(LENGTH_BYTES, "little")
+    head = data[: CHUNK - LENGTH_BYTES]
+    first[LENGTH_BYTES : LENGTH_BYTES + len(head)] = head
+    parts = [torch.frombuffer(first, dtype=torch.uint8)]
+    if len(data) > len(head):
+        parts.append(torch.frombuffer(bytearray(data[len(head) :]), dtype=torch.uint8))
+    return parts
+
+
+def rest_size(first: torch.Tensor) -> int:
+    """Bytes that follow the first chunk."""
+    length = int.from_bytes(first[:LENGTH_BYTES].numpy().tobytes(), "little")
+    if not 0 < length <= MAX_MESSAGE:
+        raise WireError(f"a message claims {length} bytes")
+    return max(0, length - (CHUNK - LENGTH_BYTES))
+
+
+def unpack(first: torch.Tensor, rest: torch.Tensor | None, decoder: msgspec.msgpack.Decoder):
+    """The message in one or two chunks.
+
+    Raises:
+        WireError: the bytes do not decode as the decoder's type.
+    """
+    length = int.from_bytes(first[:LENGTH_BYTES].numpy().tobytes(), "little")
+    data = first[LENGTH_BYTES : LENGTH_BYTES + length].numpy().tobytes() + (
+        rest.numpy().tobytes() if rest is not None else b""
+    )
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise WireError(f"a message of {length} bytes does not decode: {error}") from None

@@ -1,0 +1,1 @@
+"""What ``launch.py`` can be told to do, one file a command."""

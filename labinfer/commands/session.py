@@ -1,0 +1,54 @@
+"""What every command starts with: the launch environment, the options, and the group once it is joined."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, field
+
+from labinfer.config import EngineOptions
+from labinfer.executor.failure import SignalGuard, die_with_parent
+from labinfer.executor.group import RankGroup, join_group
+from labinfer.spmd.environment import LaunchEnvironment
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Session:
+    """One run of one command on this rank."""
+
+    environment: LaunchEnvironment
+    options: EngineOptions
+    signals: SignalGuard = field(default_factory=SignalGuard)
+    group: RankGroup | None = None
+
+    def join(self) -> RankGroup:
+        """Meet the other ranks and say how the ranks were found."""
+        if self.environment.launcher != "single":
+            die_with_parent()
+        self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
+        if group.rank == 0:
+            logger.info("%s", self.environment.describe())
+            for note in self.environment.notes:
+                logger.info("%s", note)
+            logger.info(
+                "transport %s; %d CPU thread%s a rank (%s)",
+                group.comm.name,
+                group.threads.count,
+                "s" * (group.threads.count != 1),
+                group.threads.reason,
+            )
+        return group
+
+
+def set_up_logging(rank: int) -> None:
+    """Notices of rank 0 and warnings of all to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        logging.Formatter("labinfer: %(message)s" if rank == 0 else f"labinfer: rank {rank}: %(message)s")
+    )
+    package = logging.getLogger("labinfer")
+    package.handlers[:] = [handler]
+    package.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    package.propagate = False

@@ -1,0 +1,230 @@
+"""What the user can set. One frozen dataclass a concern; each part of the program is handed its own slice.
+
+The command-line flags (``labinfer/cli.py``) and the keyword arguments of ``LLM`` are generated from these
+classes, so an option is written down once. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from labinfer.errors import UserError
+
+PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+TRANSPORTS = ("auto", "mpi", "torch")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    short: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+):
+    """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``)."""
+    return field(default=default, metadata={"help": help, "short": short, "choices": choices, "metavar": metavar})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which checkpoint, and how its numbers are held."""
+
+    model: str = option(
+        "",
+        "checkpoint: a directory, a name under $LABINFER_MODEL_DIR, a Hugging Face id, or an alias such as qwen2",
+        metavar="DIR|NAME",
+    )
+    tokenizer: str = option("", "tokenizer directory (default: the model's)", metavar="DIR")
+    dtype: tuple[str, ...] = option(
+        ("auto",),
+        "number type of weights and activations, one for all stages or one per stage: " + "|".join(DTYPES),
+        metavar="D[,D…]",
+    )
+    max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """The layout: which rank holds which part of the model, on what device."""
+
+    tensor_parallel_size: tuple[int, ...] = option(
+        (1,), "tensor-parallel ranks: one number for every stage, or one per stage (2,1)", short="-tp", metavar="N[,N…]"
+    )
+    pipeline_parallel_size: int = option(
+        0, "pipeline stages (default: as many as the ranks allow)", short="-pp", metavar="N"
+    )
+    layers: tuple[int, ...] = option((), "layers per stage, such as 14,10 (default: dealt evenly)", metavar="N[,N…]")
+    device: tuple[str, ...] = option(
+        ("auto",), "auto|cpu|cuda|npu|… for all stages, or one per stage", metavar="DEV[,DEV…]"
+    )
+    transport: str = option(
+        "auto",
+        "how bytes move between ranks: MPI, or torch.distributed (auto: MPI under an MPI launcher on CPUs)",
+        choices=TRANSPORTS,
+    )
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The paged KV cache."""
+
+    block_size: int = option(16, "tokens in one KV block", metavar="N")
+    num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
+    memory_utilization: float = option(
+        0.8, "fraction of a device's free memory that weights and KV cache may take", metavar="F"
+    )
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """How requests become micro-batches."""
+
+    max_num_seqs: int = option(64, "sequences running at once", metavar="N")
+    max_num_batched_tokens: int = option(1024, "tokens in one micro-batch at most", metavar="N")
+    chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N")
+    pipeline_schedule: str = option(
+        "1f1b",
+        "1f1b keeps every stage busy; gpipe flushes; lockstep runs one batch at a time",
+        choices=PIPELINE_SCHEDULES,
+    )
+    max_inflight: int = option(0, "micro-batches in flight (default: the number of stages)", metavar="N")
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How a rank behaves on its machine."""
+
+    threads: int = option(0, "CPU threads of a rank (default: its share of the node's cores)", metavar="N")
+    timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What to run."""
+
+    prompt: tuple[str, ...] = option(
+        (), "a prompt; may be given several times. Chat models see it as a user's message", metavar="TEXT"
+    )
+    raw: bool = option(False, "give --prompt to the model as it is, without its chat template")
+    input: str = option("", "JSONL file of requests, - for standard input", metavar="FILE")
+    output: str = option("", "JSONL file of results, - for standard output (default for --input)", metavar="FILE")
+    report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen, where a request does not say otherwise."""
+
+    max_tokens: int = option(128, "tokens to generate at most", metavar="N")
+    temperature: float = option(0.0, "0 is greedy", metavar="T")
+    top_p: float = option(1.0, "nucleus sampling: the smallest set of tokens with this much probability", metavar="P")
+    top_k: int = option(0, "only the k most likely tokens; 0 for all", metavar="K")
+    seed: int = option(0, "the same seed gives the same tokens on every layout (fp32)", metavar="N")
+    stop: tuple[str, ...] = option((), "end before this text; may be given several times", metavar="TEXT")
+    ignore_eos: bool = option(False, "go on after an end-of-sequence token")
+
+
+SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """All options of an engine, by section."""
+
+    model: ModelOptions = ModelOptions()
+    parallel: ParallelOptions = ParallelOptions()
+    cache: CacheOptions = CacheOptions()
+    scheduler: SchedulerOptions = SchedulerOptions()
+    runtime: RuntimeOptions = RuntimeOptions()
+
+    @classmethod
+    def from_flat(cls, values: dict[str, Any]) -> EngineOptions:
+        """Build from ``{"model": …, "tensor_parallel_size": …}``, as ``LLM(**values)`` and the flags give them.
+
+        Raises:
+            UserError: an unknown key, a value of the wrong type or out of bounds.
+        """
+        remaining = dict(values)
+        sections = {}
+        for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=True):
+            hints = typing.get_type_hints(section)
+            chosen = {key: convert(key, remaining.pop(key), hints[key]) for key in hints if key in remaining}
+            sections[name] = section(**chosen)
+        if remaining:
+            known = ", ".join(sorted(f.name for section in SECTIONS for f in dataclasses.fields(section)))
+            raise UserError(f"unknown option {sorted(remaining)[0]!r}; known options: {known}")
+        options = cls(**sections)
+        options.check()
+        return options
+
+    def check(self) -> None:
+        """Refuse values that are wrong whatever the model and the machine are."""
+        for section in (self.model, self.parallel, self.cache, self.scheduler, self.runtime):
+            for f in dataclasses.fields(section):
+                choices, value = f.metadata["choices"], getattr(section, f.name)
+                if choices and value not in choices:
+                    raise UserError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
+                numbers = value if isinstance(value, tuple) else (value,)
+                if any(isinstance(number, (int, float)) and number < 0 for number in numbers):
+                    raise UserError(f"{flag_name(f.name)} must not be negative, not {value}")
+        for dtype in self.model.dtype:
+            if dtype not in DTYPES:
+                raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
+            if getattr(self.scheduler, name) < 1:
+                raise UserError(f"{flag_name(name)} must be at least 1, not {getattr(self.scheduler, name)}")
+        if self.cache.block_size < 1:
+            raise UserError(f"--block-size must be at least 1, not {self.cache.block_size}")
+        if not 0.0 < self.cache.memory_utilization <= 1.0:
+            raise UserError(f"--memory-utilization must be above 0 and at most 1, not {self.cache.memory_utilization}")
+        if min(self.parallel.tensor_parallel_size) < 1:
+            raise UserError(
+                f"--tensor-parallel-size must be at least 1, not {join(self.parallel.tensor_parallel_size)}"
+            )
+        if self.parallel.layers and min(self.parallel.layers) < 1:
+            raise UserError(f"--layers {join(self.parallel.layers)}: every stage needs at least one layer")
+        if self.runtime.timeout <= 0:
+            raise UserError(f"--timeout must be above 0 seconds, not {self.runtime.timeout}")
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def join(values: tuple) -> str:
+    return ",".join(str(value) for value in values)
+
+
+def convert(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as type ``hint``: a number, a string, or a tuple of them written ``2,1``, ``[2, 1]`` or ``2``.
+
+    Raises:
+        UserError: the value does not read as that type.
+    """
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        if isinstance(value, str):
+            parts = [part.strip() for part in value.split(",")]
+        else:
+            parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        return tuple(convert(name, part, item) for part in parts)
+    if hint is str:
+        value = str(value)
+        if not value and name != "tokenizer":
+            raise UserError(f"{flag_name(name)} is empty; give a value or leave the option out")
+        return value
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = hint(value)
+        if isinstance(value, float) and number != value:
+            raise ValueError
+        return number
+    except (TypeError, ValueError):
+        kind = "a whole number" if hint is int else "a number"
+        raise UserError(f"{flag_name(name)} must be {kind}, not {value!r}") from None

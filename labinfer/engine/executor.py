@@ -1,0 +1,23 @@
+"""What the engine needs of whoever executes its plans."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from labinfer.plan import BatchPlan, BatchResult, WorkerStats
+
+
+class Executor(Protocol):
+    """Runs plans in the order they are launched and gives their results back in the same order."""
+
+    def launch(self, plan: BatchPlan) -> None:
+        """Begin a micro-batch. May compute this rank's part of it, but does not wait for other stages."""
+
+    def wait_result(self) -> BatchResult:
+        """The result of the oldest micro-batch that was launched and not yet returned."""
+
+    def pause(self, finished: list[int]) -> list[WorkerStats]:
+        """End of a run: the workers forget ``finished`` and report, in rank order."""
+
+    def shutdown(self) -> None:
+        """End of the program; every worker leaves its loop."""

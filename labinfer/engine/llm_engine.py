@@ -1,0 +1,110 @@
+"""The engine: requests in, tokens out. It lives on rank 0 and knows token ids only."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.executor import Executor
+from labinfer.engine.scheduler import Scheduler
+from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.errors import UserError
+from labinfer.plan import SamplingParams, WorkerStats
+
+
+class EngineState(Enum):
+    IDLE = "idle"
+    SCHEDULING = "scheduling"
+    WAITING_WORKER = "waiting for a worker"
+    ERROR = "error"
+
+
+class LLMEngine:
+    """Schedules requests over an executor.
+
+    Args:
+        scheduler: composes micro-batches.
+        blocks: the KV blocks the scheduler hands out.
+        executor: runs the plans.
+        vocab_size: ids a prompt may hold.
+        max_model_len: tokens a sequence may have, prompt and output together.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, blocks: BlockManager, executor: Executor, vocab_size: int, max_model_len: int
+    ):
+        self.scheduler = scheduler
+        self.blocks = blocks
+        self.max_model_len = max_model_len
+        self.state = EngineState.IDLE
+        self._executor = executor
+        self._vocab_size = vocab_size
+        self._next_seq_id = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(self, prompt_ids: list[int], sampling: SamplingParams) -> Sequence:
+        """Queue a request; never blocks. Its tokens appear in the returned sequence as ``step`` is called.
+
+        Raises:
+            UserError: the prompt is empty, too long, or holds an id outside the vocabulary.
+        """
+        self.check_prompt(prompt_ids)
+        room = self.max_model_len - len(prompt_ids)
+        sequence = Sequence(
+            self._next_seq_id, list(prompt_ids), len(prompt_ids), sampling, min(sampling.max_tokens, room)
+        )
+        self._next_seq_id += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def check_prompt(self, prompt_ids: list[int]) -> None:
+        if not prompt_ids:
+            raise UserError("the prompt is empty; give at least one token")
+        if len(prompt_ids) >= self.max_model_len:
+            raise UserError(
+                f"the prompt has {len(prompt_ids)} tokens, but at most {self.max_model_len - 1} fit beside one new token (context {self.max_model_len}); shorten it"
+            )
+        low, high = min(prompt_ids), max(prompt_ids)
+        if low < 0 or high >= self._vocab_size:
+            raise UserError(f"token id {low if low < 0 else high} is outside the vocabulary of {self._vocab_size} ids")
+
+    def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request at once; its blocks are free when this returns."""
+        self.scheduler.finish(sequence, reason)
+
+    def step(self) -> list[Sequence]:
+        """Launch what may be launched, wait for the oldest micro-batch, return the sequences that got a token."""
+        self.state = EngineState.SCHEDULING
+        try:
+            while (plan := self.scheduler.schedule()) is not None:
+                self._executor.launch(plan)
+            return self.poll_result()
+        except BaseException:
+            self.state = EngineState.ERROR
+            raise
+
+    def poll_result(self) -> list[Sequence]:
+        """Take in the oldest micro-batch in flight; empty when there is none."""
+        advanced = []
+        if self.scheduler.in_flight:
+            self.state = EngineState.WAITING_WORKER
+            advanced = self.scheduler.update(self._executor.wait_result())
+        self.state = EngineState.SCHEDULING if self.has_work else EngineState.IDLE
+        return advanced
+
+    def drain(self) -> None:
+        """Abort every request and take back what is in flight."""
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.abort(sequence)
+        while self.scheduler.in_flight:
+            self.poll_result()
+
+    def pause(self) -> list[WorkerStats]:
+        """End of a run: every request is done; the workers report what they did."""
+        assert not self.has_work, "pause with requests running"
+        self.blocks.check_integrity()
+        assert self.blocks.num_free == self.blocks.num_blocks, "a finished run left blocks behind"
+        return self._executor.pause(self.scheduler.take_finished_ids())

@@ -1,0 +1,210 @@
+"""The scheduler: continuous batching, first come first served, over micro-batches in flight.
+
+``schedule`` composes the next micro-batch or returns None; ``update`` takes the tokens of one that came back. Neither
+blocks. Decodes go first, a share of them in each micro-batch so that all stages stay busy; what is left of the token
+budget goes to prompts, in chunks (Agrawal et al. 2023, arXiv:2308.16369). A prompt may have several chunks in flight.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+
+from labinfer.config import SchedulerOptions
+from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.pipeline_schedule import make_schedule
+from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A micro-batch on its way: its plan, and the sequence of each entry."""
+
+    plan: BatchPlan
+    sequences: list[Sequence]
+
+
+class Scheduler:
+    """Sequences wait, run and finish here.
+
+    Args:
+        options: the budgets.
+        blocks: the KV blocks, the same number on every rank.
+        num_stages: pipeline stages.
+        eos_token_ids: tokens that end a sequence unless it ignores them.
+    """
+
+    def __init__(
+        self, options: SchedulerOptions, blocks: BlockManager, num_stages: int, eos_token_ids: tuple[int, ...] = ()
+    ):
+        self._options = options
+        self._blocks = blocks
+        self._schedule = make_schedule(options.pipeline_schedule, options.max_inflight or num_stages)
+        self._eos = frozenset(eos_token_ids)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # oldest first
+        self.in_flight: deque[InFlight] = deque()
+        self._finished_ids: list[int] = []
+        self._next_step_id = 0
+        self.num_preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.in_flight)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self) -> BatchPlan | None:
+        """The next micro-batch, or None when nothing can start now. Never blocks."""
+        if not self._schedule.may_launch(len(self.in_flight)):
+            return None
+        chosen: list[tuple[Sequence, int]] = []
+        preemptions_before = self.num_preemptions
+        budget = self._options.max_num_batched_tokens
+        budget -= self._choose_decodes(chosen, budget)
+        budget -= self._choose_prefills(chosen, budget)
+        if self.num_preemptions == preemptions_before:  # no room for those who run is no room for others
+            self._admit(chosen, budget)
+        return self._make_plan(chosen) if chosen else None
+
+    def update(self, result: BatchResult) -> list[Sequence]:
+        """Take the tokens of the oldest micro-batch in flight. Returns the sequences that got one."""
+        batch = self.in_flight.popleft()
+        assert batch.plan.step_id == result.step_id, (
+            f"step {result.step_id} came back, but {batch.plan.step_id} was awaited"
+        )
+        tokens = iter(result.token_ids)
+        advanced = []
+        for entry, sequence in zip(batch.plan.entries, batch.sequences, strict=True):
+            sequence.num_in_flight -= 1
+            if not entry.sample:
+                continue
+            token = next(tokens)
+            if sequence.finish_reason is None:  # it may have been aborted meanwhile
+                self._append(sequence, token)
+                advanced.append(sequence)
+        return advanced
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence now and free its blocks.
+
+        A micro-batch in flight may still write to them; that does no harm, as every stage runs plans in order and a
+        later owner's writes come after.
+        """
+        if sequence.finish_reason is not None:
+            return
+        sequence.finish_reason = reason
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def take_finished_ids(self) -> list[int]:
+        """Sequences that the workers have not been told to forget yet."""
+        finished, self._finished_ids = self._finished_ids, []
+        return finished
+
+    # How a micro-batch is composed.
+
+    def _choose_decodes(self, chosen: list[tuple[Sequence, int]], budget: int) -> int:
+        decoding = [s for s in self.running if s.is_decoding or (s.num_in_flight and s.num_unscheduled == 0)]
+        share = -(-len(decoding) // self._schedule.num_micro_batches)
+        used = 0
+        for sequence in decoding:
+            if used == min(share, budget):
+                break
+            # Looked at again: an older sequence may have taken this one's blocks a moment ago.
+            if sequence.is_decoding and self._grow(sequence):
+                chosen.append((sequence, 1))
+                used += 1
+        return used
+
+    def _choose_prefills(self, chosen: list[tuple[Sequence, int]], budget: int) -> int:
+        used = 0
+        for sequence in self.running:
+            count = min(sequence.num_unscheduled, budget - used, self._options.chunked_prefill_size)
+            if count > 0 and not sequence.is_decoding:
+                chosen.append((sequence, count))  # its blocks were all allocated when it was admitted
+                used += count
+        return used
+
+    def _admit(self, chosen: list[tuple[Sequence, int]], budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self._options.max_num_seqs:
+            sequence = self.waiting[0]
+            blocks = self._blocks.allocate(self._blocks.blocks_for(len(sequence.token_ids)))
+            if blocks is None:
+                return
+            self.waiting.popleft()
+            insort(self.running, sequence, key=_age)
+            sequence.block_table = blocks
+            count = min(len(sequence.token_ids), budget, self._options.chunked_prefill_size)
+            chosen.append((sequence, count))
+            budget -= count
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Room for one more token, taken from the youngest sequence at rest where no block is free.
+
+        Only younger sequences give way, so the oldest always goes on: with nobody to take from, waiting is enough.
+        """
+        while self._blocks.blocks_for(sequence.num_scheduled + 1) > len(sequence.block_table):
+            blocks = self._blocks.allocate(1)
+            if blocks is None:
+                victim = next(
+                    (s for s in reversed(self.running) if s.num_in_flight == 0 and _age(s) > _age(sequence)), None
+                )
+                if victim is None:
+                    return False
+                self._preempt(victim)
+                continue
+            sequence.block_table += blocks
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Back to waiting, to be computed again from its token ids."""
+        self.running.remove(victim)
+        self._release(victim)
+        victim.forget_cache()
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(victim)
+
+    def _make_plan(self, chosen: list[tuple[Sequence, int]]) -> BatchPlan:
+        starts, entries = [], []
+        for sequence, count in chosen:
+            if not sequence.started:
+                starts.append(SequenceStart(sequence.seq_id, list(sequence.token_ids), sequence.token_sampling))
+                sequence.started, sequence.pending_token = True, NO_TOKEN
+            sequence.num_scheduled += count
+            sequence.num_in_flight += 1
+            new_blocks = sequence.block_table[sequence.num_blocks_sent :]
+            entries.append(
+                BatchEntry(sequence.seq_id, count, new_blocks, sequence.pending_token, sequence.num_unscheduled == 0)
+            )
+            sequence.num_blocks_sent, sequence.pending_token = len(sequence.block_table), NO_TOKEN
+        plan = BatchPlan(self._next_step_id, starts, self.take_finished_ids(), entries)
+        self._next_step_id += 1
+        self.in_flight.append(InFlight(plan, [sequence for sequence, _ in chosen]))
+        return plan
+
+    def _release(self, sequence: Sequence) -> None:
+        self._blocks.free(sequence.block_table)
+        sequence.block_table = []
+        if sequence.started:
+            self._finished_ids.append(sequence.seq_id)
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        sequence.token_ids.append(token)
+        sequence.pending_token = token
+        if token in self._eos and not sequence.sampling.ignore_eos:
+            self.finish(sequence, FinishReason.STOP)
+        elif sequence.num_output_tokens >= sequence.max_tokens:
+            self.finish(sequence, FinishReason.LENGTH)
+
+
+def _age(sequence: Sequence) -> int:
+    """Sequences are numbered as they arrive."""
+    return sequence.seq_id

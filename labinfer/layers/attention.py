@@ -1,0 +1,59 @@
+"""Self-attention over the paged KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from labinfer.layers.context import StageContext
+from labinfer.layers.input_batch import LayerCache, ModelInputBatch
+from labinfer.layers.linear import QKVParallelLinear, RowParallelLinear
+from labinfer.spmd.topology import deal_heads
+
+
+class Attention(nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) for this rank's heads."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        qkv_bias: bool,
+        out_bias: bool,
+        ctx: StageContext,
+    ):
+        super().__init__()
+        self._shard = shard = deal_heads(num_heads, num_kv_heads, ctx.tp.size, ctx.tp.rank)
+        self._head_size = head_size
+        self._functions = ctx.functions
+        self.qkv_proj = QKVParallelLinear(hidden_size, num_heads, num_kv_heads, head_size, shard, qkv_bias, ctx)
+        columns = (shard.query[0] * head_size, shard.query[1] * head_size)
+        self.o_proj = RowParallelLinear(num_heads * head_size, columns, hidden_size, out_bias, ctx)
+        # Even groups need no map: query head h reads KV head h // (H / K).
+        group = shard.num_query // shard.num_kv
+        even = shard.kv_of_query == tuple(head // group for head in range(shard.num_query))
+        self._kv_of_query_H = None if even else torch.tensor(shard.kv_of_query)
+
+    def forward(
+        self, x_TD: torch.Tensor, batch: ModelInputBatch, cache: LayerCache, cos_TP: torch.Tensor, sin_TP: torch.Tensor
+    ) -> torch.Tensor:
+        """(T, D) → (T, D); writes the new tokens' keys and values into ``cache``."""
+        num_tokens, shard, functions = x_TD.shape[0], self._shard, self._functions
+        qkv_THP = self.qkv_proj(x_TD).view(num_tokens, -1, self._head_size)
+        q_THP, k_TKP, v_TKP = qkv_THP.split([shard.num_query, shard.num_kv, shard.num_kv], dim=1)
+        q_THP = functions.rotary(q_THP, cos_TP, sin_TP)
+        k_TKP = functions.rotary(k_TKP, cos_TP, sin_TP)
+        functions.write_kv(k_TKP, v_TKP, cache.k, cache.v, batch.slots_T)
+        out_THP = functions.paged_attention(
+            q_THP,
+            cache.k,
+            cache.v,
+            batch.row_ptr,
+            batch.context_lens,
+            batch.block_tables,
+            self._kv_of_query_H,
+            self._head_size**-0.5,
+        )
+        return self.o_proj(out_THP.reshape(num_tokens, -1))

@@ -1,0 +1,40 @@
+"""What a model's forward pass is given: ``ModelInputBatch``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ModelInputBatch:
+    """A flat batch of new tokens of several sequences, with CSR row pointers and block tables."""
+
+    step_id: int
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    row_ptr: list[int]
+    """The tokens of sequence b are rows ``row_ptr[b]:row_ptr[b + 1]``."""
+    context_lens: list[int]
+    """Tokens of each sequence once this step is done, S."""
+    block_tables: list[torch.Tensor]
+    """The KV blocks of each sequence, int64."""
+    slots_T: torch.Tensor
+    """Where each token's keys and values go: block × block size + offset."""
+    sample_rows_B: torch.Tensor
+    """The rows whose next token is sampled."""
+    sample_seqs: list[int]
+    """Sequence ids of those rows."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.row_ptr[-1]
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """The KV pool of one layer: (blocks, block size, K, P) each."""
+
+    k: torch.Tensor
+    v: torch.Tensor

@@ -1,0 +1,100 @@
+"""Linear layers cut over the ranks of a stage (Shoeybi et al. 2019, arXiv:1909.08053).
+
+Column-parallel layers cut the outputs, row-parallel layers the inputs; a column followed by a row needs one all-reduce.
+Slices need not be equal: ``deal`` and ``deal_heads`` say who holds what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from labinfer.layers.context import StageContext
+from labinfer.spmd.topology import HeadShard, deal
+from labinfer.weights.source import TensorSource, WeightedModule, empty_parameter
+
+COLUMN_UNIT = 16
+"""MLP columns are dealt in runs of this many where the width allows, so that slices stay friendly to SIMD."""
+
+
+class MergedColumnParallelLinear(WeightedModule):
+    """Several projections of the same input, cut by output columns and held as one matrix.
+
+    Args:
+        parts: for each projection its name beside the others, its full number of outputs, and this rank's range of them.
+        bias: whether the checkpoint has biases for them.
+    """
+
+    def __init__(self, in_features: int, parts: list[tuple[str, int, tuple[int, int]]], bias: bool, ctx: StageContext):
+        super().__init__()
+        self._parts = parts
+        self._linear = ctx.functions.linear
+        out_features = sum(end - begin for _, _, (begin, end) in parts)
+        self.weight = empty_parameter(out_features, in_features, dtype=ctx.dtype)
+        self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return self._linear(x_TD, self.weight, self.bias)
+
+    def sources(self, prefix: str) -> Iterator[TensorSource]:
+        parent = prefix.rpartition(".")[0]
+        row = 0
+        for name, full, (begin, end) in self._parts:
+            rows = slice(row, row + end - begin)
+            yield TensorSource(
+                f"{parent}.{name}.weight", (full, self.weight.shape[1]), 0, begin, end, self.weight.detach()[rows]
+            )
+            if self.bias is not None:
+                yield TensorSource(f"{parent}.{name}.bias", (full,), 0, begin, end, self.bias.detach()[rows])
+            row += end - begin
+
+
+class QKVParallelLinear(MergedColumnParallelLinear):
+    """Queries, keys and values of this rank's heads in one product."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        shard: HeadShard,
+        bias: bool,
+        ctx: StageContext,
+    ):
+        query = (shard.query[0] * head_size, shard.query[1] * head_size)
+        kv = (shard.kv[0] * head_size, shard.kv[1] * head_size)
+        parts = [
+            ("q_proj", num_heads * head_size, query),
+            ("k_proj", num_kv_heads * head_size, kv),
+            ("v_proj", num_kv_heads * head_size, kv),
+        ]
+        super().__init__(hidden_size, parts, bias, ctx)
+
+
+class RowParallelLinear(WeightedModule):
+    """A projection cut by input columns ``begin:end``; the partial results are summed over the ranks."""
+
+    def __init__(self, in_features: int, columns: tuple[int, int], out_features: int, bias: bool, ctx: StageContext):
+        super().__init__()
+        self._in_features, self._columns = in_features, columns
+        self._linear, self._tp = ctx.functions.linear, ctx.tp
+        self.weight = empty_parameter(out_features, columns[1] - columns[0], dtype=ctx.dtype)
+        self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
+
+    def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
+        out_TD = self._tp.all_reduce(self._linear(x_TF, self.weight))
+        return out_TD if self.bias is None else out_TD + self.bias  # after the sum, so that it counts once
+
+    def sources(self, prefix: str) -> Iterator[TensorSource]:
+        yield TensorSource(
+            f"{prefix}.weight", (self.weight.shape[0], self._in_features), 1, *self._columns, self.weight.detach()
+        )
+        if self.bias is not None:
+            yield TensorSource(f"{prefix}.bias", tuple(self.bias.shape), 0, 0, self.bias.shape[0], self.bias.detach())
+
+
+def deal_columns(intermediate_size: int, ctx: StageContext) -> tuple[int, int]:
+    """This rank's MLP columns."""
+    return deal(intermediate_size, ctx.tp.size, COLUMN_UNIT)[ctx.tp.rank]

@@ -1,0 +1,81 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its stretched forms.
+
+``linear`` divides positions (Chen et al. 2023, arXiv:2306.15595); ``llama3`` divides only the slow frequencies, as the
+Llama 3.1 model card's reference code does; ``yarn`` blends both and sharpens attention (Peng et al. 2023, arXiv:2309.00071).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from labinfer.errors import UserError
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def inverse_frequencies(head_size: int, parameters: dict, max_position: int) -> tuple[torch.Tensor, float]:
+    """Angle per position of each pair, (P/2,) float32, and the factor on cos and sin.
+
+    Args:
+        parameters: ``rope_type``, ``rope_theta`` and what that type needs, with the names of Hugging Face's config.
+
+    Raises:
+        UserError: a type that is not in ``ROPE_TYPES``.
+    """
+    kind = parameters.get("rope_type", "default")
+    base = float(parameters["rope_theta"])
+    plain = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
+    if kind == "default":
+        return plain, 1.0
+    factor = float(parameters["factor"]) if "factor" in parameters else 1.0
+    if kind == "linear":
+        return plain / factor, 1.0
+    if kind == "llama3":
+        return _llama3(plain, factor, parameters), 1.0
+    if kind == "yarn":
+        return _yarn(plain, factor, base, head_size, parameters, max_position)
+    raise UserError(f"rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
+
+
+def _llama3(plain: torch.Tensor, factor: float, parameters: dict) -> torch.Tensor:
+    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+    original = float(parameters["original_max_position_embeddings"])
+    wavelength = 2 * math.pi / plain
+    blend = (original / wavelength - low) / (high - low)
+    smooth = (1 - blend) * plain / factor + blend * plain
+    stretched = torch.where(wavelength > original / low, plain / factor, smooth)
+    return torch.where(wavelength < original / high, plain, stretched)
+
+
+def _yarn(
+    plain: torch.Tensor, factor: float, base: float, head_size: int, parameters: dict, max_position: int
+) -> tuple[torch.Tensor, float]:
+    original = float(parameters.get("original_max_position_embeddings") or max_position)
+
+    def dimension_turning(times: float) -> float:
+        """The dimension whose angle turns this many times over the original context."""
+        return head_size * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(dimension_turning(float(parameters.get("beta_fast") or 32))), 0)
+    high = min(math.ceil(dimension_turning(float(parameters.get("beta_slow") or 1))), head_size - 1)
+    ramp = ((torch.arange(head_size // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    sharpening = parameters.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+    return plain / factor * ramp + plain * (1 - ramp), float(sharpening)
+
+
+class RotaryTable:
+    """cos and sin of every position up to the longest context, shared by the layers of a stage."""
+
+    def __init__(
+        self, head_size: int, parameters: dict, max_position: int, length: int, dtype: torch.dtype, device: torch.device
+    ):
+        frequencies, factor = inverse_frequencies(head_size, parameters, max_position)
+        angles_SP = torch.outer(torch.arange(length).float(), frequencies).repeat(1, 2)
+        self._cos_SP = (angles_SP.cos() * factor).to(device, dtype)
+        self._sin_SP = (angles_SP.sin() * factor).to(device, dtype)
+
+    def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin for these positions, (T, P) each."""
+        return self._cos_SP[positions_T], self._sin_SP[positions_T]

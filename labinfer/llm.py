@@ -1,0 +1,312 @@
+"""``LLM``: the offline Python API, the same under any launcher.
+
+    from labinfer import LLM, SamplingParams
+
+    llm = LLM(model="path/to/checkpoint", tensor_parallel_size=2)
+    outputs = llm.generate(["Hello"], SamplingParams(max_tokens=16))
+
+Every rank runs the same lines; rank 0 gets the list of outputs and the others None, as in an MPI gather.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labinfer.config import EngineOptions
+from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.scheduler import Scheduler
+from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.errors import Interrupted, UserError
+from labinfer.executor.build import build_rank
+from labinfer.executor.failure import end_group_on_uncaught
+from labinfer.executor.group import RankGroup, join_group
+from labinfer.executor.spmd import SpmdExecutor, follow
+from labinfer.observe.report import RunReport
+from labinfer.plan import SamplingParams
+from labinfer.spmd.environment import detect
+from labinfer.text.detokenizer import Detokenizer
+from labinfer.text.tokenizer import Tokenizer
+
+Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
+"""Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request; ``key`` is the caller's own name for it."""
+
+    key: Any
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. Times in seconds; ``text`` is None where the checkpoint has no tokenizer."""
+
+    key: Any
+    prompt_token_ids: list[int]
+    text: str | None
+    token_ids: list[int]
+    finish_reason: str
+    num_cached_tokens: int
+    """Prompt tokens that were found in the KV cache."""
+    time_to_first_token: float
+    time_per_output_token: float
+    """Mean over the tokens after the first; 0 for a single token."""
+    total_time: float
+
+
+class LLM:
+    """A loaded model on this group of ranks.
+
+    Args:
+        model: a directory, or a name as ``--model`` takes it.
+        options: any option of ``launch.py --help`` with underscores, such as ``tensor_parallel_size=2``.
+
+    Raises:
+        UserError: an option, the model or the layout is wrong; on every rank.
+    """
+
+    def __init__(self, model: str, **options: Any):
+        self._setup(None, EngineOptions.from_flat({"model": model, **options}))
+
+    @classmethod
+    def from_options(
+        cls,
+        group: RankGroup | None,
+        options: EngineOptions,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> LLM:
+        """An LLM over a group that was joined before; ``on_progress(done, total)`` counts loaded tensors."""
+        llm = cls.__new__(cls)
+        llm._setup(group, options, on_progress)
+        return llm
+
+    def _setup(
+        self,
+        group: RankGroup | None,
+        options: EngineOptions,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        if group is None:
+            group = join_group(detect(), options.parallel, options.runtime)
+            end_group_on_uncaught(group)
+        self.group = group
+        self.options = options
+        self.parts = parts = build_rank(self.group, options, on_progress)
+        self.report = RunReport()
+        self.tokenizer: Tokenizer | None = None
+        self._tokenizer_error: UserError | None = None
+        self._closed = False
+        with self.group.together():
+            if self.is_rank0:
+                self._load_tokenizer()
+        if self.is_rank0:
+            blocks = BlockManager(parts.num_kv_blocks, options.cache.block_size)
+            scheduler = Scheduler(
+                options.scheduler, blocks, parts.layout.topology.num_stages, parts.layout.config.eos_token_ids
+            )
+            executor = SpmdExecutor(parts.channel, parts.worker, parts.pipeline, parts.stats)
+            self._executor = executor
+            self.engine = LLMEngine(
+                scheduler, blocks, executor, parts.layout.config.vocab_size, parts.layout.max_model_len
+            )
+
+    @property
+    def is_rank0(self) -> bool:
+        return self.group.rank == 0
+
+    def generate(
+        self, prompts: Prompt | list[Prompt] | None, params: SamplingParams | list[SamplingParams] | None = None
+    ) -> list[RequestOutput] | None:
+        """Generate for every prompt. Collective: every rank calls it; only rank 0's arguments count.
+
+        Args:
+            prompts: one prompt or a list of them, see ``Prompt``.
+            params: one for all or one for each prompt.
+
+        Returns:
+            Outputs in the order of the prompts on rank 0, None on the others.
+
+        Raises:
+            UserError: a prompt or a parameter is wrong; on rank 0, before anything has run.
+        """
+        if not self.is_rank0:
+            self.follow()
+            return None
+        try:
+            requests = self._make_requests(prompts, params)
+        except UserError:
+            self._executor.pause([])  # the others are in this call too
+            raise
+        return sorted(self.run(requests), key=lambda output: output.key)
+
+    def make_request(self, key: Any, prompt: Prompt, sampling: SamplingParams) -> Request:
+        """Tokenize and check a prompt (rank 0).
+
+        Raises:
+            UserError: what is wrong with it.
+        """
+        token_ids = self._encode(prompt)
+        self.engine.check_prompt(token_ids)
+        if sampling.stop:
+            self._need_tokenizer()
+        return Request(key, token_ids, sampling)
+
+    def run(self, requests: Iterable[Request], check: Callable[[], None] = lambda: None) -> Iterator[RequestOutput]:
+        """Rank 0: yield outputs as they finish, while the other ranks ``follow``.
+
+        Args:
+            requests: taken one by one, as the engine has room to look at them.
+            check: called every step; may raise ``Interrupted``.
+        """
+        source = iter(requests)
+        self.report = report = RunReport()
+        open_requests: dict[int, tuple[Request, Detokenizer | None]] = {}
+        begin = time.monotonic()
+        try:
+            while True:
+                self._feed(source, open_requests)
+                if not self.engine.has_work:
+                    break
+                check()
+                for sequence in self.engine.step():
+                    output = self._advance(sequence, open_requests)
+                    if output is not None:
+                        self._count(report, output)
+                        yield output
+        except (Interrupted, GeneratorExit, UserError):
+            self.engine.drain()
+            raise
+        finally:
+            if not self.engine.has_work:
+                report.wall_time = time.monotonic() - begin
+                report.num_preemptions = self.engine.scheduler.num_preemptions
+                report.workers = self.engine.pause()
+
+    def follow(self) -> None:
+        """Ranks other than 0: take part until rank 0's run ends."""
+        follow(self.parts.channel, self.parts.worker, self.parts.stats)
+
+    def close(self) -> None:
+        """Leave the group in an orderly way; collective. The LLM is of no use afterwards."""
+        if not self._closed:
+            self._closed = True
+            if self.is_rank0:
+                self.parts.channel.close()
+            self.group.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if kind is None:  # after a failure the others are not where a collective could meet them
+            self.close()
+
+    # Rank 0's side of a run.
+
+    def _feed(self, source: Iterator[Request], open_requests: dict[int, tuple[Request, Detokenizer | None]]) -> None:
+        """Keep the waiting queue as long as what could run beside it, and no longer: a job may have millions of lines."""
+        while len(self.engine.scheduler.waiting) < self.options.scheduler.max_num_seqs:
+            request = next(source, None)
+            if request is None:
+                return
+            detokenizer = Detokenizer(self.tokenizer, request.sampling.stop) if request.sampling.stop else None
+            sequence = self.engine.add_request(request.prompt_token_ids, request.sampling)
+            open_requests[sequence.seq_id] = (request, detokenizer)
+
+    def _advance(
+        self, sequence: Sequence, open_requests: dict[int, tuple[Request, Detokenizer | None]]
+    ) -> RequestOutput | None:
+        """Look at a sequence's new token; its output if it is the last."""
+        request, detokenizer = open_requests[sequence.seq_id]
+        now = time.monotonic()
+        if not sequence.first_token_time:
+            sequence.first_token_time = now
+        if detokenizer is not None and detokenizer.add(sequence.token_ids[-1]):
+            if sequence.finish_reason is None:
+                self.engine.abort(sequence, FinishReason.STOP)
+            sequence.finish_reason = FinishReason.STOP
+        if sequence.finish_reason is None:
+            return None
+        del open_requests[sequence.seq_id]
+        if detokenizer is not None and detokenizer.stopped:
+            text = detokenizer.text
+        else:
+            text = self.tokenizer.decode(sequence.output_ids) if self.tokenizer else None
+        after_first = max(1, sequence.num_output_tokens - 1)
+        return RequestOutput(
+            key=request.key,
+            prompt_token_ids=request.prompt_token_ids,
+            text=text,
+            token_ids=sequence.output_ids,
+            finish_reason=sequence.finish_reason.value,
+            num_cached_tokens=sequence.num_cached_tokens,
+            time_to_first_token=sequence.first_token_time - sequence.arrival_time,
+            time_per_output_token=(now - sequence.first_token_time) / after_first,
+            total_time=now - sequence.arrival_time,
+        )
+
+    @staticmethod
+    def _count(report: RunReport, output: RequestOutput) -> None:
+        report.num_finished += 1
+        report.prompt_tokens += len(output.prompt_token_ids)
+        report.output_tokens += len(output.token_ids)
+        report.time_to_first_token.append(output.time_to_first_token)
+        if len(output.token_ids) > 1:
+            report.time_per_output_token.append(output.time_per_output_token)
+
+    def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
+        if prompts is None:
+            raise UserError("rank 0 must be given prompts; only the other ranks may pass None")
+        if isinstance(prompts, (str, dict)) or (isinstance(prompts, list) and prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each")
+        requests = []
+        for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                requests.append(self.make_request(index, prompt, sampling))
+            except UserError as error:
+                raise UserError(f"prompt {index}: {error}") from None
+        return requests
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, dict):
+            keys = [key for key in ("prompt", "prompt_token_ids", "messages") if prompt.get(key) is not None]
+            if len(keys) != 1:
+                raise UserError(
+                    f"a prompt needs exactly one of prompt, prompt_token_ids and messages, not {sorted(prompt)}"
+                )
+            prompt = prompt[keys[0]]
+        if isinstance(prompt, str):
+            if not prompt:
+                raise UserError("the prompt is empty; give at least one token")
+            return self._need_tokenizer().encode(prompt)
+        if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return prompt
+        if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
+            return self._need_tokenizer().encode_chat(prompt)
+        raise UserError(f"a prompt is text, a list of token ids or a list of messages, not {prompt!r:.80}")
+
+    def _load_tokenizer(self) -> None:
+        wanted = self.options.model.tokenizer
+        try:
+            self.tokenizer = Tokenizer(Path(wanted) if wanted else self.parts.directory)
+        except UserError as error:
+            if wanted:
+                raise
+            self._tokenizer_error = error  # prompts of token ids need none
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise self._tokenizer_error
+        return self.tokenizer

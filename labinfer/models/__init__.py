@@ -1,0 +1,1 @@
+"""One short file per architecture, over the shared layers; ``registry.py`` finds them by name."""

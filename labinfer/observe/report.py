@@ -1,0 +1,93 @@
+"""What a finished run took: the table at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
+from labinfer.plan import WorkerStats
+
+
+@dataclass
+class RunReport:
+    """Counts and times of one run; filled while it goes on, times in seconds."""
+
+    num_finished: int = 0
+    num_failed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    num_preemptions: int = 0
+    wall_time: float = 0.0
+    time_to_first_token: list[float] = field(default_factory=list)
+    time_per_output_token: list[float] = field(default_factory=list)
+    workers: Sequence[WorkerStats] = ()
+
+    def bubble(self, worker: WorkerStats) -> float:
+        """Fraction of the run in which this rank did not compute."""
+        return max(0.0, 1.0 - worker.busy_time / self.wall_time) if self.wall_time else 0.0
+
+    @property
+    def mean_bubble(self) -> float:
+        return sum(map(self.bubble, self.workers)) / len(self.workers) if self.workers else 0.0
+
+    def as_dict(self) -> dict:
+        """The same figures for machines."""
+        return {
+            "finished": self.num_finished,
+            "failed": self.num_failed,
+            "wall_s": round(self.wall_time, 4),
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "preemptions": self.num_preemptions,
+            "bubble": [round(self.bubble(worker), 4) for worker in self.workers],
+            "peak_memory": [worker.peak_memory for worker in self.workers],
+            "weight_bytes_read": [worker.weight_bytes_read for worker in self.workers],
+        }
+
+    def format(self) -> str:
+        wall = self.wall_time or float("nan")
+        rows = [
+            ("requests", f"{self.num_finished} finished, {self.num_failed} failed"),
+            ("wall time", format_seconds(self.wall_time)),
+            ("prompt tokens", f"{self.prompt_tokens} ({self.prompt_tokens / wall:.1f}/s)"),
+            ("output tokens", f"{self.output_tokens} ({self.output_tokens / wall:.1f}/s)"),
+            ("time to first token", _percentiles(self.time_to_first_token)),
+            ("time per output token", _percentiles(self.time_per_output_token)),
+        ]
+        if self.num_preemptions:
+            rows.append(
+                (
+                    "preemptions",
+                    f"{self.num_preemptions} (the KV cache was full; raise --num-kv-blocks or lower --max-num-seqs)",
+                )
+            )
+        text = "\n".join(f"{name:<22} {value}" for name, value in rows)
+        if not self.workers:
+            return text
+        ranks = [
+            (
+                w.rank,
+                w.stage,
+                w.tp_rank,
+                w.num_steps,
+                f"{100 * (1 - self.bubble(w)):.1f} %",
+                f"{100 * self.bubble(w):.1f} %",
+                format_bytes(w.peak_memory),
+                format_bytes(w.weight_bytes_read),
+            )
+            for w in self.workers
+        ]
+        return (
+            text
+            + "\n\n"
+            + format_table(("rank", "stage", "tp", "steps", "busy", "bubble", "peak memory", "weights read"), ranks)
+        )
+
+
+def _percentiles(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return ", ".join(
+        f"p{round(100 * fraction)} {format_seconds(percentile(values, fraction))}" for fraction in (0.5, 0.9, 0.99)
+    )

@@ -1,0 +1,53 @@
+"""Plain-text tables and human-readable quantities."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns aligned by width; numbers to the right."""
+    cells = [[str(value) for value in row] for row in rows]
+    columns = list(zip(header, *cells, strict=True))
+    widths = [max(display_width(text) for text in column) for column in columns]
+    right = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
+    lines = [
+        "  ".join(
+            pad(text, width, to_right) for text, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in [list(header), *cells]
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def pad(text: str, width: int, to_right: bool) -> str:
+    space = " " * (width - display_width(text))
+    return space + text if to_right else text + space
+
+
+def display_width(text: str) -> int:
+    """Terminal columns; Chinese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def format_bytes(count: float) -> str:
+    """1536 → ``1.5 KiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float) -> str:
+    """0.0042 → ``4.2 ms``."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The value that ``fraction`` of the values do not exceed (nearest rank); NaN of nothing."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(fraction * len(ordered) + 0.5) - 1))]

@@ -1,0 +1,209 @@
+"""What a request may say: one schema with all its bounds, for JSONL lines and, later, HTTP bodies.
+
+Two kinds of lines. Simple ones carry a prompt and sampling fields beside each other. Batch lines follow OpenAI's batch
+input format (API reference, "Batch": ``custom_id``, ``method``, ``url``, ``body``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.plan import SamplingParams
+
+COMPLETIONS_URL = "/v1/completions"
+CHAT_URL = "/v1/chat/completions"
+MAX_LINE_BYTES = 64 * 1024 * 1024
+SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+    type: str = "text"
+
+
+class Message(msgspec.Struct, omit_defaults=True):
+    """A chat message; other keys are dropped."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        return {"role": self.role, "content": content or ""} | ({"name": self.name} if self.name else {})
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """The sampling fields every kind of request may have; None takes the default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """These fields over ``defaults``, checked.
+
+        Raises:
+            UserError: a field is out of bounds.
+        """
+        given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
+
+
+class SimpleLine(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """``{"prompt": …}``, ``{"prompt_token_ids": […]}`` or ``{"messages": […]}``, with an ``id`` if you like."""
+
+    id: str | int | None = None
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    messages: list[Message] | None = None
+
+
+class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """The fields of OpenAI's bodies. Those of the second group are accepted only with the value that changes nothing."""
+
+    model: str | None = None
+    user: str | None = None
+    metadata: dict | None = None
+    max_completion_tokens: int | None = None
+
+    n: int | None = None
+    best_of: int | None = None
+    stream: bool | None = None
+    echo: bool | None = None
+    logprobs: int | bool | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict | None = None
+    suffix: str | None = None
+    tools: list | None = None
+    tool_choice: Any = None
+    response_format: dict | None = None
+
+    def check_neutral(self) -> None:
+        for name, neutral in (("n", (1,)), ("best_of", (1,)), ("stream", (False,)), ("echo", (False,)), ("logprobs", (False,)), ("top_logprobs", (0,)), ("presence_penalty", (0,)),
+                              ("frequency_penalty", (0,)), ("logit_bias", ({},)), ("suffix", ("",)), ("tools", ([],)), ("tool_choice", ("none",)), ("response_format", ({"type": "text"},))):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not any(
+                value == accepted and type(value) in (type(accepted), float) for accepted in neutral
+            ):
+                raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
+
+
+class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[int]
+
+
+class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
+    messages: list[Message]
+
+
+class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of OpenAI's batch input."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class BatchProbe(msgspec.Struct):
+    """Enough of a line to tell which kind it is."""
+
+    custom_id: msgspec.Raw | None = None
+    body: msgspec.Raw | None = None
+
+
+@dataclass(frozen=True)
+class ParsedLine:
+    """A request as a line asks for it."""
+
+    prompt: Any
+    sampling: SamplingParams
+    id: str | int | None = None
+    """A simple line's own id."""
+    custom_id: str | None = None
+    url: str | None = None
+    model: str | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        return self.custom_id is not None
+
+
+def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
+    """Read one JSONL line.
+
+    Raises:
+        UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise UserError(f"the line has {len(line)} bytes; at most {MAX_LINE_BYTES} are read")
+    kind = BatchLine if _is_batch(line) else SimpleLine
+    parsed = _decode(line, kind)
+    if isinstance(parsed, SimpleLine):
+        return _simple(parsed, defaults)
+    if parsed.method != "POST":
+        raise UserError(f"method {parsed.method!r:.40} is not supported; use POST")
+    if parsed.url == COMPLETIONS_URL:
+        body = _decode(parsed.body, CompletionBody)
+        prompt = {"prompt": body.prompt} if isinstance(body.prompt, str) else {"prompt_token_ids": body.prompt}
+    elif parsed.url == CHAT_URL:
+        body = _decode(parsed.body, ChatBody)
+        prompt = {"messages": [message.as_dict() for message in body.messages]}
+    else:
+        raise UserError(f"url {parsed.url!r:.60} is not supported; use {COMPLETIONS_URL} or {CHAT_URL}")
+    body.check_neutral()
+    if body.max_tokens is None:
+        body.max_tokens = body.max_completion_tokens
+    return ParsedLine(prompt, body.params(defaults), custom_id=parsed.custom_id, url=parsed.url, model=body.model)
+
+
+def custom_id_of(line: bytes) -> str | None:
+    """The ``custom_id`` of a batch line, so that even a refused one can be answered by it."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    custom_id = value.get("custom_id") if isinstance(value, dict) else None
+    return custom_id if isinstance(custom_id, str) else None
+
+
+def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
+    prompt = {
+        "prompt": line.prompt,
+        "prompt_token_ids": line.prompt_token_ids,
+        "messages": None if line.messages is None else [message.as_dict() for message in line.messages],
+    }
+    return ParsedLine(
+        {key: value for key, value in prompt.items() if value is not None}, line.params(defaults), id=line.id
+    )
+
+
+def _is_batch(line: bytes) -> bool:
+    try:
+        probe = msgspec.json.decode(line, type=BatchProbe)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # the full reading says what is wrong
+    return probe.custom_id is not None or probe.body is not None
+
+
+def _decode(data: bytes | msgspec.Raw, kind: type):
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:  # ValidationError is one
+        raise UserError(str(error)) from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"not valid JSON: {error}") from None

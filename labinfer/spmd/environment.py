@@ -1,0 +1,193 @@
+"""The launch environment: which process of how many this is, read from what the launcher left behind.
+
+This is the only file of the package that reads environment variables.
+
+Sources: torchrun's environment variables (PyTorch docs, "torchrun"), Open MPI's ``OMPI_COMM_WORLD_*``, the PMI
+variables of MPICH and Intel MPI (``PMI_RANK``, ``PMI_SIZE``, ``MPI_LOCALRANKID``, ``MPI_LOCALNRANKS``), and the
+output environment of ``srun`` (Slurm manual).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from labinfer.errors import UserError
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """This process among the processes started together."""
+
+    launcher: str
+    """``torchrun``, ``openmpi``, ``mpich`` (Intel MPI too), ``slurm`` or ``single``."""
+    decided_by: str
+    """The variable that decided, with its value."""
+    rank: int
+    world_size: int
+    local_rank: int
+    """Index among the ranks of this node."""
+    local_world_size: int
+    node_name: str
+    master_addr: str = ""
+    """Host of rank 0, where the launcher says so; empty under MPI, which has its own rendezvous."""
+    master_port: int = 0
+    omp_num_threads: int = 0
+    """A thread count the user chose with OMP_NUM_THREADS; 0 when nobody chose (torchrun's forced 1 is no choice)."""
+    omp_forced: bool = False
+    """torchrun set OMP_NUM_THREADS=1 by itself."""
+    model_dir: str = ""
+    """$LABINFER_MODEL_DIR: where named models live."""
+    notes: tuple[str, ...] = ()
+    """What was seen and passed over, for the start-up banner."""
+
+    @property
+    def uses_mpi(self) -> bool:
+        return self.launcher in ("openmpi", "mpich")
+
+    def describe(self) -> str:
+        return f"launcher {self.launcher} (by {self.decided_by}): rank {self.rank} of {self.world_size}, local rank {self.local_rank} of {self.local_world_size} on {self.node_name}"
+
+
+def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
+    """Find the launcher: torchrun, then Open MPI, MPICH / Intel MPI, Slurm, and otherwise a single process.
+
+    ``RANK`` and ``WORLD_SIZE`` without ``LOCAL_RANK`` are not taken for a process rank: some platforms put the
+    node's index there.
+
+    Raises:
+        UserError: a launcher's variables are there but make no sense.
+    """
+    env = os.environ if environ is None else environ
+    common = {
+        "node_name": env.get("LABINFER_NODE_NAME") or socket.gethostname(),
+        "model_dir": env.get("LABINFER_MODEL_DIR", ""),
+    }
+    omp = env.get("OMP_NUM_THREADS", "")
+    if omp.isdigit():
+        common["omp_num_threads"] = int(omp)
+
+    if all(name in env for name in TORCHRUN_VARIABLES):
+        local_world_size = _number(env, "LOCAL_WORLD_SIZE")
+        if omp == "1" and local_world_size > 1:  # torchrun sets this unless the user did
+            common |= {"omp_num_threads": 0, "omp_forced": True}
+        return _checked(
+            LaunchEnvironment(
+                launcher="torchrun",
+                decided_by=f"LOCAL_RANK={env['LOCAL_RANK']} with RANK, WORLD_SIZE and MASTER_ADDR",
+                rank=_number(env, "RANK"),
+                world_size=_number(env, "WORLD_SIZE"),
+                local_rank=_number(env, "LOCAL_RANK"),
+                local_world_size=local_world_size,
+                master_addr=env["MASTER_ADDR"],
+                master_port=_number(env, "MASTER_PORT"),
+                **common,
+            )
+        )
+
+    notes = []
+    if "RANK" in env and "WORLD_SIZE" in env:
+        missing = [name for name in TORCHRUN_VARIABLES if name not in env]
+        notes.append(
+            f"RANK={env['RANK']} WORLD_SIZE={env['WORLD_SIZE']} passed over: without {', '.join(missing)} they may count nodes, not processes"
+        )
+    common["notes"] = tuple(notes)
+
+    if "OMPI_COMM_WORLD_RANK" in env:
+        return _checked(
+            LaunchEnvironment(
+                launcher="openmpi",
+                decided_by=f"OMPI_COMM_WORLD_RANK={env['OMPI_COMM_WORLD_RANK']}",
+                rank=_number(env, "OMPI_COMM_WORLD_RANK"),
+                world_size=_number(env, "OMPI_COMM_WORLD_SIZE"),
+                local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
+                local_world_size=_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+                **common,
+            )
+        )
+    if "PMI_RANK" in env and "PMI_SIZE" in env:
+        return _checked(
+            LaunchEnvironment(
+                launcher="mpich",
+                decided_by=f"PMI_RANK={env['PMI_RANK']}",
+                rank=_number(env, "PMI_RANK"),
+                world_size=_number(env, "PMI_SIZE"),
+                local_rank=_number(env, "MPI_LOCALRANKID", default="0"),
+                local_world_size=_number(env, "MPI_LOCALNRANKS", default="1"),
+                **common,
+            )
+        )
+    # A batch script has SLURM_PROCID too; only a step started by srun has SLURM_STEP_NUM_TASKS and a real step id.
+    if "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
+        return _checked(_from_slurm(env, common))
+    return LaunchEnvironment(
+        launcher="single",
+        decided_by="no launcher's variables",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        **common,
+    )
+
+
+def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    tasks_per_node = expand_task_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    node_id = _number(env, "SLURM_NODEID", default="0")
+    job_id = _number(env, "SLURM_JOB_ID", default="0")
+    step_id = _number(env, "SLURM_STEP_ID", default="0")
+    return LaunchEnvironment(
+        launcher="slurm",
+        decided_by=f"SLURM_PROCID={env['SLURM_PROCID']}",
+        rank=_number(env, "SLURM_PROCID"),
+        world_size=_number(env, "SLURM_STEP_NUM_TASKS"),
+        local_rank=_number(env, "SLURM_LOCALID", default="0"),
+        local_world_size=tasks_per_node[node_id] if node_id < len(tasks_per_node) else 1,
+        master_addr=env.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
+        # Every rank must come to the same port without talking; two steps of one job must not meet.
+        master_port=_number(env, "MASTER_PORT", default=str(20000 + (job_id * 7 + step_id) % 20000)),
+        **common,
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: ``gpu[03-05,07],login`` → ``gpu03``."""
+    match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,\[]*)", nodelist)
+    if not match:
+        return ""
+    prefix, ranges, suffix = match.groups()
+    return prefix + (re.split(r"[,-]", ranges)[0] if ranges else "") + suffix
+
+
+def expand_task_counts(text: str) -> list[int]:
+    """Slurm's tasks per node: ``2(x3),1`` → ``[2, 2, 2, 1]``."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not match:
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE={text!r} does not read as task counts such as 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _number(env: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = env.get(name, default)
+    if text is None:
+        raise UserError(
+            f"the launcher set some of its variables but not {name}; start the ranks with torchrun, mpirun or srun"
+        )
+    if not text.isdigit():
+        raise UserError(f"{name}={text!r} is not a number; start the ranks with torchrun, mpirun or srun")
+    return int(text)
+
+
+def _checked(found: LaunchEnvironment) -> LaunchEnvironment:
+    if not 0 <= found.rank < found.world_size or not 0 <= found.local_rank < found.local_world_size:
+        raise UserError(f"the launcher's numbers make no sense: {found.describe()}")
+    return found

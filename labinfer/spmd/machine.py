@@ -1,0 +1,138 @@
+"""What this rank's machine offers: devices, cores and memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from labinfer.errors import UserError
+
+
+class RankInfo(msgspec.Struct, frozen=True):
+    """What every rank tells every other at the start."""
+
+    rank: int
+    local_rank: int
+    node: str
+    cpus: list[int]
+    """The cores this rank may run on."""
+    cpu_limit: int
+    """Whole cores' worth of time its container may use."""
+    accelerator: str
+    """Device type torch offers beside the CPU; empty for none."""
+    num_accelerators: int
+    torch_version: str
+
+
+@dataclass(frozen=True)
+class ThreadChoice:
+    """CPU threads for this rank, and why."""
+
+    count: int
+    reason: str
+
+
+def describe_rank(rank: int, local_rank: int, node: str) -> RankInfo:
+    """This process's own entry."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if accelerator else 0
+    return RankInfo(
+        rank,
+        local_rank,
+        node,
+        usable_cpus(),
+        cpu_limit(),
+        accelerator.type if accelerator else "",
+        count,
+        str(torch.__version__),  # a str subclass that msgspec does not take
+    )
+
+
+def resolve_device(wanted: str, info: RankInfo) -> torch.device:
+    """``auto`` is the machine's accelerator if torch knows one, otherwise the CPU. Ranks of a node share its devices in turn.
+
+    Raises:
+        UserError: torch has no such device there.
+    """
+    kind, _, index = wanted.partition(":")
+    if kind == "auto":
+        kind = info.accelerator or "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind != info.accelerator or (index and not index.isdigit()) or int(index or 0) >= info.num_accelerators:
+        here = f"cpu and {info.num_accelerators} x {info.accelerator}" if info.accelerator else "only cpu"
+        raise UserError(f"--device {wanted}: torch {info.torch_version} on {info.node} offers {here}")
+    return torch.device(kind, int(index) if index else info.local_rank % info.num_accelerators)
+
+
+def usable_cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def cpu_limit() -> int:
+    """Whole cores a container's CPU quota allows (cgroup v2 ``cpu.max``), or all."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no cgroup v2, or no quota ("max")
+        return os.cpu_count() or 1
+
+
+def choose_threads(
+    mine: RankInfo, everyone: Sequence[RankInfo], wanted: int, omp_num_threads: int, omp_forced: bool
+) -> ThreadChoice:
+    """CPU threads for this rank: the flag, else OMP_NUM_THREADS if a person set it, else an even share of the cores.
+
+    Launchers that bind ranks give each its own cores; without binding, the ranks of a node that see the same cores share them.
+    """
+    if wanted:
+        return ThreadChoice(wanted, "--threads")
+    if omp_num_threads:
+        return ThreadChoice(omp_num_threads, f"OMP_NUM_THREADS={omp_num_threads}")
+    sharing = [info for info in everyone if info.node == mine.node and set(info.cpus) & set(mine.cpus)]
+    cores = min(len(mine.cpus), mine.cpu_limit)
+    share = max(1, cores // len(sharing))
+    fixed = "; torchrun had set OMP_NUM_THREADS=1" if omp_forced and share > 1 else ""
+    return ThreadChoice(
+        share, f"{cores} core{'s' * (cores != 1)} shared by {len(sharing)} rank{'s' * (len(sharing) != 1)}{fixed}"
+    )
+
+
+def is_oversubscribed(everyone: Sequence[RankInfo], node: str) -> bool:
+    """Whether this node has more ranks than cores, so that a waiting rank must give its core away at once."""
+    here = [info for info in everyone if info.node == node]
+    cores = set().union(*(info.cpus for info in here))
+    return len(here) > min(len(cores), min(info.cpu_limit for info in here))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on a device; for the CPU what the system calls available."""
+    if device.type == "cpu":
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    available = int(line.split()[1]) * 1024
+                    return min(available, _cgroup_memory_left(available))
+    return torch.accelerator.get_memory_info(device)[0]
+
+
+def _cgroup_memory_left(default: int) -> int:
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
+            return int(limit.read()) - int(current.read())
+    except (OSError, ValueError):
+        return default
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes this rank has held at most: resident memory, plus what an accelerator had allocated."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resident if device.type == "cpu" else resident + torch.accelerator.max_memory_allocated(device)

@@ -1,0 +1,205 @@
+"""Which rank holds what: rank ↔ (stage, tp rank), layers of a stage, heads and columns of a tp rank.
+
+Pure arithmetic: nothing here knows torch, a communicator or the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labinfer.errors import UserError
+
+
+def deal(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
+    """Cut ``range(total)`` into ``parts`` contiguous (begin, end) ranges, as even as they go.
+
+    Earlier parts get the remainder. Ranges begin at multiples of ``unit`` where ``total`` is one.
+    """
+    if unit > 1 and total % unit == 0 and total // unit >= parts:
+        return [(begin * unit, end * unit) for begin, end in deal(total // unit, parts)]
+    size, rest = divmod(total, parts)
+    bounds = [index * size + min(index, rest) for index in range(parts + 1)]
+    return list(itertools.pairwise(bounds))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands in the layout."""
+
+    rank: int
+    stage: int
+    tp_rank: int
+    tp_size: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (stage {self.stage}, tp {self.tp_rank})"
+
+
+@dataclass(frozen=True)
+class HeadShard:
+    """The attention heads of one tp rank.
+
+    Query heads are a contiguous range. Each KV head it reads is held whole; a KV head that serves the query heads
+    of several ranks is held by each of them.
+    """
+
+    query: tuple[int, int]
+    kv: tuple[int, int]
+    kv_of_query: tuple[int, ...]
+    """For each of this rank's query heads, the index of its KV head among this rank's KV heads."""
+
+    @property
+    def num_query(self) -> int:
+        return self.query[1] - self.query[0]
+
+    @property
+    def num_kv(self) -> int:
+        return self.kv[1] - self.kv[0]
+
+
+def deal_heads(num_heads: int, num_kv_heads: int, tp_size: int, tp_rank: int) -> HeadShard:
+    """The heads of ``tp_rank``: whole KV groups while there are enough of them, query heads beyond that.
+
+    Raises:
+        UserError: there are more tp ranks than query heads.
+    """
+    if tp_size > num_heads:
+        raise UserError(
+            f"--tensor-parallel-size {tp_size} is more than the model's {num_heads} attention heads; use at most {num_heads}"
+        )
+    group = num_heads // num_kv_heads
+    if tp_size <= num_kv_heads:
+        begin, end = deal(num_kv_heads, tp_size)[tp_rank]
+        query = (begin * group, end * group)
+    else:
+        query = deal(num_heads, tp_size)[tp_rank]
+    kv = (query[0] // group, (query[1] - 1) // group + 1)
+    return HeadShard(query, kv, tuple(head // group - kv[0] for head in range(*query)))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The layout of a run: tp degree and layers of each stage. Ranks count through stage 0 first, then stage 1, …"""
+
+    tp_sizes: tuple[int, ...]
+    layers: tuple[tuple[int, int], ...]
+    """(begin, end) layer numbers of each stage."""
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.tp_sizes)
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.tp_sizes)
+
+    def ranks_of(self, stage: int) -> range:
+        begin = sum(self.tp_sizes[:stage])
+        return range(begin, begin + self.tp_sizes[stage])
+
+    def place(self, rank: int) -> Place:
+        for stage, tp_size in enumerate(self.tp_sizes):
+            if rank in self.ranks_of(stage):
+                return Place(rank, stage, rank - self.ranks_of(stage).start, tp_size)
+        raise ValueError(f"rank {rank} is outside this layout of {self.world_size} ranks")
+
+    @property
+    def places(self) -> list[Place]:
+        return [self.place(rank) for rank in range(self.world_size)]
+
+    def is_first(self, stage: int) -> bool:
+        return stage == 0
+
+    def is_last(self, stage: int) -> bool:
+        return stage == self.num_stages - 1
+
+    @property
+    def sampling_rank(self) -> int:
+        """The rank that samples: the first of the last stage."""
+        return self.ranks_of(self.num_stages - 1).start
+
+    def source_of(self, place: Place) -> int | None:
+        """The rank that sends this one its activations: sender ``j mod tp`` of the stage before; None on stage 0."""
+        if self.is_first(place.stage):
+            return None
+        senders = self.ranks_of(place.stage - 1)
+        return senders[place.tp_rank % len(senders)]
+
+    def destinations_of(self, place: Place) -> list[int]:
+        """The ranks of the next stage that this one sends its activations to; empty on the last stage."""
+        if self.is_last(place.stage):
+            return []
+        receivers = self.ranks_of(place.stage + 1)
+        return [receivers[j] for j in range(len(receivers)) if j % place.tp_size == place.tp_rank]
+
+    def check_nodes(self, nodes: Sequence[str]) -> None:
+        """``nodes[rank]`` names each rank's node; every TP group must lie inside one.
+
+        Raises:
+            UserError: names the stage, its nodes and what to do.
+        """
+        for stage, tp_size in enumerate(self.tp_sizes):
+            on = {rank: nodes[rank] for rank in self.ranks_of(stage)}
+            if len(set(on.values())) > 1:
+                where = ", ".join(f"rank {rank} on {node}" for rank, node in on.items())
+                most = max(list(nodes).count(node) for node in set(nodes))
+                hint = (
+                    "start the ranks of a node one after another (by slot, not by node)"
+                    if most >= tp_size
+                    else f"the largest node has {most} of the ranks: use -tp {most} or less and more stages (-pp)"
+                )
+                raise UserError(
+                    f"--tensor-parallel-size {tp_size} needs {tp_size} ranks on one node for stage {stage}, but it has {where}; {hint}"
+                )
+
+
+def make_topology(tp: tuple[int, ...], pp: int, layers: tuple[int, ...], num_layers: int, world_size: int) -> Topology:
+    """Build the layout from the flags; ``pp`` 0 means as many stages as the ranks allow.
+
+    Raises:
+        UserError: the flags contradict each other, the model or the number of ranks.
+    """
+    if pp == 0:
+        pp = len(tp) if len(tp) > 1 else len(layers) or max(1, world_size // tp[0])
+    if len(tp) == 1:
+        tp = tp * pp
+    if len(tp) != pp:
+        raise UserError(
+            f"--tensor-parallel-size {','.join(map(str, tp))} names {len(tp)} stages, but --pipeline-parallel-size is {pp}"
+        )
+    if sum(tp) != world_size:
+        shape = f"-tp {tp[0]} -pp {pp}" if len(set(tp)) == 1 else f"-tp {','.join(map(str, tp))}"
+        raise UserError(
+            f"the layout {shape} needs {sum(tp)} rank{'s' * (sum(tp) != 1)}, but {world_size} {'were' if world_size != 1 else 'was'} started; start {sum(tp)} (torchrun --nproc-per-node {sum(tp)} or mpirun -n {sum(tp)}) or change -tp/-pp"
+        )
+    if pp > num_layers:
+        raise UserError(
+            f"--pipeline-parallel-size {pp} is more than the model's {num_layers} layers; use at most {num_layers} stages"
+        )
+    if layers:
+        if len(layers) != pp:
+            raise UserError(f"--layers {','.join(map(str, layers))} names {len(layers)} stages, but there are {pp}")
+        if sum(layers) != num_layers:
+            raise UserError(
+                f"--layers {','.join(map(str, layers))} adds up to {sum(layers)}, but the model has {num_layers} layers"
+            )
+        ends = [sum(layers[: stage + 1]) for stage in range(pp)]
+        return Topology(tp, tuple(zip([0, *ends[:-1]], ends, strict=True)))
+    return Topology(tp, tuple(deal(num_layers, pp)))
+
+
+def per_stage(flag: str, values: Sequence[str], num_stages: int) -> tuple[str, ...]:
+    """One value for every stage, from one value for all or one value a stage.
+
+    Raises:
+        UserError: any other number of values.
+    """
+    if len(values) == 1:
+        return tuple(values) * num_stages
+    if len(values) != num_stages:
+        raise UserError(
+            f"{flag} {','.join(values)} has {len(values)} values for {num_stages} stage{'s' * (num_stages != 1)}; give one, or one per stage"
+        )
+    return tuple(values)

@@ -1,0 +1,133 @@
+"""A checkpoint's tokenizer: ``tokenizer.json`` by tokenizers, or ``tokenizer.model`` by SentencePiece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from labinfer.errors import UserError
+from labinfer.text.chat_template import ChatTemplate
+from labinfer.weights.json_file import read_json
+
+
+class _Backend(Protocol):
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def decode(self, token_ids: list[int]) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class _FastBackend:
+    """``tokenizer.json`` (Hugging Face tokenizers)."""
+
+    def __init__(self, path: Path):
+        from tokenizers import Tokenizer as FastTokenizer
+
+        try:
+            self._tokenizer = FastTokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the Rust library raises plain Exception
+            raise UserError(f"{path} is not a valid tokenizer: {str(error).splitlines()[0]:.120}") from None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+
+class _SentencePieceBackend:
+    """``tokenizer.model`` (SentencePiece), with the beginning-of-sequence token Llama expects."""
+
+    def __init__(self, path: Path):
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            self._processor = SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"{path} is not a valid SentencePiece model: {str(error).splitlines()[0]:.120}") from None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        bos = self._processor.bos_id()
+        return [bos] * (add_special_tokens and bos >= 0) + self._processor.encode(text)
+
+    def decode(self, token_ids: list[int]) -> str:
+        known = [
+            token
+            for token in token_ids
+            if token < self._processor.get_piece_size() and not self._processor.is_control(token)
+        ]
+        return self._processor.decode(known)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._processor.get_piece_size()
+
+
+class Tokenizer:
+    """Text ↔ token ids of one checkpoint.
+
+    Raises:
+        UserError: the directory has no tokenizer, or a broken one.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._backend: _Backend
+        if (directory / "tokenizer.json").exists():
+            self._backend = _FastBackend(directory / "tokenizer.json")
+        elif (directory / "tokenizer.model").exists():
+            self._backend = _SentencePieceBackend(directory / "tokenizer.model")
+        else:
+            raise UserError(
+                f"{directory} has no tokenizer.json and no tokenizer.model; give --tokenizer DIR, or prompts as token ids"
+            )
+        self._template = _load_template(directory)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.vocab_size
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._backend.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of the ids without special tokens; incomplete UTF-8 at the end shows as U+FFFD."""
+        return self._backend.decode(token_ids)
+
+    def encode_chat(self, messages: list[dict]) -> list[int]:
+        """Ids of a conversation that ends where the assistant's answer begins.
+
+        Raises:
+            UserError: there is no chat template, or it refuses these messages.
+        """
+        if self._template is None:
+            raise UserError(f"{self._directory} has no chat template; send a prompt instead of messages")
+        return self.encode(self._template.render(messages), add_special_tokens=False)
+
+
+def _load_template(directory: Path) -> ChatTemplate | None:
+    config_path = directory / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.exists() else {}
+    source = config.get("chat_template")
+    if (directory / "chat_template.jinja").exists():
+        source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    elif (directory / "chat_template.json").exists():
+        source = read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(source, list):  # several named templates: the default one
+        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+    if not isinstance(source, str):
+        return None
+    tokens = {
+        key: value["content"] if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key in ("bos_token", "eos_token", "pad_token", "unk_token") and value
+    }
+    return ChatTemplate(source, tokens)

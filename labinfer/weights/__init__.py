@@ -1,0 +1,1 @@
+"""From checkpoint files to the slices a rank holds."""

@@ -1,0 +1,70 @@
+"""From a model's name to its directory: the path itself, $LABINFER_MODEL_DIR, the Hugging Face cache, the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labinfer.errors import UserError
+
+ALIASES = {
+    "qwen2": "Qwen/Qwen2-0.5B-Instruct",
+    "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
+    "qwen2-7b": "Qwen/Qwen2-7B-Instruct",
+    "qwen2.5": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
+    "llama2": "meta-llama/Llama-2-7b-chat-hf",
+    "llama3": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
+}
+FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+HUB_TIMEOUT_SECONDS = 5.0
+
+
+def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
+    """The directory of a model.
+
+    Args:
+        name: what the user gave.
+        model_dir: $LABINFER_MODEL_DIR, or empty.
+        may_download: whether this process may fetch from the hub (one per node does).
+
+    Raises:
+        UserError: lists every place that was tried.
+    """
+    tried = [f"directory {name}"]
+    if Path(name).is_dir():
+        return Path(name)
+    if Path(name).exists():
+        raise UserError(
+            f"--model {name} is a file; give the directory that holds config.json and the safetensors files"
+        )
+    if model_dir:
+        for candidate in dict.fromkeys((name, ALIASES.get(name, name), ALIASES.get(name, name).rpartition("/")[2])):
+            path = Path(model_dir) / candidate
+            if path.is_dir():
+                return path
+            tried.append(f"directory {path}")
+    else:
+        tried.append("$LABINFER_MODEL_DIR (not set)")
+    repository = ALIASES.get(name, name)
+    if repository.count("/") == 1 and not repository.startswith(("/", ".", "~")):
+        return _from_hub(repository, name, may_download, tried)
+    tried.append(f"alias {name} (known: {', '.join(ALIASES)})")
+    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")
+
+
+def _from_hub(repository: str, name: str, may_download: bool, tried: list[str]) -> Path:
+    from huggingface_hub import snapshot_download  # takes a while to import; most runs name a directory
+
+    for local_only in (True, False) if may_download else (True,):
+        try:
+            return Path(
+                snapshot_download(
+                    repository, allow_patterns=FILES, local_files_only=local_only, etag_timeout=HUB_TIMEOUT_SECONDS
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - the hub client raises whatever its HTTP library does
+            place = f"Hugging Face cache for {repository}" if local_only else f"Hugging Face hub for {repository}"
+            tried.append(place if local_only else f"{place} ({str(error).splitlines()[0]:.80})")
+    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")

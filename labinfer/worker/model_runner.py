@@ -1,0 +1,104 @@
+"""Runs this rank's share of the model on a plan: keeps the sequences' state, builds inputs, samples on the last stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.layers.rope import RotaryTable
+from labinfer.plan import NO_TOKEN, BatchPlan, TokenSampling
+from labinfer.worker.kv_cache import KVCacheManager
+from labinfer.worker.sampler import Sampler
+
+
+@dataclass
+class SequenceState:
+    """What a worker knows of a sequence: all of it follows from the plans."""
+
+    token_ids: list[int]
+    sampling: TokenSampling
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+
+
+class ModelRunner:
+    """One rank's model and the sequences it is running.
+
+    Args:
+        model: this rank's share, loaded.
+        cache: its KV blocks.
+        rotary: cos and sin of all positions.
+        dtype: of the activations inside this stage.
+    """
+
+    def __init__(
+        self, model: nn.Module, cache: KVCacheManager, rotary: RotaryTable, device: torch.device, dtype: torch.dtype
+    ):
+        self._model, self._cache, self._rotary = model, cache, rotary
+        self._device, self._dtype = device, dtype
+        self._sequences: dict[int, SequenceState] = {}
+        self.sampler = Sampler()
+
+    def prepare(self, plan: BatchPlan) -> ModelInputBatch:
+        """Apply a plan's changes and build the inputs of its step."""
+        self.forget(plan.finished)
+        for start in plan.starts:
+            self._sequences[start.seq_id] = SequenceState(list(start.token_ids), start.sampling)
+        token_ids, positions, slots, row_ptr = [], [], [], [0]
+        context_lens, block_tables, sample_rows, sample_seqs = [], [], [], []
+        size = self._cache.block_size
+        for entry in plan.entries:
+            state = self._sequences[entry.seq_id]
+            if entry.new_token != NO_TOKEN:
+                state.token_ids.append(entry.new_token)
+            state.block_table += entry.new_blocks
+            begin, end = state.num_computed, state.num_computed + entry.num_tokens
+            assert end <= len(state.token_ids), (
+                f"sequence {entry.seq_id} has {len(state.token_ids)} tokens, but step {plan.step_id} wants {end}"
+            )
+            token_ids += state.token_ids[begin:end]
+            positions += range(begin, end)
+            slots += [state.block_table[p // size] * size + p % size for p in range(begin, end)]
+            row_ptr.append(row_ptr[-1] + entry.num_tokens)
+            context_lens.append(end)
+            block_tables.append(torch.tensor(state.block_table[: -(-end // size)], device=self._device))
+            state.num_computed = end
+            if entry.sample:
+                sample_rows.append(row_ptr[-1] - 1)
+                sample_seqs.append(entry.seq_id)
+        return ModelInputBatch(
+            step_id=plan.step_id,
+            token_ids_T=torch.tensor(token_ids, device=self._device),
+            positions_T=torch.tensor(positions, device=self._device),
+            row_ptr=row_ptr,
+            context_lens=context_lens,
+            block_tables=block_tables,
+            slots_T=torch.tensor(slots, device=self._device),
+            sample_rows_B=torch.tensor(sample_rows, dtype=torch.int64, device=self._device),
+            sample_seqs=sample_seqs,
+        )
+
+    @torch.inference_mode()
+    def run(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
+        """This stage's layers: (T, D) in (None on the first stage), (T, D) out."""
+        if hidden_TD is not None:
+            hidden_TD = hidden_TD.to(self._dtype)
+        return self._model(batch, hidden_TD, self._cache.layers, self._rotary)
+
+    @torch.inference_mode()
+    def sample(self, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> list[int] | None:
+        """Last stage: the next token of every row that samples, on its first rank; None on its others."""
+        if not batch.sample_seqs:
+            return []
+        logits_BV = self._model.logits(hidden_TD[batch.sample_rows_B])
+        if logits_BV is None:
+            return None
+        states = [self._sequences[seq_id] for seq_id in batch.sample_seqs]
+        return self.sampler(logits_BV, [state.sampling for state in states], [state.num_computed for state in states])
+
+    def forget(self, seq_ids: list[int]) -> None:
+        for seq_id in seq_ids:
+            del self._sequences[seq_id]
