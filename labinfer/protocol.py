@@ -21,6 +21,24 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
 
 
+NEUTRAL_VALUES = {
+    "n": 1,
+    "best_of": 1,
+    "stream": False,
+    "echo": False,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "suffix": "",
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+}
+"""Fields of OpenAI's bodies that are accepted only with the value that changes nothing."""
+
+
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     type: str = "text"
@@ -71,7 +89,7 @@ class SimpleLine(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 
 class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """The fields of OpenAI's bodies. Those of the second group are accepted only with the value that changes nothing."""
+    """The fields of OpenAI's bodies; for the second group see ``NEUTRAL_VALUES``."""
 
     model: str | None = None
     user: str | None = None
@@ -82,7 +100,7 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     best_of: int | None = None
     stream: bool | None = None
     echo: bool | None = None
-    logprobs: int | bool | None = None
+    logprobs: bool | int | None = None
     top_logprobs: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -93,12 +111,12 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     response_format: dict | None = None
 
     def check_neutral(self) -> None:
-        for name, neutral in (("n", (1,)), ("best_of", (1,)), ("stream", (False,)), ("echo", (False,)), ("logprobs", (False,)), ("top_logprobs", (0,)), ("presence_penalty", (0,)),
-                              ("frequency_penalty", (0,)), ("logit_bias", ({},)), ("suffix", ("",)), ("tools", ([],)), ("tool_choice", ("none",)), ("response_format", ({"type": "text"},))):  # fmt: skip
+        """Raises:
+        UserError: a field that is not supported has a value that would change something.
+        """
+        for name, neutral in NEUTRAL_VALUES.items():
             value = getattr(self, name)
-            if value is not None and not any(
-                value == accepted and type(value) in (type(accepted), float) for accepted in neutral
-            ):
+            if value is not None and value != neutral:
                 raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
 
 

@@ -65,7 +65,8 @@ class LLMEngine:
             raise UserError("the prompt is empty; give at least one token")
         if len(prompt_ids) >= self.max_model_len:
             raise UserError(
-                f"the prompt has {len(prompt_ids)} tokens, but at most {self.max_model_len - 1} fit beside one new token (context {self.max_model_len}); shorten it"
+                f"the prompt has {len(prompt_ids)} tokens, but at most {self.max_model_len - 1} fit beside one new token "
+                f"(context {self.max_model_len}); shorten it"
             )
         low, high = min(prompt_ids), max(prompt_ids)
         if low < 0 or high >= self._vocab_size:

@@ -51,7 +51,10 @@ class LaunchEnvironment:
         return self.launcher in ("openmpi", "mpich")
 
     def describe(self) -> str:
-        return f"launcher {self.launcher} (by {self.decided_by}): rank {self.rank} of {self.world_size}, local rank {self.local_rank} of {self.local_world_size} on {self.node_name}"
+        return (
+            f"launcher {self.launcher} (by {self.decided_by}): rank {self.rank} of {self.world_size}, "
+            f"local rank {self.local_rank} of {self.local_world_size} on {self.node_name}"
+        )
 
 
 def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:

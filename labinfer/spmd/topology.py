@@ -144,15 +144,18 @@ class Topology:
             on = {rank: nodes[rank] for rank in self.ranks_of(stage)}
             if len(set(on.values())) > 1:
                 where = ", ".join(f"rank {rank} on {node}" for rank, node in on.items())
-                most = max(list(nodes).count(node) for node in set(nodes))
-                hint = (
-                    "start the ranks of a node one after another (by slot, not by node)"
-                    if most >= tp_size
-                    else f"the largest node has {most} of the ranks: use -tp {most} or less and more stages (-pp)"
-                )
+                most = max(list(nodes).count(node) for node in nodes)
+                if most >= tp_size:
+                    hint = "start the ranks of a node one after another (by slot, not by node)"
+                else:
+                    hint = f"no node has more than {most} of the ranks, so use -tp {most} or less and more stages (-pp)"
                 raise UserError(
-                    f"--tensor-parallel-size {tp_size} needs {tp_size} ranks on one node for stage {stage}, but it has {where}; {hint}"
+                    f"--tensor-parallel-size {tp_size} needs {_ranks(tp_size)} on one node for stage {stage}, but it has {where}; {hint}"
                 )
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def make_topology(tp: tuple[int, ...], pp: int, layers: tuple[int, ...], num_layers: int, world_size: int) -> Topology:
@@ -172,7 +175,8 @@ def make_topology(tp: tuple[int, ...], pp: int, layers: tuple[int, ...], num_lay
     if sum(tp) != world_size:
         shape = f"-tp {tp[0]} -pp {pp}" if len(set(tp)) == 1 else f"-tp {','.join(map(str, tp))}"
         raise UserError(
-            f"the layout {shape} needs {sum(tp)} rank{'s' * (sum(tp) != 1)}, but {world_size} {'were' if world_size != 1 else 'was'} started; start {sum(tp)} (torchrun --nproc-per-node {sum(tp)} or mpirun -n {sum(tp)}) or change -tp/-pp"
+            f"the layout {shape} needs {_ranks(sum(tp))}, but there {'is' if world_size == 1 else 'are'} {world_size}; "
+            f"start {sum(tp)} (torchrun --nproc-per-node {sum(tp)} or mpirun -n {sum(tp)}) or change -tp and -pp"
         )
     if pp > num_layers:
         raise UserError(

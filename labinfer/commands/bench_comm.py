@@ -1,0 +1,102 @@
+"""``launch.py bench comm``: what moving bytes costs on these ranks, by size and transport.
+
+Measures the calls that a run makes: the all-reduce of a layer, the gather of logits, activations to the next rank,
+commands from rank 0. Under mpirun that is MPI; under torchrun, gloo (or the accelerator's library).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.control import ControlChannel
+from labinfer.commands.session import Session
+from labinfer.errors import ExitStatus, UserError
+from labinfer.observe.table import format_bytes, format_table
+from labinfer.spmd.machine import resolve_device
+
+SIZES = (64, 7 * 1024, 57 * 1024, 230 * 1024, 920 * 1024, 7 * 1024 * 1024)
+"""Bytes: a token of a 0.5B model in 16 bits takes 1.8 KB, so these are one token to a chunk of thousands."""
+SECONDS_PER_CASE = 0.3
+MIN_ROUNDS, MAX_ROUNDS = 5, 2000
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A command of a given size."""
+
+    data: bytes
+
+
+def run(session: Session) -> int:
+    """Print one row for each call and size on rank 0."""
+    group = session.join()
+    with group.together():
+        if group.size < 2:
+            raise UserError("bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2")
+        device = resolve_device(session.options.parallel.device[0], group.everyone[group.rank])
+    everyone = [range(group.size)]
+    comm = group.comm.split(everyone, [device.type])
+    channel = ControlChannel(group.comm.split(everyone), Note, Note)
+    rows = []
+    for size in SIZES:
+        data = torch.zeros(size // 4, dtype=torch.float32, device=device)
+        cases: list[tuple[str, Callable[[], None]]] = [
+            ("all-reduce", lambda data=data: comm.all_reduce(data)),
+            ("gather", lambda data=data: comm.gather(data, [data.numel()] * comm.size)),
+            ("send (one way)", lambda data=data: _ping_pong(comm, data)),
+            ("command to all", lambda size=size: _command(channel, comm.rank, size)),
+        ]
+        for name, call in cases:
+            seconds = _median_time(call, comm)
+            if name.startswith("send"):
+                seconds /= 2
+            rows.append((name, comm.name, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3)))
+    rows.sort(key=lambda row: row[0])
+    if group.rank == 0:
+        print(format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows))
+    group.close()
+    return ExitStatus.OK
+
+
+def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:
+    """Rank 0 → last rank → rank 0; the others look on."""
+    last = comm.size - 1
+    if comm.rank == 0:
+        sent = comm.isend(data, last)
+        comm.irecv(data, last).wait("the ping to come back")
+        sent.wait("the ping to leave")
+    elif comm.rank == last:
+        comm.irecv(data, 0).wait("the ping")
+        comm.isend(data, 0).wait("the pong to leave")
+
+
+def _command(channel: ControlChannel, rank: int, size: int) -> None:
+    """A command to every rank, and everyone's short report that it is there."""
+    if rank == 0:
+        channel.broadcast(Note(bytes(size)))
+        channel.collect()
+    else:
+        channel.receive()
+        channel.report(Note(b""))
+
+
+def _median_time(call: Callable[[], None], comm: Communicator) -> float:
+    """Median seconds of a call, over a number of rounds that rank 0 picks by the first few."""
+    comm.barrier()
+    begin = time.perf_counter()
+    for _ in range(3):
+        call()
+    estimate = torch.tensor([(time.perf_counter() - begin) / 3], dtype=torch.float64)
+    slowest = max(float(value) for value in comm.all_gather(estimate))
+    rounds = int(min(MAX_ROUNDS, max(MIN_ROUNDS, SECONDS_PER_CASE / slowest)))
+    comm.barrier()
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[len(times) // 2]

@@ -1,0 +1,100 @@
+"""Every layout under every launcher gives Transformers' greedy tokens and logits, and the same sampled tokens."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from checkpoints import KINDS
+from launchers import BIN, Finished, command, finish, free_port, start
+
+DRIVER = "tests/cluster/golden_driver.py"
+LOGIT_TOLERANCE = 1e-4
+SCHEDULES = ("1f1b", "gpipe", "lockstep")
+CHUNKS = (1, 7, 64)
+ALL_CASES = [(schedule, chunk) for schedule in SCHEDULES for chunk in CHUNKS]
+SAMPLE_CASES = [("1f1b", 7), ("gpipe", 64), ("lockstep", 1)]
+SAMPLE_KINDS = ("qwen2-tied", "llama-untied")
+
+LAYOUTS = {
+    "1 rank": (1, {}),
+    "tp 2": (2, {"tensor_parallel_size": 2}),
+    "pp 2": (2, {"pipeline_parallel_size": 2}),
+    "pp 2, layers 3,1": (2, {"layers": [3, 1]}),
+    "tp 3": (3, {"tensor_parallel_size": 3}),
+    "tp 2,1": (3, {"tensor_parallel_size": [2, 1]}),
+    "tp 1,2": (3, {"tensor_parallel_size": [1, 2]}),
+    "tp 2 x pp 2": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+    "pp 4": (4, {"pipeline_parallel_size": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def sampled_alone(work, tmp_path_factory) -> dict:
+    """What one rank draws, by checkpoint."""
+    out = tmp_path_factory.mktemp("alone") / "out.json"
+    results = run_driver("single", 1, {}, [("1f1b", 64)], KINDS, work, out)
+    return {kind: results[f"{kind}/1f1b/64"]["sampled"] for kind in KINDS}
+
+
+def run_driver(launcher, ranks, layout, cases, kinds, work, out, timeout=300) -> dict:
+    done = finish(start(driver_command(launcher, ranks, layout, cases, kinds, work, out)), timeout)
+    return read_results(done, out)
+
+
+def driver_command(launcher, ranks, layout, cases, kinds, work, out) -> list[str]:
+    arguments = [str(work), str(out), json.dumps(layout), json.dumps(cases), *kinds]
+    return command(launcher, ranks, DRIVER, *arguments)
+
+
+def read_results(done: Finished, out) -> dict:
+    assert done.returncode == 0, done.text
+    return json.loads(out.read_text())
+
+
+def check(results, references, sampled_alone, num_cases) -> None:
+    assert len(results) == num_cases
+    for case, result in results.items():
+        kind = case.split("/")[0]
+        assert result["greedy"] == references[kind], f"{case}: greedy tokens differ from Transformers'"
+        assert result["logit_error"] < LOGIT_TOLERANCE, f"{case}: logits are off by {result['logit_error']:.2e}"
+        assert result["sampled"] == sampled_alone[kind], f"{case}: sampled tokens differ from those of one rank"
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_sample_of_the_matrix(name, launcher, work, references, sampled_alone, tmp_path):
+    ranks, layout = LAYOUTS[name]
+    results = run_driver(launcher, ranks, layout, SAMPLE_CASES, SAMPLE_KINDS, work, tmp_path / "out.json")
+    check(results, references, sampled_alone, len(SAMPLE_CASES) * len(SAMPLE_KINDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_whole_matrix(name, launcher, work, references, sampled_alone, tmp_path):
+    ranks, layout = LAYOUTS[name]
+    results = run_driver(launcher, ranks, layout, ALL_CASES, KINDS, work, tmp_path / "out.json", timeout=900)
+    check(results, references, sampled_alone, len(ALL_CASES) * len(KINDS))
+
+
+def test_plain_python_is_one_rank(work, references, sampled_alone, tmp_path):
+    results = run_driver("single", 1, {}, ALL_CASES, KINDS, work, tmp_path / "out.json")
+    check(results, references, sampled_alone, len(ALL_CASES) * len(KINDS))
+
+
+def test_two_torchrun_agents_of_one_rank_each(work, references, sampled_alone, tmp_path):
+    port, out = free_port(), tmp_path / "out.json"
+    arguments = driver_command("single", 1, {"pipeline_parallel_size": 2}, SAMPLE_CASES, KINDS, work, out)[1:]
+    begin = time.monotonic()
+    agents = [
+        start([
+            str(BIN / "torchrun"), "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
+            "--master-addr=127.0.0.1", f"--master-port={port}", *arguments,
+        ])  # fmt: skip
+        for node in (0, 1)
+    ]
+    done = [finish(agent, 120, begin) for agent in agents]
+    assert done[1].returncode == 0, done[1].text
+    check(read_results(done[0], out), references, sampled_alone, len(SAMPLE_CASES) * len(KINDS))

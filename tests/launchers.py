@@ -1,0 +1,130 @@
+"""Start real launches from tests: alone, under torchrun, under mpirun; with a time limit that kills the whole tree."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LAUNCH = str(ROOT / "launch.py")
+BIN = Path(sys.executable).parent
+
+
+@dataclass
+class Finished:
+    """How a launch ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return self.stdout + self.stderr
+
+    @property
+    def our_errors(self) -> list[str]:
+        """The error lines of the program, without what launchers add."""
+        return [line for line in self.stderr.splitlines() if line.startswith("labinfer: error:")]
+
+    @property
+    def own_stderr(self) -> str:
+        """Standard error up to where torchrun begins its own account of the failure."""
+        lines = self.stderr.splitlines()
+        for index, line in enumerate(lines):
+            if "torch/distributed/elastic" in line and "run.py" not in line:
+                return "\n".join(lines[:index])
+        return self.stderr
+
+
+def command(launcher: str, ranks: int, script: str, *args: str) -> list[str]:
+    """The command line that starts ``script`` on ``ranks`` ranks."""
+    program = [script, *map(str, args)]
+    if launcher == "single":
+        assert ranks == 1
+        return [sys.executable, *program]
+    if launcher == "torchrun":
+        # A port of its own for each launch: tests must not meet in one rendezvous.
+        return [str(BIN / "torchrun"), f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *program]
+    if launcher == "mpirun":
+        return [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *program]
+    raise ValueError(launcher)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The tests' environment without what an outer launcher may have left in it."""
+    left_over = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC", "LABINFER_")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(left_over) and key not in names}
+    return env | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"} | extra
+
+
+def start(arguments: list[str], **env: str) -> subprocess.Popen:
+    """Start in a process group of its own, so that the whole tree can be ended."""
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=environment(**env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen, timeout: float, begin: float | None = None) -> Finished:
+    """Wait for a launch; past the limit the tree is killed and the test fails with what was printed."""
+    begin = time.monotonic() if begin is None else begin
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        kill_tree(process)
+        out, err = process.communicate()
+        raise AssertionError(f"not done after {timeout:g} s: {process.args}\n{out}\n{err}") from None
+    return Finished(process.returncode, out, err, time.monotonic() - begin)
+
+
+def run(launcher: str, ranks: int, script: str, *args: str, timeout: float = 120, **env: str) -> Finished:
+    """Start and wait."""
+    return finish(start(command(launcher, ranks, script, *args), **env), timeout)
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """End a launch and everything under it; torchrun's workers are sessions of their own, so children are looked up."""
+    for pid in [*descendants(process.pid), process.pid]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids below ``pid`` (Linux)."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
