@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import functools
+import itertools
 import os
 import sys
 import typing
@@ -35,10 +37,22 @@ from labinfer.spmd.environment import detect
 if TYPE_CHECKING:
     from labinfer.commands.session import Session
 
+COMMANDS = {
+    "generate": (
+        "Distributed large-language-model inference. The same command starts every rank.",
+        (JobOptions, SamplingOptions, *SECTIONS),
+    ),
+    "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
+    "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
+}
 REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
 
-EPILOG = """examples:
+EPILOG = """other commands:
+  launch.py plan         show which rank would hold what
+  launch.py bench comm   latency and bandwidth of every collective and send in use
+
+examples:
   python launch.py --model DIR --prompt "Hello"
   torchrun --nproc-per-node 4 launch.py --model DIR -tp 2 -pp 2 --input prompts.jsonl --output out.jsonl
   mpirun -n 3 python launch.py --model DIR -tp 2,1 --layers 14,10 --input prompts.jsonl
@@ -56,6 +70,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
+    def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
+        args, unknown = self.parse_known_args(arguments)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
+            self.error(f"unknown option {unknown[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
+        return args
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command on this rank; returns the exit status."""
@@ -64,9 +85,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         environment = detect()
         rank = environment.rank
-        args = _parse(arguments, rank)
+        name, args = _parse(arguments, rank)
         options = EngineOptions.from_flat(_given(args, *SECTIONS))
-        command = _choose_command(args)
+        command = _choose_command(name, args)
     except UserError as error:
         if rank == 0:  # every rank was given the same flags
             sys.stderr.write(f"labinfer: error: {error}\n")
@@ -83,33 +104,37 @@ def main(argv: list[str] | None = None) -> int:
         end_process_with(error, session.group, rank)
 
 
-def build_parser() -> Parser:
-    description = "Distributed large-language-model inference. The same command starts every rank."
+def build_parser(command: str = "generate") -> Parser:
+    """The parser of one command: ``generate`` (no command word), ``plan`` or ``bench comm``."""
+    description, sections = COMMANDS[command]
+    prog = "launch.py" if command == "generate" else f"launch.py {command}"
     parser = Parser(
-        prog="launch.py",
+        prog=prog,
         description=description,
-        epilog=EPILOG,
+        epilog=EPILOG if command == "generate" else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
-    parser.set_defaults(command="generate")
-    for section in (JobOptions, SamplingOptions, *SECTIONS):
+    for section in sections:
         add_options(parser, section)
-    commands = parser.add_subparsers(title="other commands", metavar="{plan,bench}")
-    plan = commands.add_parser("plan", help="show which rank would hold what", allow_abbrev=False)
-    plan.set_defaults(command="plan")
-    for section in SECTIONS:
-        add_options(plan, section)
-    bench = commands.add_parser("bench", help="measure this machine", allow_abbrev=False)
-    kinds = bench.add_subparsers(title="what to measure", metavar="{comm}", required=True)
-    comm = kinds.add_parser(
-        "comm", help="latency and bandwidth of every collective and send in use", allow_abbrev=False
-    )
-    comm.set_defaults(command="bench comm")
-    for section in (ParallelOptions, RuntimeOptions):
-        add_options(comm, section)
     return parser
+
+
+def split_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command's words and what follows them.
+
+    Raises:
+        UsageError: words that are no command.
+    """
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    command = " ".join(words) or "generate"
+    if command not in COMMANDS:
+        known = ", ".join(name for name in COMMANDS if name != "generate")
+        raise UsageError(
+            f"there is no command {command!r}; commands are {known}, and without one --prompt or --input is run"
+        )
+    return command, arguments[len(words) :]
 
 
 def add_options(parser: argparse.ArgumentParser, section: type) -> None:
@@ -130,11 +155,12 @@ def add_options(parser: argparse.ArgumentParser, section: type) -> None:
         )
 
 
-def _parse(arguments: list[str], rank: int) -> argparse.Namespace:
-    if rank == 0:
-        return build_parser().parse_args(arguments)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # --help is printed once
-        return build_parser().parse_args(arguments)
+def _parse(arguments: list[str], rank: int) -> tuple[str, argparse.Namespace]:
+    command, flags = split_command(arguments)
+    with contextlib.ExitStack() as stack:
+        if rank != 0:  # --help is printed once
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        return command, build_parser(command).parse_args(flags)
 
 
 def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
@@ -143,15 +169,15 @@ def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
-def _choose_command(args: argparse.Namespace) -> Callable[[Session], int]:
+def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], int]:
     """The function that runs the chosen command, with its own options checked."""
-    if args.command == "bench comm":
+    if name == "bench comm":
         from labinfer.commands import bench_comm
 
         return bench_comm.run
     if not args.model:
         raise UserError("--model is missing; give a checkpoint directory or a model's name")
-    if args.command == "plan":
+    if name == "plan":
         from labinfer.commands import plan
 
         return plan.run

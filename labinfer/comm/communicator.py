@@ -44,6 +44,8 @@ class Communicator(ABC):
     name: str
     """Transport, for tables: ``mpi``, ``gloo``, ``nccl``, ``local``."""
     progress: Progress
+    members: str
+    """Who they are, for errors: ``ranks 0-3``."""
 
     @abstractmethod
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
@@ -102,6 +104,13 @@ class Communicator(ABC):
         for source, handle in handles:
             handle.wait(f"gathered data from rank {source}")
         return parts
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``ranks 2-4`` or ``ranks 0, 3``, by their numbers in the world."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
 class Finished(Handle):

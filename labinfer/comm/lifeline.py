@@ -23,6 +23,8 @@ LENGTH_BYTES = 4
 MAX_FRAME = 1 << 20
 GRACE_SECONDS = 1.5
 """Between a connection's breaking and this process's end: time for the rank's own account to arrive."""
+STATES_SECONDS = 1.0
+"""How long rank 0 waits for the others to say what they are doing."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -35,12 +37,22 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """A rank failed; it has printed its traceback itself."""
+    """A rank failed; it has printed why itself."""
 
+    text: str
+    investigate: bool = False
+    """Ask every rank what it is doing before the group ends (a wait passed its limit)."""
+
+
+class StateRequest(msgspec.Struct, frozen=True, tag="what"):
+    """Rank 0 asks what a rank is doing. Its lifeline thread answers, whatever the main thread is stuck in."""
+
+
+class State(msgspec.Struct, frozen=True, tag="state"):
     text: str
 
 
-_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Failure)
+_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Failure | StateRequest | State)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -53,12 +65,25 @@ def end_process(text: str) -> None:
 
 
 class Lifeline:
-    """This rank's end of the connections. Make it with ``open_server`` on rank 0 and ``connect`` elsewhere."""
+    """This rank's end of the connections. ``LifelineServer.accept_all`` makes rank 0's, ``connect`` the others'.
 
-    def __init__(self, rank: int, connections: dict[int, socket.socket], end: Callable[[str], None] = end_process):
+    Args:
+        describe: says what this rank is doing; called from the lifeline's thread.
+        end: ends this process, saying why.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        connections: dict[int, socket.socket],
+        describe: Callable[[], str],
+        end: Callable[[str], None] = end_process,
+    ):
         self._rank = rank
         self._connections = connections
+        self._describe = describe
         self._end = end
+        self._states: dict[int, str] = {}
         self._lock = threading.Lock()
         self._said_goodbye: set[int] = set()
         self._closing = False
@@ -74,6 +99,7 @@ class Lifeline:
         port: int,
         key: str,
         timeout: float,
+        describe: Callable[[], str],
         end: Callable[[str], None] = end_process,
     ) -> Lifeline:
         """Connect a follower to rank 0, trying ``addresses`` in turn.
@@ -91,14 +117,24 @@ class Lifeline:
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             _send(connection, Hello(rank, key))
-            return cls(rank, {0: connection}, end)
+            return cls(rank, {0: connection}, describe, end)
         raise PeerLost(
             f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); is a firewall between the nodes?"
         )
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str, investigate: bool = False) -> None:
         """Tell the others that this rank failed."""
-        self._tell_all(Failure(text))
+        self._tell_all(Failure(text, investigate))
+
+    def ask_states(self) -> list[str]:
+        """Rank 0: what every rank is doing now, in rank order; must not be called from the lifeline's own thread."""
+        self._states = {0: self._describe()}
+        self._tell_all(StateRequest())
+        deadline = time.monotonic() + STATES_SECONDS
+        while len(self._states) <= len(self._connections) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        silent = {rank: f"rank {rank}: does not answer (stopped, or its node is gone)" for rank in self._connections}
+        return [text for _, text in sorted((silent | self._states).items())]
 
     def close(self) -> None:
         """Say goodbye and stop watching. Every rank must call it, after a barrier."""
@@ -124,24 +160,30 @@ class Lifeline:
                 message = _receive(key.fileobj)
                 if isinstance(message, Goodbye):
                     self._said_goodbye.add(peer)
+                elif isinstance(message, StateRequest):
+                    self._tell_all(State(self._describe()))
+                elif isinstance(message, State):
+                    self._states[peer] = message.text
                 elif isinstance(message, Failure):
-                    self._on_failure(peer, message.text)
+                    self._said_goodbye.add(peer)  # in its way
+                    threading.Thread(target=self._on_failure, args=(message,), daemon=True).start()
                 else:  # closed
                     selector.unregister(key.fileobj)
                     open_peers.discard(peer)
                     if peer not in self._said_goodbye and not self._closing:
-                        self._on_silence(peer)
+                        threading.Thread(target=self._on_silence, args=(peer,), daemon=True).start()
 
-    def _on_failure(self, peer: int, text: str) -> None:
+    def _on_failure(self, failure: Failure) -> None:
+        text = ""  # rank 0 says it once for all
         if self._rank == 0:
-            self._tell_all(Failure(text))
-            self._finish(text)
-        else:
-            self._finish("")  # rank 0 says it once for all
+            states = self.ask_states() if failure.investigate else []
+            text = "\n".join([*states, failure.text])
+            self._tell_all(Failure(failure.text))
+        self._finish(text)
 
     def _on_silence(self, peer: int) -> None:
         time.sleep(GRACE_SECONDS)  # the failing rank's launcher may be about to end us all, with its own words
-        text = f"rank {peer} is gone without a word (killed, or out of memory?); ending all ranks"
+        text = f"labinfer: rank {peer} is gone without a word (killed, or out of memory?); ending all ranks"
         if self._rank == 0:
             self._tell_all(Failure(text))
         self._finish(text if self._rank == 0 or peer == 0 else "")
@@ -161,7 +203,9 @@ class LifelineServer:
         self._socket = socket.create_server(("", 0), backlog=num_followers + 8)
         self.port = self._socket.getsockname()[1]
 
-    def accept_all(self, timeout: float, end: Callable[[str], None] = end_process) -> Lifeline:
+    def accept_all(
+        self, timeout: float, describe: Callable[[], str], end: Callable[[str], None] = end_process
+    ) -> Lifeline:
         """Wait for every follower; a stranger who does not know the key is turned away.
 
         Raises:
@@ -189,7 +233,7 @@ class LifelineServer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connections[hello.rank] = connection
         self._socket.close()
-        return Lifeline(0, connections, end)
+        return Lifeline(0, connections, describe, end)
 
 
 def own_addresses() -> list[str]:

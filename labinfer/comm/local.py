@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from labinfer.comm.communicator import Communicator, Finished, Handle
+from labinfer.comm.communicator import Communicator, Finished, Handle, name_ranks
 from labinfer.comm.progress import Progress
 
 
@@ -66,6 +66,7 @@ class LocalCommunicator(Communicator):
         self.progress = progress or Progress()
         self._mailboxes = mailboxes or _Mailboxes()
         self._group = group
+        self.members = name_ranks(group[-1] if group else range(size))
         self._num_splits = 0
 
     @classmethod

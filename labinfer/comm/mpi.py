@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from mpi4py import MPI
 
-from labinfer.comm.communicator import Communicator, Handle
+from labinfer.comm.communicator import Communicator, Handle, name_ranks
 from labinfer.comm.progress import Progress
 from labinfer.errors import PeerLost
 
@@ -74,6 +74,8 @@ class MpiCommunicator(Communicator):
         self._comm = comm if comm is not None else MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self.progress = progress
+        world = MPI.COMM_WORLD.Get_group()
+        self.members = name_ranks(self._comm.Get_group().Translate_ranks(None, world))
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
         host = tensor.cpu()
@@ -91,14 +93,14 @@ class MpiCommunicator(Communicator):
             wide = torch.float32 if tensor.dtype in HALF_TYPES else tensor.dtype
             return tensor.copy_(self.all_reduce(tensor.to("cpu", wide).contiguous()))
         request = self._comm.Iallreduce(MPI.IN_PLACE, tensor.numpy(), MPI.SUM)
-        MpiHandle(request, tensor, self.progress).wait(f"the sum over its {self.size} tensor-parallel ranks")
+        MpiHandle(request, tensor, self.progress).wait(f"the sum over {self.members}")
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         host = tensor.cpu().contiguous()
         gathered = torch.empty((self.size, *host.shape), dtype=host.dtype)
         request = self._comm.Iallgather(_bytes(host), _bytes(gathered))
-        MpiHandle(request, gathered, self.progress).wait(f"data from all {self.size} ranks of its group")
+        MpiHandle(request, gathered, self.progress).wait(f"data from {self.members}")
         return list(gathered.to(tensor.device))
 
     def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:

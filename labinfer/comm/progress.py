@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from labinfer.errors import WaitTimeout
+
+WAITING_FOR_NOBODY = "waiting for nobody: look here first"
 
 
 @dataclass
@@ -21,14 +24,25 @@ class Progress:
     step_id: int = -1
     waiting_for: str = ""
 
+    waiting_since: float = 0.0
+
     @contextmanager
     def waiting(self, what: str):
-        self.waiting_for = what
+        self.waiting_for, self.waiting_since = what, time.monotonic()
         yield
         self.waiting_for = ""
 
+    def describe(self) -> str:
+        """What this rank is doing; called from another thread."""
+        what, since = self.waiting_for, self.waiting_since
+        doing = f"waiting {time.monotonic() - since:.1f} s for {what}" if what else WAITING_FOR_NOBODY
+        return f"{self.label}: {self._step}, {doing}"
+
     def timed_out(self, what: str, seconds: float) -> WaitTimeout:
-        step = f"in step {self.step_id}" if self.step_id >= 0 else "before the first step"
         return WaitTimeout(
-            f"{self.label} waited {seconds:g} s {step} for {what}; that rank is stuck or overloaded (raise --timeout if it only needs longer)"
+            f"{self.label} waited {seconds:g} s ({self._step}) for {what}; raise --timeout if it only needs longer"
         )
+
+    @property
+    def _step(self) -> str:
+        return f"step {self.step_id}" if self.step_id >= 0 else "before the first step"

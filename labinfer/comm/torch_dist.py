@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from labinfer.comm.communicator import Communicator, Handle
+from labinfer.comm.communicator import Communicator, Handle, name_ranks
 from labinfer.comm.progress import Progress
 from labinfer.errors import PeerLost, UserError
 
@@ -68,6 +68,7 @@ class TorchCommunicator(Communicator):
         self.name = backend
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.progress = progress
+        self.members = name_ranks(dist.get_process_group_ranks(group))
 
     @classmethod
     def join(cls, progress: Progress, address: str, rank: int, world_size: int) -> TorchCommunicator:
@@ -121,7 +122,7 @@ class TorchCommunicator(Communicator):
         ):
             wide = torch.float32 if tensor.dtype in HALF_TYPES else tensor.dtype
             return tensor.copy_(self.all_reduce(tensor.to("cpu", wide).contiguous()))
-        what = f"the sum over its {self.size} tensor-parallel ranks"
+        what = f"the sum over {self.members}"
         if self.name == "gloo" and tensor.nbytes * (self.size - 1) <= EXCHANGE_LIMIT:
             return tensor.copy_(self._exchange(tensor, what).sum(dim=0))
         self._run(lambda: dist.all_reduce(tensor, group=self._group, async_op=True), tensor, what)
@@ -141,13 +142,13 @@ class TorchCommunicator(Communicator):
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         source = (tensor if self._stays(tensor) else tensor.cpu()).contiguous()
         if self.name == "gloo":
-            gathered = self._exchange(source, f"data from all {self.size} ranks of its group")
+            gathered = self._exchange(source, f"data from {self.members}")
         else:
             gathered = source.new_empty((self.size, *source.shape))
             self._run(
                 lambda: dist.all_gather_into_tensor(gathered, source, group=self._group, async_op=True),
                 gathered,
-                f"data from all {self.size} ranks of its group",
+                f"data from {self.members}",
             )
         return list(gathered.to(tensor.device))
 

@@ -36,7 +36,9 @@ def run(session: Session) -> int:
     group = session.join()
     with group.together():
         if group.size < 2:
-            raise UserError("bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2")
+            raise UserError(
+                "bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2"
+            )
         device = resolve_device(session.options.parallel.device[0], group.everyone[group.rank])
     everyone = [range(group.size)]
     comm = group.comm.split(everyone, [device.type])
@@ -54,7 +56,9 @@ def run(session: Session) -> int:
             seconds = _median_time(call, comm)
             if name.startswith("send"):
                 seconds /= 2
-            rows.append((name, comm.name, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3)))
+            rows.append(
+                (name, comm.name, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3))
+            )
     rows.sort(key=lambda row: row[0])
     if group.rank == 0:
         print(format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows))

@@ -32,7 +32,7 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams) -> int:
     with group.together():
         if group.rank == 0:
             reader = JsonlReader(job.input) if job.input else None
-            writer = JsonlWriter(job.output or STANDARD) if job.input or job.output else None
+            writer = JsonlWriter(job.output or STANDARD, job.input) if job.input or job.output else None
             _check_writable(job.report)
     loading = ProgressLine()
     llm = LLM.from_options(group, session.options, lambda done, total: _show_loading(loading, group.rank, done, total))
@@ -61,6 +61,8 @@ def _run_rank0(
     writer: JsonlWriter | None,
     requests: list[Request],
 ) -> int:
+    if writer is not None:
+        writer.begin()
     try:
         if reader is not None:
             batch = BatchJob(reader, writer, sampling, session.options.model.model)

@@ -28,6 +28,12 @@ def describe_failure(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+def print_whole(text: str) -> None:
+    """To standard error in one write, so that the lines of several ranks do not mix."""
+    sys.stderr.flush()
+    os.write(sys.stderr.fileno(), (text.rstrip("\n") + "\n").encode())
+
+
 def end_process_with(error: BaseException, group: RankGroup | None, rank: int) -> None:
     """End this process, and with it the group, because of an uncaught error. Does not return."""
     if isinstance(error, Interrupted):
@@ -35,18 +41,25 @@ def end_process_with(error: BaseException, group: RankGroup | None, rank: int) -
     if isinstance(error, PeerLost):
         time.sleep(NEWS_SECONDS)  # the lifeline thread ends the process as soon as it knows more
     if not isinstance(error, AgreedError) or rank == 0:
-        sys.stderr.write(describe_failure(error).rstrip("\n") + "\n")
+        print_whole(describe_failure(error))
     sys.stdout.flush()
     sys.stderr.flush()
     if isinstance(error, UserError):
         if group is not None:
-            group.close() if isinstance(error, AgreedError) else group.fail("")  # every rank has come to an agreed one
+            if isinstance(error, AgreedError):
+                group.close()  # every rank has come here
+            else:
+                group.fail("")
         os._exit(ExitStatus.USAGE)
-    if group is not None:
-        text = str(error).splitlines()[0] if str(error) else ""
+    if group is not None and group.lifeline is not None:
+        timed_out = isinstance(error, WaitTimeout)
+        if timed_out and rank == 0:
+            print_whole("\n".join(group.lifeline.ask_states()))
         group.fail(
-            f"labinfer: {group.progress.label} on {group.environment.node_name} failed ({type(error).__name__}: {text:.200}); ending all ranks"
+            f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out
         )
+        if timed_out and rank != 0:
+            time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too
     os._exit(ExitStatus.INTERNAL)
 
 

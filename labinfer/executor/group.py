@@ -69,10 +69,10 @@ class RankGroup:
                 where = f"rank {rank} on {self.everyone[rank].node}: " if rank else ""
                 raise AgreedError(where + text.decode())
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str, investigate: bool = False) -> None:
         """Tell the others that this rank is about to die."""
         if self.lifeline is not None:
-            self.lifeline.fail(text)
+            self.lifeline.fail(text, investigate)
 
     def close(self) -> None:
         """Leave in an orderly way; collective."""
@@ -97,7 +97,7 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     threads = choose_threads(mine, everyone, runtime.threads, environment.omp_num_threads, environment.omp_forced)
     torch.set_num_threads(threads.count)
     progress.oversubscribed = is_oversubscribed(everyone, mine.node)
-    lifeline = _tie_lifeline(comm, mine) if comm.size > 1 else None
+    lifeline = _tie_lifeline(comm, mine, progress) if comm.size > 1 else None
     return RankGroup(environment, comm, progress, lifeline, everyone, threads)
 
 
@@ -147,7 +147,7 @@ def _join_mpi(
     return TorchCommunicator.join(progress, address, comm.rank, comm.size)
 
 
-def _tie_lifeline(comm: Communicator, mine: RankInfo) -> Lifeline:
+def _tie_lifeline(comm: Communicator, mine: RankInfo, progress: Progress) -> Lifeline:
     server = rendezvous = None
     if comm.rank == 0:
         key = secrets.token_hex(16)
@@ -155,6 +155,6 @@ def _tie_lifeline(comm: Communicator, mine: RankInfo) -> Lifeline:
         rendezvous = msgspec.msgpack.encode(Rendezvous(own_addresses(), server.port, key, mine.node))
     found = msgspec.msgpack.decode(comm.all_gather_bytes(rendezvous or b"")[0], type=Rendezvous)
     if server is not None:
-        return server.accept_all(CONNECT_SECONDS)
+        return server.accept_all(CONNECT_SECONDS, progress.describe)
     addresses = (["127.0.0.1"] if found.node == mine.node else []) + found.addresses
-    return Lifeline.connect(comm.rank, addresses, found.port, found.key, CONNECT_SECONDS)
+    return Lifeline.connect(comm.rank, addresses, found.port, found.key, CONNECT_SECONDS, progress.describe)

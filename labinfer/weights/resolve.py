@@ -50,7 +50,8 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
     repository = ALIASES.get(name, name)
     if repository.count("/") == 1 and not repository.startswith(("/", ".", "~")):
         return _from_hub(repository, name, may_download, tried)
-    tried.append(f"alias {name} (known: {', '.join(ALIASES)})")
+    if "/" not in name:
+        tried.append(f"alias {name} (known: {', '.join(ALIASES)})")
     raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")
 
 

@@ -1,0 +1,32 @@
+"""``launch.py`` with a fault in it: ``FAULT_RANK`` raises, hangs or is killed when it comes to step ``FAULT_STEP``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from labinfer.cli import main
+from labinfer.spmd.environment import detect
+from labinfer.worker.worker import Worker
+
+KIND, RANK, STEP = os.environ["FAULT"], int(os.environ["FAULT_RANK"]), int(os.environ["FAULT_STEP"])
+
+
+def faulty(progress):
+    def wrapped(self):
+        if self._launched[0][0].step_id == STEP:
+            if KIND == "raise":
+                raise RuntimeError("a fault put in by a test")
+            if KIND == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(3600)
+        return progress(self)
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    if detect().rank == RANK:
+        Worker.progress = faulty(Worker.progress)
+    raise SystemExit(main())
