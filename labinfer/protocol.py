@@ -140,8 +140,8 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
 class BatchProbe(msgspec.Struct):
     """Enough of a line to tell which kind it is."""
 
-    custom_id: msgspec.Raw | None = None
-    body: msgspec.Raw | None = None
+    custom_id: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,22 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
 
 def custom_id_of(line: bytes) -> str | None:
     """The ``custom_id`` of a batch line, so that even a refused one can be answered by it."""
+    custom_id = _field(line, "custom_id")
+    return custom_id if isinstance(custom_id, str) else None
+
+
+def own_id_of(line: bytes) -> str | int | None:
+    """The ``id`` of a simple line, so that even a refused one can be answered by it."""
+    own_id = _field(line, "id")
+    return own_id if isinstance(own_id, (str, int)) and not isinstance(own_id, bool) else None
+
+
+def _field(line: bytes, name: str):
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    custom_id = value.get("custom_id") if isinstance(value, dict) else None
-    return custom_id if isinstance(custom_id, str) else None
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
@@ -215,7 +225,7 @@ def _is_batch(line: bytes) -> bool:
         probe = msgspec.json.decode(line, type=BatchProbe)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False  # the full reading says what is wrong
-    return probe.custom_id is not None or probe.body is not None
+    return bool(bytes(probe.custom_id) or bytes(probe.body))
 
 
 def _decode(data: bytes | msgspec.Raw, kind: type):

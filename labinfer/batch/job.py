@@ -14,7 +14,7 @@ from labinfer.errors import UserError
 from labinfer.llm import LLM, Request
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.plan import SamplingParams
-from labinfer.protocol import ParsedLine, custom_id_of, parse_line
+from labinfer.protocol import ParsedLine, custom_id_of, own_id_of, parse_line
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,11 @@ class BatchJob:
 
     def _requests(self, llm: LLM) -> Iterator[Request]:
         for number, text in self._reader:
-            parsed = None
             try:
                 parsed = parse_line(text, self._defaults)
                 yield llm.make_request(JobLine(number, parsed), parsed.prompt, parsed.sampling)
             except UserError as error:
-                own_id = parsed.id if parsed else None
-                self._writer.write(error_record(number, custom_id_of(text), own_id, str(error)))
+                self._writer.write(error_record(number, custom_id_of(text), own_id_of(text), str(error)))
                 self.num_failed += 1
 
     def _with_progress(self, llm: LLM, check: Callable[[], None]) -> Callable[[], None]:

@@ -1,0 +1,130 @@
+"""Bad input: one line that says what was wrong and what to do, on every launcher, fast, with no traceback and no hang."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from launchers import BIN, LAUNCH, command, finish, run, start
+
+LIMIT_SECONDS = 10
+EXIT_USAGE = 2
+
+
+@pytest.fixture(scope="module")
+def folder(work, tmp_path_factory) -> Path:
+    """Broken copies of a good checkpoint, and input files."""
+    folder = tmp_path_factory.mktemp("bad")
+    good = work / "qwen2-tied"
+    for name in ("broken-header", "missing-tensor", "unknown-architecture", "no-config", "broken-config"):
+        shutil.copytree(good, folder / name)
+    weights = folder / "broken-header" / "model.safetensors"
+    weights.write_bytes(b"\xff" * 8 + weights.read_bytes()[8:])
+    (folder / "no-config" / "config.json").unlink()
+    (folder / "broken-config" / "config.json").write_text("{")
+    config = json.loads((good / "config.json").read_text())
+    (folder / "unknown-architecture" / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
+    (folder / "missing-tensor" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
+    (folder / "one.jsonl").write_text('{"prompt": "hello"}\n')
+    (folder / "a-file").write_text("not a directory")
+    return folder
+
+
+CASES = {
+    "too many ranks": (3, "good", ["-tp", "2", "-pp", "1"], "the layout -tp 2 -pp 1 needs 2 ranks, but there are 3"),
+    "too few ranks": (2, "good", ["-tp", "2", "-pp", "2"], "needs 4 ranks, but there are 2"),
+    "more stages than layers": (5, "good", ["-pp", "5"], "--pipeline-parallel-size 5 is more than the model's 4 layers"),
+    "layers do not add up": (2, "good", ["--layers", "3,3"], "--layers 3,3 adds up to 6, but the model has 4 layers"),
+    "more tp than heads": (1, "good", ["-tp", "15"], "needs 15 ranks"),
+    "unknown architecture": (2, "unknown-architecture", [], "architecture 'GPT2LMHeadModel' is not supported"),
+    "broken safetensors header": (2, "broken-header", [], "is not a valid safetensors file"),
+    "missing tensor": (2, "missing-tensor", [], "has no tensor model.layers.4."),
+    "no config": (2, "no-config", [], "config.json: No such file or directory"),
+    "broken config": (2, "broken-config", [], "is not valid JSON"),
+    "no such model": (2, "nowhere", [], "was not found; tried: directory"),
+    "model is a file": (2, "a-file", [], "is a file; give the directory"),
+    "no such device": (2, "good", ["--device", "npu"], "--device npu: torch"),
+    "wrong dtype": (2, "good", ["--dtype", "float13"], "--dtype float13: choose one of"),
+    "dtypes for another number of stages": (2, "good", ["--dtype", "float32,float32,float32"], "has 3 values for 2 stages"),
+    "context too long": (2, "good", ["--max-model-len", "100000"], "--max-model-len 100000 is more than the model's 512"),
+    "not a number": (2, "good", ["--max-num-seqs", "many"], "--max-num-seqs must be a whole number, not 'many'"),
+    "unknown flag": (2, "good", ["--pipline-parallel-size", "2"], "did you mean --pipeline-parallel-size?"),
+    "no room for the KV cache": (2, "good", ["--num-kv-blocks", "100000000000"], "--num-kv-blocks 100000000000 needs"),
+}
+
+
+def check_refusal(done, message: str) -> None:
+    assert done.returncode != 0
+    assert done.seconds < LIMIT_SECONDS, f"took {done.seconds:.1f} s"
+    assert len(done.our_errors) == 1, done.text
+    assert message in done.our_errors[0]
+    assert "Traceback" not in done.own_stderr, done.own_stderr
+
+
+TORCHRUN_SAMPLE = ("too many ranks", "broken safetensors header", "unknown flag")
+PARAMETERS = [
+    pytest.param(name, launcher, marks=[] if launcher == "mpirun" or name in TORCHRUN_SAMPLE else [pytest.mark.slow])
+    for launcher in ("mpirun", "torchrun")
+    for name in CASES
+]
+
+
+@pytest.mark.parametrize(("name", "launcher"), PARAMETERS)
+def test_refused_with_one_line(name, launcher, folder, model, tmp_path):
+    ranks, checkpoint, flags, message = CASES[name]
+    path = model if checkpoint == "good" else str(folder / checkpoint)
+    out = tmp_path / "out.jsonl"
+    done = run(launcher, ranks, LAUNCH, "--model", path, "--input", folder / "one.jsonl", "--output", out, *flags)
+    check_refusal(done, message)
+    assert not out.exists() or out.read_bytes() == b""
+    if launcher == "mpirun":
+        assert done.returncode == EXIT_USAGE
+
+
+JOB_CASES = {
+    "missing input": (["--input", "{folder}/none.jsonl"], "cannot read --input"),
+    "input is a directory": (["--input", "{folder}"], "is a directory; give a JSONL file"),
+    "unwritable output": (["--input", "{folder}/one.jsonl", "--output", "{folder}/no/such/out.jsonl"], "cannot write --output"),
+    "output is the input": (["--input", "{folder}/one.jsonl", "--output", "{folder}/one.jsonl"], "is the --input file"),
+    "unwritable report": (["--prompt", "hello", "--report", "{folder}/no/such/report.json"], "cannot write --report"),
+    "neither prompt nor input": ([], "give either --prompt TEXT or --input FILE"),
+    "empty prompt": (["--prompt", ""], "--prompt is empty"),
+    "prompt too long": (["--prompt", "9 " * 600], "shorten it"),
+    "bad temperature": (["--prompt", "hello", "--temperature", "-1"], "temperature must be from 0 to 100"),
+}
+
+
+@pytest.mark.parametrize("name", JOB_CASES)
+def test_job_refused_with_one_line(name, folder, model):
+    flags, message = JOB_CASES[name]
+    before = (folder / "one.jsonl").read_text()
+    done = run("mpirun", 2, LAUNCH, "--model", model, *[flag.format(folder=folder) for flag in flags])
+    check_refusal(done, message)
+    assert done.returncode == EXIT_USAGE
+    assert (folder / "one.jsonl").read_text() == before
+
+
+def test_a_job_that_never_starts_keeps_the_old_output(folder, tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious\n")
+    done = run("single", 1, LAUNCH, "--model", folder / "broken-header", "--input", folder / "one.jsonl", "--output", out)
+    assert done.returncode == EXIT_USAGE
+    assert out.read_text() == "precious\n"
+
+
+def test_a_tp_group_across_nodes_names_the_nodes(folder, model):
+    arguments = ["--model", model, "--input", str(folder / "one.jsonl"), "-tp", "2"]
+    program = command("single", 1, LAUNCH, *arguments)
+    on_a = ["-n", "1", "-env", "LABINFER_NODE_NAME", "node-a", *program]
+    on_b = ["-n", "1", "-env", "LABINFER_NODE_NAME", "node-b", *program]
+    done = finish(start([str(BIN / "mpirun"), *on_a, ":", *on_b]), 60)
+    check_refusal(done, "--tensor-parallel-size 2 needs 2 ranks on one node for stage 0, but it has rank 0 on node-a, rank 1 on node-b")
+
+
+def test_mpirun_of_another_mpi_is_named(folder, model):
+    """What Open MPI's mpirun leaves in the environment, with an mpi4py that knows only its own launcher."""
+    env = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    done = run("single", 1, LAUNCH, "--model", model, "--input", folder / "one.jsonl", **env)
+    check_refusal(done, "mpirun started 2 ranks, but this Python's mpi4py sees 1")

@@ -1,0 +1,103 @@
+"""When a rank fails, all end within seconds, with one account of why; when a person ends the run, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from launchers import LAUNCH, Finished, command, descendants, finish, run, start
+
+FAULTY = "tests/cluster/faulty_launch.py"
+LIMIT_SECONDS = 10
+LAUNCHERS = ("mpirun", "torchrun")
+
+
+@pytest.fixture
+def job(tmp_path) -> list[str]:
+    """A job that takes much longer than any of these tests."""
+    lines = [{"id": i, "prompt_token_ids": [5 + i] * 20, "max_tokens": 60 + i, "ignore_eos": True} for i in range(400)]
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return ["--input", str(path), "--output", str(tmp_path / "out.jsonl")]
+
+
+def run_faulty(launcher, fault, rank, model, job, *flags) -> Finished:
+    """Three stages; the fault comes at step 4."""
+    env = {"FAULT": fault, "FAULT_RANK": str(rank), "FAULT_STEP": "4"}
+    return run(launcher, 3, FAULTY, "--model", model, *job, "-pp", "3", *flags, timeout=60, **env)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_uncaught_exception_ends_all_ranks(rank, launcher, model, job):
+    done = run_faulty(launcher, "raise", rank, model, job)
+    assert done.returncode != 0
+    assert done.seconds < LIMIT_SECONDS
+    assert done.own_stderr.count("Traceback (most recent call last)") == 1
+    assert done.own_stderr.count("RuntimeError: a fault put in by a test") == 1
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_rank_ends_all_ranks(launcher, model, job):
+    done = run_faulty(launcher, "kill", 1, model, job)
+    assert done.returncode != 0
+    assert done.seconds < LIMIT_SECONDS
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_wait_that_takes_too_long_names_rank_stage_step_and_peer(launcher, model, job):
+    done = run_faulty(launcher, "hang", 1, model, job, "--timeout", "2")
+    assert done.returncode != 0
+    waits = [line for line in done.our_errors if "waited 2 s (step " in line]
+    assert any("rank 2 (stage 2, tp 0)" in line and "from rank 1 (stage 1, tp 0)" in line for line in waits) or any(
+        "rank 0 (stage 0, tp 0)" in line and "from rank 2 (stage 2, tp 0)" in line for line in waits
+    ), done.text
+    assert "rank 1 (stage 1, tp 0): step 3, waiting for nobody" in done.own_stderr, "the culprit is not named"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_what_was_finished_written(signum, launcher, model, job):
+    process = start(command(launcher, 2, LAUNCH, "--model", model, *job, "-pp", "2"))
+    out = job[-1]
+    wait_for(lambda: os.path.exists(out) and os.path.getsize(out) > 2000, 60)
+    tree = descendants(process.pid)
+    begin = time.monotonic()
+    os.killpg(process.pid, signum)  # as a terminal does
+    done = finish(process, 30, begin)
+    assert done.returncode != 0
+    assert done.seconds < LIMIT_SECONDS
+    assert "interrupted; what was finished is written" in done.stderr
+    with open(out) as file:
+        records = [json.loads(line) for line in file]
+    assert records
+    assert all(len(record["token_ids"]) == 60 + record["id"] for record in records), "a line holds an unfinished request"
+    assert f"{len(records)} finished" in done.stderr
+    wait_for(lambda: not any(is_running(pid) for pid in tree), 5)
+
+
+def test_ranks_die_with_their_launcher(model, job):
+    process = start(command("mpirun", 2, LAUNCH, "--model", model, *job, "-pp", "2"))
+    wait_for(lambda: os.path.exists(job[-1]) and os.path.getsize(job[-1]) > 0, 60)
+    tree = descendants(process.pid)
+    process.kill()
+    wait_for(lambda: not any(is_running(pid) for pid in tree), LIMIT_SECONDS)
+    process.communicate()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)

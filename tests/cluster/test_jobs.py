@@ -1,0 +1,142 @@
+"""JSONL jobs from end to end: every kind of line in, exactly one line out for each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import torch
+from launchers import LAUNCH, command, environment, run
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+SOME_FAILED = 1
+
+
+def write_lines(path, lines) -> str:
+    path.write_bytes(b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines))
+    return str(path)
+
+
+def read_lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@torch.no_grad()
+def expected_text(model: str, ids: list[int], num_tokens: int) -> str:
+    """Transformers' greedy continuation as text, up to an end-of-sequence token."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    out = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).generate(
+        torch.tensor([ids]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+    )
+    return tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    chat = [{"role": "user", "content": "你好"}]
+    body = {"model": "m", "messages": chat, "max_tokens": 5}
+    lines = [
+        {"prompt": "the quick", "max_tokens": 6},
+        {"id": "ids", "prompt_token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True},
+        {"id": "chat", "messages": chat, "max_tokens": 5},
+        {"custom_id": "c-chat", "method": "POST", "url": "/v1/chat/completions", "body": body},
+        {"custom_id": "c-text", "method": "POST", "url": "/v1/completions", "body": {"prompt": "the quick", "max_tokens": 6}},
+        b"",
+        b"{not json",
+        {"id": "empty", "prompt": ""},
+        {"id": "long", "prompt_token_ids": [5] * 600},
+        {"id": "outside", "prompt_token_ids": [5, 512]},
+        {"id": "unknown", "prompt": "x", "temprature": 1.0},
+        {"custom_id": "c-bad", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "n": 2}},
+        b"\xff\xfe",
+    ]
+    out = tmp_path / "out.jsonl"
+    done = run(launcher, 2, LAUNCH, "--model", model, "--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out, "-pp", "2")
+    assert done.returncode == SOME_FAILED, done.text
+    records = {record.get("custom_id") or record["id"]: record for record in read_lines(out)}
+    assert len(read_lines(out)) == len(records) == len(lines) - 1  # the empty line asks for nothing
+
+    prompt_ids = tokenizer("the quick")["input_ids"]
+    text = expected_text(model, prompt_ids, 6)
+    assert records[1]["text"] == text
+    assert records[1]["usage"]["prompt_tokens"] == len(prompt_ids)
+    assert set(records[1]) == {"id", "text", "token_ids", "finish_reason", "usage"}
+    assert len(records["ids"]["token_ids"]) == 4
+    assert records["ids"]["finish_reason"] == "length"
+    chat_ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    chat_text = expected_text(model, chat_ids, 5)
+    assert records["chat"]["text"] == chat_text
+    response = records["c-chat"]["response"]
+    assert response["status_code"] == 200
+    assert response["body"]["object"] == "chat.completion"
+    assert response["body"]["choices"][0]["message"] == {"role": "assistant", "content": chat_text}
+    assert records["c-text"]["response"]["body"]["choices"][0]["text"] == text
+
+    messages = {key: record["error"]["message"] for key, record in records.items() if record.get("error")}
+    assert messages["empty"] == "line 8: the prompt is empty; give at least one token"
+    assert "600 tokens, but at most 511 fit" in messages["long"]
+    assert "token id 512 is outside the vocabulary of 512 ids" in messages["outside"]
+    assert "temprature" in messages["unknown"]
+    assert {7, 13} <= set(messages), "broken lines are named by their number"
+    assert records["c-bad"]["response"]["status_code"] == 400
+    assert "n=2 is not supported" in records["c-bad"]["response"]["body"]["error"]["message"]
+
+
+def test_standard_input_and_output(model):
+    process = subprocess.run(
+        command("mpirun", 2, LAUNCH, "--model", model, "--input", "-", "-tp", "2"),
+        input='{"prompt_token_ids": [9, 8], "max_tokens": 3, "ignore_eos": true}\n',
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    assert process.returncode == 0, process.stderr
+    assert len(json.loads(process.stdout)["token_ids"]) == 3
+
+
+def test_flags_are_defaults_and_lines_override_them(model, tmp_path):
+    lines = [{"id": 0, "prompt_token_ids": [5], "ignore_eos": True}, {"id": 1, "prompt_token_ids": [5], "max_tokens": 2, "ignore_eos": True}]
+    out = tmp_path / "out.jsonl"
+    flags = ["--max-tokens", "7", "--temperature", "0.9", "--seed", "3"]
+    done = run("single", 1, LAUNCH, "--model", model, "--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out, *flags)
+    assert done.returncode == 0, done.text
+    records = {record["id"]: record["token_ids"] for record in read_lines(out)}
+    assert [len(records[0]), len(records[1])] == [7, 2]
+    assert records[0][:2] == records[1], "the same seed and prompt"
+
+
+def test_stop_strings_end_the_text_before_them(model, tmp_path):
+    whole = run("single", 1, LAUNCH, "--model", model, "--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos")
+    text = whole.stdout.rstrip("\n")
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    cut = run("single", 1, LAUNCH, "--model", model, "--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos", "--stop", stop)
+    assert cut.stdout.rstrip("\n") == text[: text.index(stop)]
+
+
+def test_few_kv_blocks_only_make_it_slower(work, references, model, tmp_path):
+    prompts = json.loads((work / "prompts.json").read_text())
+    lines = [{"id": i, "prompt_token_ids": ids, "max_tokens": 32, "ignore_eos": True} for i, ids in enumerate(prompts)]
+    out = tmp_path / "out.jsonl"
+    path = write_lines(tmp_path / "in.jsonl", lines)
+    done = run("mpirun", 2, LAUNCH, "--model", model, "--input", path, "--output", out, "-pp", "2", "--num-kv-blocks", "9")
+    assert done.returncode == 0, done.text
+    assert "preemptions" in done.stderr
+    assert {record["id"]: record["token_ids"] for record in read_lines(out)} == dict(enumerate(references["qwen2-tied"]))
+
+
+def test_the_report_has_every_figure(model, tmp_path):
+    path = write_lines(tmp_path / "in.jsonl", [{"prompt_token_ids": [5, 6], "max_tokens": 4, "ignore_eos": True}] * 3)
+    report = tmp_path / "report.json"
+    done = run("mpirun", 2, LAUNCH, "--model", model, "--input", path, "--output", tmp_path / "o", "-tp", "2", "--report", report)
+    figures = json.loads(report.read_text())
+    assert figures["finished"] == 3
+    assert figures["output_tokens"] == 12
+    assert figures["prompt_tokens"] == 6
+    assert len(figures["bubble"]) == len(figures["peak_memory"]) == 2
+    weights = (tmp_path.__class__(model) / "model.safetensors").stat().st_size
+    assert all(0 < count < weights for count in figures["weight_bytes_read"]), "each rank reads only its own bytes"
+    for word in ("time to first token", "time per output token", "busy", "bubble", "peak memory", "p50", "p99"):
+        assert word in done.stderr

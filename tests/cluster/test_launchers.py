@@ -1,0 +1,133 @@
+"""The launch environment in real launches: what is detected, threads, per-stage options, no pickle, the Python API."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from launchers import LAUNCH, run
+
+
+def test_the_launcher_and_what_decided_are_printed(model):
+    flags = ["--model", model, "--prompt", "x", "--raw", "--max-tokens", "1"]
+    assert "launcher single (by no launcher's variables)" in run("single", 1, LAUNCH, *flags).stderr
+    assert "launcher mpich (by PMI_RANK=0): rank 0 of 2" in run("mpirun", 2, LAUNCH, *flags).stderr
+    assert "launcher torchrun (by LOCAL_RANK=0" in run("torchrun", 2, LAUNCH, *flags).stderr
+
+
+def test_slurm_variables_are_enough(model, tmp_path):
+    """Two processes with srun's variables meet without torchrun or MPI."""
+    from launchers import command, finish, free_port, start
+
+    common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0"}
+    common |= {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_ID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    arguments = command("single", 1, LAUNCH, "--model", model, "--prompt", "x", "--raw", "--max-tokens", "4", "--ignore-eos")
+    ranks = [start(arguments, SLURM_PROCID=str(r), SLURM_LOCALID=str(r), **common) for r in (0, 1)]
+    done = [finish(process, 60) for process in ranks]
+    assert [d.returncode for d in done] == [0, 0], done[0].text + done[1].text
+    assert "launcher slurm (by SLURM_PROCID=0): rank 0 of 2, local rank 0 of 2" in done[0].stderr
+    assert done[0].stdout == run("single", 1, LAUNCH, *arguments[2:]).stdout
+
+
+def test_a_rank_alone_has_all_cores_although_torchrun_sets_one_thread(model):
+    flags = ["--model", model, "--prompt", "x", "--raw", "--max-tokens", "1"]
+    cores = len(os.sched_getaffinity(0))
+    assert f"{cores} CPU thread" in run("torchrun", 1, LAUNCH, *flags).stderr
+    assert "3 CPU threads a rank (--threads)" in run("torchrun", 2, LAUNCH, *flags, "--threads", "3").stderr
+    assert "5 CPU threads a rank (OMP_NUM_THREADS=5)" in run("mpirun", 2, LAUNCH, *flags, OMP_NUM_THREADS="5").stderr
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_tp_layers_and_dtype_per_stage(launcher, model, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt_token_ids": [5, 6, 7], "max_tokens": 8, "ignore_eos": true}\n')
+    out = tmp_path / "out.jsonl"
+    flags = ["-tp", "2,1", "-pp", "2", "--layers", "3,1", "--dtype", "float32,bfloat16"]
+    done = run(launcher, 3, LAUNCH, "--model", model, "--input", path, "--output", out, *flags)
+    assert done.returncode == 0, done.text
+    assert len(json.loads(out.read_text())["token_ids"]) == 8
+    rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
+    # rank, host, device, stage, tp, layers, dtype
+    assert [row[3:7] for row in rows[:3]] == [["0", "0", "0-2", "float32"], ["0", "1", "0-2", "float32"], ["1", "0", "3-3", "bfloat16"]]
+
+
+def test_plan_shows_the_layout_without_starting_its_ranks(model):
+    done = run("single", 1, LAUNCH, "plan", "--model", model, "-tp", "3,1", "--num-kv-blocks", "100")
+    assert done.returncode == 0, done.text
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["rank", "host", "device", "stage", "tp", "layers", "dtype", "weights", "KV", "tokens"]
+    assert len([line for line in lines if line.split()[:1] and line.split()[0].isdigit()]) == 4
+    assert "100 blocks, 1600 tokens" in lines[-1]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_bench_comm_prints_every_call(launcher):
+    done = run(launcher, 2, LAUNCH, "bench", "comm")
+    assert done.returncode == 0, done.text
+    rows = [line.split("  ") for line in done.stdout.splitlines()[2:]]
+    calls = {row[0].strip() for row in rows}
+    assert calls == {"all-reduce", "gather", "send (one way)", "command to all"}
+    assert ("mpi" if launcher == "mpirun" else "gloo") in done.stdout
+    latencies = [float(row.split()[-2]) for row in done.stdout.splitlines()[2:]]
+    assert all(latency > 0 for latency in latencies)
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_nothing_is_pickled(launcher, model, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "the quick", "max_tokens": 8, "temperature": 1.0}\n{"prompt_token_ids": [5, 6], "max_tokens": 3}\n')
+    out = tmp_path / "out.jsonl"
+    flags = ["--model", model, "--input", path, "--output", out, "-tp", "2", "-pp", "2"]
+    done = run(launcher, 4, "tests/cluster/no_pickle_launch.py", *flags)
+    assert done.returncode == 0, done.text
+    assert len(out.read_text().splitlines()) == 2
+
+
+API_SCRIPT = """
+import sys
+from labinfer import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], pipeline_parallel_size=int(sys.argv[2]))
+params = SamplingParams(max_tokens=4, ignore_eos=True)
+outputs = llm.generate([[5, 6, 7], "the quick", {"prompt_token_ids": [9]}, [{"role": "user", "content": "hi"}]], params)
+if llm.group.rank == 0:
+    assert [len(output.token_ids) for output in outputs] == [4, 4, 4, 4]
+    assert all(output.finish_reason == "length" and output.num_cached_tokens == 0 for output in outputs)
+    assert all(output.time_to_first_token > 0 and isinstance(output.text, str) for output in outputs)
+else:
+    assert outputs is None
+again = llm.generate([5, 6, 7] if llm.group.rank == 0 else None, params)
+if llm.group.rank == 0:
+    assert again[0].token_ids == outputs[0].token_ids
+    try:
+        llm.generate([[5], []], params)
+        raise AssertionError("an empty prompt was taken")
+    except ValueError as error:
+        assert str(error) == "prompt 1: the prompt is empty; give at least one token"
+else:
+    llm.generate(None)
+if sys.argv[3:] == ["raise"] and llm.group.rank == llm.group.size - 1:
+    raise KeyError("from a user's script")
+llm.close()
+print("rank", llm.group.rank, "is done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("launcher", "ranks"), [("single", 1), ("mpirun", 2), ("torchrun", 2)])
+def test_the_python_api(launcher, ranks, model, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(API_SCRIPT)
+    done = run(launcher, ranks, str(script), model, str(ranks))
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("is done") == ranks
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_an_exception_in_a_users_script_ends_all_ranks(launcher, model, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(API_SCRIPT)
+    done = run(launcher, 2, str(script), model, "2", "raise", timeout=30)
+    assert done.returncode != 0
+    assert done.seconds < 15
+    assert done.own_stderr.count("KeyError: \"from a user's script\"") == 1
