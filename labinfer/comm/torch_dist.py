@@ -31,8 +31,8 @@ PROCESS_GROUP_BACKENDS = {
 HALF_TYPES = (torch.float16, torch.bfloat16)
 FOREVER = datetime.timedelta(days=365)
 EXCHANGE_LIMIT = 128 * 1024
-"""Bytes up to which every rank sends its whole tensor to every other and sums by itself: gloo's all-reduce takes 0.6 to
-1.5 ms for 7 KB between two ranks of one machine, a send and a receive 0.1 to 0.2 ms (``launch.py bench comm``)."""
+"""Bytes up to which every rank sends its whole tensor to every other and sums by itself: gloo's all-reduce takes 0.3 to
+1.5 ms for 7 KB between two ranks of one machine, a send and a receive 0.1 to 0.2 ms (``docs/decisions/0004``)."""
 
 
 class TorchHandle(Handle):

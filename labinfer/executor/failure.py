@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from types import FrameType
+from types import FrameType, TracebackType
 
 from labinfer.errors import AgreedError, ExitStatus, Interrupted, PeerLost, UserError, WaitTimeout
 from labinfer.executor.group import RankGroup
@@ -34,39 +34,49 @@ def print_whole(text: str) -> None:
     os.write(sys.stderr.fileno(), (text.rstrip("\n") + "\n").encode())
 
 
-def end_process_with(error: BaseException, group: RankGroup | None, rank: int) -> None:
-    """End this process, and with it the group, because of an uncaught error. Does not return."""
+def leave_agreed(error: AgreedError, group: RankGroup) -> None:
+    """Every rank has the same refusal: rank 0 says it, and all leave in an orderly way."""
+    if group.rank == 0:
+        print_whole(describe_failure(error))
+    group.close()
+
+
+def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool = True) -> None:
+    """End this process, and with it the group, because of an error that only this rank knows of. Does not return.
+
+    Args:
+        speaks: whether a user's error is printed here; before the ranks have met, one rank of a node is enough.
+    """
     if isinstance(error, Interrupted):
         os._exit(128 + error.signum)
     if isinstance(error, PeerLost):
         time.sleep(NEWS_SECONDS)  # the lifeline thread ends the process as soon as it knows more
-    if not isinstance(error, AgreedError) or rank == 0:
-        print_whole(describe_failure(error))
     sys.stdout.flush()
-    sys.stderr.flush()
-    if isinstance(error, UserError):
-        if group is not None:
-            if isinstance(error, AgreedError):
-                group.close()  # every rank has come here
-            else:
-                group.fail("")
-        os._exit(ExitStatus.USAGE)
+    if speaks or not isinstance(error, UserError):
+        print_whole(describe_failure(error))
     if group is not None and group.lifeline is not None:
         timed_out = isinstance(error, WaitTimeout)
-        if timed_out and rank == 0:
+        if timed_out and group.rank == 0:
             print_whole("\n".join(group.lifeline.ask_states()))
         group.fail(
             f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out
         )
-        if timed_out and rank != 0:
+        if timed_out and group.rank != 0:
             time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too
-    os._exit(ExitStatus.INTERNAL)
+    os._exit(ExitStatus.USAGE if isinstance(error, UserError) else ExitStatus.INTERNAL)
 
 
 def end_group_on_uncaught(group: RankGroup) -> None:
     """Make an uncaught exception of the main thread end every rank, for scripts that use ``LLM`` under a launcher."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, AgreedError):
+            leave_agreed(error, group)
+        else:
+            end_process_with(error, group)
+
     if group.size > 1:
-        sys.excepthook = lambda kind, error, trace: end_process_with(error, group, group.rank)
+        sys.excepthook = hook
 
 
 class SignalGuard:

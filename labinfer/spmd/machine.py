@@ -22,6 +22,8 @@ class RankInfo(msgspec.Struct, frozen=True):
     node: str
     cpus: list[int]
     """The cores this rank may run on."""
+    num_cpus: int
+    """Cores of the node."""
     cpu_limit: int
     """Whole cores' worth of time its container may use."""
     accelerator: str
@@ -47,6 +49,7 @@ def describe_rank(rank: int, local_rank: int, node: str) -> RankInfo:
         local_rank,
         node,
         usable_cpus(),
+        os.cpu_count() or 1,
         cpu_limit(),
         accelerator.type if accelerator else "",
         count,
@@ -99,10 +102,12 @@ def choose_threads(
     sharing = [info for info in everyone if info.node == mine.node and set(info.cpus) & set(mine.cpus)]
     cores = min(len(mine.cpus), mine.cpu_limit)
     share = max(1, cores // len(sharing))
-    fixed = "; torchrun had set OMP_NUM_THREADS=1" if omp_forced and share > 1 else ""
-    return ThreadChoice(
-        share, f"{cores} core{'s' * (cores != 1)} shared by {len(sharing)} rank{'s' * (len(sharing) != 1)}{fixed}"
-    )
+    reason = f"{cores} core{'s' * (cores != 1)} shared by {len(sharing)} rank{'s' * (len(sharing) != 1)}"
+    if omp_forced and share > 1:
+        reason += "; torchrun had set OMP_NUM_THREADS=1"
+    if len(mine.cpus) < mine.num_cpus:
+        reason += f"; this rank may use {len(mine.cpus)} of the node's {mine.num_cpus} cores"
+    return ThreadChoice(share, reason)
 
 
 def is_oversubscribed(everyone: Sequence[RankInfo], node: str) -> bool:

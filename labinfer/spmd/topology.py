@@ -148,7 +148,7 @@ class Topology:
                 if most >= tp_size:
                     hint = "start the ranks of a node one after another (by slot, not by node)"
                 else:
-                    hint = f"no node has more than {most} of the ranks, so use -tp {most} or less and more stages (-pp)"
+                    hint = f"no node has more than {_ranks(most)}, so use a -tp of at most {most} and more stages (-pp)"
                 raise UserError(
                     f"--tensor-parallel-size {tp_size} needs {_ranks(tp_size)} on one node for stage {stage}, but it has {where}; {hint}"
                 )

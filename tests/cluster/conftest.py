@@ -26,7 +26,9 @@ def work(tmp_path_factory) -> Path:
         answers = transformers_greedy(work / kind, prompts, NUM_TOKENS)
         tokens[kind] = [answer["token_ids"] for answer in answers]
         # Not model*.safetensors, so that it is no part of the checkpoint.
-        save_file({"logits": torch.stack([answer["logits"] for answer in answers])}, work / kind / "reference.safetensors")
+        save_file(
+            {"logits": torch.stack([answer["logits"] for answer in answers])}, work / kind / "reference.safetensors"
+        )
     (work / "references.json").write_text(json.dumps(tokens))
     return work
 

@@ -65,7 +65,14 @@ def main() -> None:
             if group.rank == llm.parts.layout.topology.sampling_rank:
                 errors[case] = worst_logit_error(recorder, prompts, expected)
             sampled = [
-                SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=1000 + i, temperature=1.5, top_p=0.95, top_k=200 * (i % 2))
+                SamplingParams(
+                    max_tokens=NUM_TOKENS,
+                    ignore_eos=True,
+                    seed=1000 + i,
+                    temperature=1.5,
+                    top_p=0.95,
+                    top_k=200 * (i % 2),
+                )
                 for i in range(len(prompts))
             ]
             drawn = llm.generate(prompts, sampled)

@@ -11,10 +11,9 @@ def refuse(*args, **kwargs):
 
 
 if __name__ == "__main__":
-    from labinfer.cli import main
-
     # Once more after the heavy imports, for whoever bound the names early (from pickle import loads).
     import labinfer.llm  # noqa: F401
+    from labinfer.cli import main
 
     originals = {pickle.loads, pickle.dumps, pickle.load, pickle.dump, pickle.Pickler, pickle.Unpickler}
     for module in list(sys.modules.values()):

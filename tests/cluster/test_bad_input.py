@@ -25,7 +25,9 @@ def folder(work, tmp_path_factory) -> Path:
     (folder / "no-config" / "config.json").unlink()
     (folder / "broken-config" / "config.json").write_text("{")
     config = json.loads((good / "config.json").read_text())
-    (folder / "unknown-architecture" / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
+    (folder / "unknown-architecture" / "config.json").write_text(
+        json.dumps(config | {"architectures": ["GPT2LMHeadModel"]})
+    )
     (folder / "missing-tensor" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
     (folder / "one.jsonl").write_text('{"prompt": "hello"}\n')
     (folder / "a-file").write_text("not a directory")
@@ -35,7 +37,12 @@ def folder(work, tmp_path_factory) -> Path:
 CASES = {
     "too many ranks": (3, "good", ["-tp", "2", "-pp", "1"], "the layout -tp 2 -pp 1 needs 2 ranks, but there are 3"),
     "too few ranks": (2, "good", ["-tp", "2", "-pp", "2"], "needs 4 ranks, but there are 2"),
-    "more stages than layers": (5, "good", ["-pp", "5"], "--pipeline-parallel-size 5 is more than the model's 4 layers"),
+    "more stages than layers": (
+        5,
+        "good",
+        ["-pp", "5"],
+        "--pipeline-parallel-size 5 is more than the model's 4 layers",
+    ),
     "layers do not add up": (2, "good", ["--layers", "3,3"], "--layers 3,3 adds up to 6, but the model has 4 layers"),
     "more tp than heads": (1, "good", ["-tp", "15"], "needs 15 ranks"),
     "unknown architecture": (2, "unknown-architecture", [], "architecture 'GPT2LMHeadModel' is not supported"),
@@ -47,8 +54,18 @@ CASES = {
     "model is a file": (2, "a-file", [], "is a file; give the directory"),
     "no such device": (2, "good", ["--device", "npu"], "--device npu: torch"),
     "wrong dtype": (2, "good", ["--dtype", "float13"], "--dtype float13: choose one of"),
-    "dtypes for another number of stages": (2, "good", ["--dtype", "float32,float32,float32"], "has 3 values for 2 stages"),
-    "context too long": (2, "good", ["--max-model-len", "100000"], "--max-model-len 100000 is more than the model's 512"),
+    "dtypes for another number of stages": (
+        2,
+        "good",
+        ["--dtype", "float32,float32,float32"],
+        "has 3 values for 2 stages",
+    ),
+    "context too long": (
+        2,
+        "good",
+        ["--max-model-len", "100000"],
+        "--max-model-len 100000 is more than the model's 512",
+    ),
     "not a number": (2, "good", ["--max-num-seqs", "many"], "--max-num-seqs must be a whole number, not 'many'"),
     "unknown flag": (2, "good", ["--pipline-parallel-size", "2"], "did you mean --pipeline-parallel-size?"),
     "no room for the KV cache": (2, "good", ["--num-kv-blocks", "100000000000"], "--num-kv-blocks 100000000000 needs"),
@@ -86,7 +103,10 @@ def test_refused_with_one_line(name, launcher, folder, model, tmp_path):
 JOB_CASES = {
     "missing input": (["--input", "{folder}/none.jsonl"], "cannot read --input"),
     "input is a directory": (["--input", "{folder}"], "is a directory; give a JSONL file"),
-    "unwritable output": (["--input", "{folder}/one.jsonl", "--output", "{folder}/no/such/out.jsonl"], "cannot write --output"),
+    "unwritable output": (
+        ["--input", "{folder}/one.jsonl", "--output", "{folder}/no/such/out.jsonl"],
+        "cannot write --output",
+    ),
     "output is the input": (["--input", "{folder}/one.jsonl", "--output", "{folder}/one.jsonl"], "is the --input file"),
     "unwritable report": (["--prompt", "hello", "--report", "{folder}/no/such/report.json"], "cannot write --report"),
     "neither prompt nor input": ([], "give either --prompt TEXT or --input FILE"),
@@ -109,7 +129,9 @@ def test_job_refused_with_one_line(name, folder, model):
 def test_a_job_that_never_starts_keeps_the_old_output(folder, tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text("precious\n")
-    done = run("single", 1, LAUNCH, "--model", folder / "broken-header", "--input", folder / "one.jsonl", "--output", out)
+    done = run(
+        "single", 1, LAUNCH, "--model", folder / "broken-header", "--input", folder / "one.jsonl", "--output", out
+    )
     assert done.returncode == EXIT_USAGE
     assert out.read_text() == "precious\n"
 
@@ -120,11 +142,15 @@ def test_a_tp_group_across_nodes_names_the_nodes(folder, model):
     on_a = ["-n", "1", "-env", "LABINFER_NODE_NAME", "node-a", *program]
     on_b = ["-n", "1", "-env", "LABINFER_NODE_NAME", "node-b", *program]
     done = finish(start([str(BIN / "mpirun"), *on_a, ":", *on_b]), 60)
-    check_refusal(done, "--tensor-parallel-size 2 needs 2 ranks on one node for stage 0, but it has rank 0 on node-a, rank 1 on node-b")
+    check_refusal(
+        done,
+        "--tensor-parallel-size 2 needs 2 ranks on one node for stage 0, but it has rank 0 on node-a, rank 1 on node-b",
+    )
 
 
 def test_mpirun_of_another_mpi_is_named(folder, model):
-    """What Open MPI's mpirun leaves in the environment, with an mpi4py that knows only its own launcher."""
-    env = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    """What Open MPI's mpirun leaves in the environment, before a Python whose mpi4py uses MPICH."""
+    env = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+    env = {f"OMPI_COMM_WORLD_{name}": value for name, value in env.items()}
     done = run("single", 1, LAUNCH, "--model", model, "--input", folder / "one.jsonl", **env)
-    check_refusal(done, "mpirun started 2 ranks, but this Python's mpi4py sees 1")
+    check_refusal(done, "this mpirun is of Open MPI, but this Python's mpi4py uses MPICH")

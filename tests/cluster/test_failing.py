@@ -74,7 +74,9 @@ def test_a_signal_ends_the_run_with_what_was_finished_written(signum, launcher, 
     with open(out) as file:
         records = [json.loads(line) for line in file]
     assert records
-    assert all(len(record["token_ids"]) == 60 + record["id"] for record in records), "a line holds an unfinished request"
+    assert all(len(record["token_ids"]) == 60 + record["id"] for record in records), (
+        "a line holds an unfinished request"
+    )
     assert f"{len(records)} finished" in done.stderr
     wait_for(lambda: not any(is_running(pid) for pid in tree), 5)
 

@@ -89,10 +89,17 @@ def test_two_torchrun_agents_of_one_rank_each(work, references, sampled_alone, t
     arguments = driver_command("single", 1, {"pipeline_parallel_size": 2}, SAMPLE_CASES, KINDS, work, out)[1:]
     begin = time.monotonic()
     agents = [
-        start([
-            str(BIN / "torchrun"), "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
-            "--master-addr=127.0.0.1", f"--master-port={port}", *arguments,
-        ])  # fmt: skip
+        start(
+            [
+                str(BIN / "torchrun"),
+                "--nnodes=2",
+                f"--node-rank={node}",
+                "--nproc-per-node=1",
+                "--master-addr=127.0.0.1",
+                f"--master-port={port}",
+                *arguments,
+            ]
+        )  # fmt: skip
         for node in (0, 1)
     ]
     done = [finish(agent, 120, begin) for agent in agents]

@@ -14,7 +14,9 @@ SOME_FAILED = 1
 
 
 def write_lines(path, lines) -> str:
-    path.write_bytes(b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines))
+    path.write_bytes(
+        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+    )
     return str(path)
 
 
@@ -42,7 +44,12 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
         {"id": "ids", "prompt_token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True},
         {"id": "chat", "messages": chat, "max_tokens": 5},
         {"custom_id": "c-chat", "method": "POST", "url": "/v1/chat/completions", "body": body},
-        {"custom_id": "c-text", "method": "POST", "url": "/v1/completions", "body": {"prompt": "the quick", "max_tokens": 6}},
+        {
+            "custom_id": "c-text",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": "the quick", "max_tokens": 6},
+        },
         b"",
         b"{not json",
         {"id": "empty", "prompt": ""},
@@ -53,7 +60,19 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
         b"\xff\xfe",
     ]
     out = tmp_path / "out.jsonl"
-    done = run(launcher, 2, LAUNCH, "--model", model, "--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out, "-pp", "2")
+    done = run(
+        launcher,
+        2,
+        LAUNCH,
+        "--model",
+        model,
+        "--input",
+        write_lines(tmp_path / "in.jsonl", lines),
+        "--output",
+        out,
+        "-pp",
+        "2",
+    )
     assert done.returncode == SOME_FAILED, done.text
     records = {record.get("custom_id") or record["id"]: record for record in read_lines(out)}
     assert len(read_lines(out)) == len(records) == len(lines) - 1  # the empty line asks for nothing
@@ -98,10 +117,24 @@ def test_standard_input_and_output(model):
 
 
 def test_flags_are_defaults_and_lines_override_them(model, tmp_path):
-    lines = [{"id": 0, "prompt_token_ids": [5], "ignore_eos": True}, {"id": 1, "prompt_token_ids": [5], "max_tokens": 2, "ignore_eos": True}]
+    lines = [
+        {"id": 0, "prompt_token_ids": [5], "ignore_eos": True},
+        {"id": 1, "prompt_token_ids": [5], "max_tokens": 2, "ignore_eos": True},
+    ]
     out = tmp_path / "out.jsonl"
     flags = ["--max-tokens", "7", "--temperature", "0.9", "--seed", "3"]
-    done = run("single", 1, LAUNCH, "--model", model, "--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out, *flags)
+    done = run(
+        "single",
+        1,
+        LAUNCH,
+        "--model",
+        model,
+        "--input",
+        write_lines(tmp_path / "in.jsonl", lines),
+        "--output",
+        out,
+        *flags,
+    )
     assert done.returncode == 0, done.text
     records = {record["id"]: record["token_ids"] for record in read_lines(out)}
     assert [len(records[0]), len(records[1])] == [7, 2]
@@ -112,7 +145,21 @@ def test_stop_strings_end_the_text_before_them(model, tmp_path):
     whole = run("single", 1, LAUNCH, "--model", model, "--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos")
     text = whole.stdout.rstrip("\n")
     stop = text[len(text) // 2 : len(text) // 2 + 2]
-    cut = run("single", 1, LAUNCH, "--model", model, "--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos", "--stop", stop)
+    cut = run(
+        "single",
+        1,
+        LAUNCH,
+        "--model",
+        model,
+        "--prompt",
+        "the",
+        "--raw",
+        "--max-tokens",
+        "20",
+        "--ignore-eos",
+        "--stop",
+        stop,
+    )
     assert cut.stdout.rstrip("\n") == text[: text.index(stop)]
 
 
@@ -121,16 +168,34 @@ def test_few_kv_blocks_only_make_it_slower(work, references, model, tmp_path):
     lines = [{"id": i, "prompt_token_ids": ids, "max_tokens": 32, "ignore_eos": True} for i, ids in enumerate(prompts)]
     out = tmp_path / "out.jsonl"
     path = write_lines(tmp_path / "in.jsonl", lines)
-    done = run("mpirun", 2, LAUNCH, "--model", model, "--input", path, "--output", out, "-pp", "2", "--num-kv-blocks", "9")
+    done = run(
+        "mpirun", 2, LAUNCH, "--model", model, "--input", path, "--output", out, "-pp", "2", "--num-kv-blocks", "9"
+    )
     assert done.returncode == 0, done.text
     assert "preemptions" in done.stderr
-    assert {record["id"]: record["token_ids"] for record in read_lines(out)} == dict(enumerate(references["qwen2-tied"]))
+    assert {record["id"]: record["token_ids"] for record in read_lines(out)} == dict(
+        enumerate(references["qwen2-tied"])
+    )
 
 
 def test_the_report_has_every_figure(model, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", [{"prompt_token_ids": [5, 6], "max_tokens": 4, "ignore_eos": True}] * 3)
     report = tmp_path / "report.json"
-    done = run("mpirun", 2, LAUNCH, "--model", model, "--input", path, "--output", tmp_path / "o", "-tp", "2", "--report", report)
+    done = run(
+        "mpirun",
+        2,
+        LAUNCH,
+        "--model",
+        model,
+        "--input",
+        path,
+        "--output",
+        tmp_path / "o",
+        "-tp",
+        "2",
+        "--report",
+        report,
+    )
     figures = json.loads(report.read_text())
     assert figures["finished"] == 3
     assert figures["output_tokens"] == 12

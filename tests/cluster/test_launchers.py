@@ -20,9 +20,21 @@ def test_slurm_variables_are_enough(model, tmp_path):
     """Two processes with srun's variables meet without torchrun or MPI."""
     from launchers import command, finish, free_port, start
 
-    common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0"}
-    common |= {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_ID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    arguments = command("single", 1, LAUNCH, "--model", model, "--prompt", "x", "--raw", "--max-tokens", "4", "--ignore-eos")
+    common = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NODEID": "0",
+    }
+    common |= {
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_STEP_ID": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    arguments = command(
+        "single", 1, LAUNCH, "--model", model, "--prompt", "x", "--raw", "--max-tokens", "4", "--ignore-eos"
+    )
     ranks = [start(arguments, SLURM_PROCID=str(r), SLURM_LOCALID=str(r), **common) for r in (0, 1)]
     done = [finish(process, 60) for process in ranks]
     assert [d.returncode for d in done] == [0, 0], done[0].text + done[1].text
@@ -49,7 +61,11 @@ def test_tp_layers_and_dtype_per_stage(launcher, model, tmp_path):
     assert len(json.loads(out.read_text())["token_ids"]) == 8
     rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
     # rank, host, device, stage, tp, layers, dtype
-    assert [row[3:7] for row in rows[:3]] == [["0", "0", "0-2", "float32"], ["0", "1", "0-2", "float32"], ["1", "0", "3-3", "bfloat16"]]
+    assert [row[3:7] for row in rows[:3]] == [
+        ["0", "0", "0-2", "float32"],
+        ["0", "1", "0-2", "float32"],
+        ["1", "0", "3-3", "bfloat16"],
+    ]
 
 
 def test_plan_shows_the_layout_without_starting_its_ranks(model):
@@ -76,7 +92,9 @@ def test_bench_comm_prints_every_call(launcher):
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_nothing_is_pickled(launcher, model, tmp_path):
     path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt": "the quick", "max_tokens": 8, "temperature": 1.0}\n{"prompt_token_ids": [5, 6], "max_tokens": 3}\n')
+    path.write_text(
+        '{"prompt": "the quick", "max_tokens": 8, "temperature": 1.0}\n{"prompt_token_ids": [5, 6], "max_tokens": 3}\n'
+    )
     out = tmp_path / "out.jsonl"
     flags = ["--model", model, "--input", path, "--output", out, "-tp", "2", "-pp", "2"]
     done = run(launcher, 4, "tests/cluster/no_pickle_launch.py", *flags)
@@ -130,4 +148,4 @@ def test_an_exception_in_a_users_script_ends_all_ranks(launcher, model, tmp_path
     done = run(launcher, 2, str(script), model, "2", "raise", timeout=30)
     assert done.returncode != 0
     assert done.seconds < 15
-    assert done.own_stderr.count("KeyError: \"from a user's script\"") == 1
+    assert done.own_stderr.count('KeyError: "from a user\'s script"') == 1

@@ -1,0 +1,70 @@
+"""``LLM`` over this world, in the layouts its size allows: Transformers' tokens, and agreement on refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from labinfer import SamplingParams
+from labinfer.config import EngineOptions
+from labinfer.errors import AgreedError, UserError
+from labinfer.llm import LLM
+
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+def layouts_of(world_size: int) -> list[dict]:
+    """All tensor-parallel, all pipeline, and one of each where there are ranks enough. The model has 4 layers."""
+    found = [{"tensor_parallel_size": world_size}]
+    if 1 < world_size <= 4:
+        found.append({"pipeline_parallel_size": world_size})
+    if world_size > 2:
+        found += [
+            {"tensor_parallel_size": [world_size - 1, 1]},
+            {"tensor_parallel_size": [1, world_size - 1], "layers": [1, 3]},
+        ]
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "lockstep"])
+def test_tokens_equal_transformers(group, golden, schedule):
+    directory, prompts, tokens = golden
+    for layout in layouts_of(group.size):
+        flat = {"model": str(directory), "pipeline_schedule": schedule, "chunked_prefill_size": 20, **layout}
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+        outputs = llm.generate(prompts if llm.is_rank0 else None, GREEDY)
+        if llm.is_rank0:
+            assert [output.token_ids for output in outputs] == tokens, layout
+            assert llm.report.num_finished == len(prompts)
+            assert len(llm.report.workers) == group.size
+        else:
+            assert outputs is None
+
+
+def test_a_refusal_is_heard_on_every_rank(group, golden):
+    directory, _, _ = golden
+    with pytest.raises(AgreedError, match="needs"):
+        LLM.from_options(
+            group, EngineOptions.from_flat({"model": str(directory), "tensor_parallel_size": group.size + 1})
+        )
+    with pytest.raises(AgreedError, match="only rank 0 knows"), group.together():
+        if group.rank == 0:
+            raise UserError("only rank 0 knows")
+    last = group.size - 1
+    with pytest.raises(AgreedError, match="the last rank knows"), group.together():
+        if group.rank == last:
+            raise UserError("the last rank knows")
+
+
+def test_weights_are_read_by_range(group, golden):
+    """The ranks of one stage together read the matrices once; only the norms are read by all."""
+    directory, prompts, _ = golden
+    flat = {"model": str(directory), "tensor_parallel_size": group.size}
+    llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+    llm.generate(prompts[:1] if llm.is_rank0 else None, GREEDY)
+    if llm.is_rank0:
+        read = [worker.weight_bytes_read for worker in llm.report.workers]
+        hidden, kv_columns, norms = 112, 2 * 8, 9
+        whole = (512 + 4 * (2 * 112 + 2 * kv_columns + 3 * 160)) * hidden + 4 * (112 + 2 * kv_columns) + norms * hidden
+        replicated_heads = max(0, group.size - 2)  # two KV heads: beyond two ranks some hold a copy
+        upper = 4 * (whole + (group.size - 1) * norms * hidden + replicated_heads * 4 * 2 * 8 * (hidden + 1) * 2)
+        assert 4 * whole <= sum(read) <= upper
