@@ -212,6 +212,8 @@ def convert(name: str, value: Any, hint: Any) -> Any:
             parts = [part.strip() for part in value.split(",")]
         else:
             parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not parts and name != "layers":
+            raise UserError(f"{flag_name(name)} is empty; give at least one value")
         return tuple(convert(name, part, item) for part in parts)
     if hint is str:
         value = str(value)

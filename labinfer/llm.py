@@ -36,6 +36,10 @@ Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
 """Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages."""
 
 
+IDLE_SECONDS = 0.01
+"""Between looks at a source that has no request yet, while nothing runs."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A checked request; ``key`` is the caller's own name for it."""
@@ -159,11 +163,13 @@ class LLM:
             self._need_tokenizer()
         return Request(key, token_ids, sampling)
 
-    def run(self, requests: Iterable[Request], check: Callable[[], None] = lambda: None) -> Iterator[RequestOutput]:
+    def run(
+        self, requests: Iterable[Request | None], check: Callable[[], None] = lambda: None
+    ) -> Iterator[RequestOutput]:
         """Rank 0: yield outputs as they finish, while the other ranks ``follow``.
 
         Args:
-            requests: taken one by one, as the engine has room to look at them.
+            requests: taken one by one, as the engine has room to look at them; None where there is none yet.
             check: called every step; may raise ``Interrupted``.
         """
         source = iter(requests)
@@ -171,11 +177,15 @@ class LLM:
         open_requests: dict[int, tuple[Request, Detokenizer | None]] = {}
         begin = time.monotonic()
         try:
+            more = True
             while True:
-                self._feed(source, open_requests)
-                if not self.engine.has_work:
-                    break
+                more = more and self._feed(source, open_requests)
                 check()
+                if not self.engine.has_work:
+                    if not more:
+                        break
+                    time.sleep(IDLE_SECONDS)
+                    continue
                 for sequence in self.engine.step():
                     output = self._advance(sequence, open_requests)
                     if output is not None:
@@ -211,15 +221,24 @@ class LLM:
 
     # Rank 0's side of a run.
 
-    def _feed(self, source: Iterator[Request], open_requests: dict[int, tuple[Request, Detokenizer | None]]) -> None:
-        """Keep the waiting queue as long as what could run beside it, and no longer: a job may have millions of lines."""
+    def _feed(
+        self, source: Iterator[Request | None], open_requests: dict[int, tuple[Request, Detokenizer | None]]
+    ) -> bool:
+        """Keep the waiting queue as long as what could run beside it, and no longer: a job may have millions of lines.
+
+        Returns whether the source may have more.
+        """
         while len(self.engine.scheduler.waiting) < self.options.scheduler.max_num_seqs:
-            request = next(source, None)
+            try:
+                request = next(source)
+            except StopIteration:
+                return False
             if request is None:
-                return
+                break
             detokenizer = Detokenizer(self.tokenizer, request.sampling.stop) if request.sampling.stop else None
             sequence = self.engine.add_request(request.prompt_token_ids, request.sampling)
             open_requests[sequence.seq_id] = (request, detokenizer)
+        return True
 
     def _advance(
         self, sequence: Sequence, open_requests: dict[int, tuple[Request, Detokenizer | None]]

@@ -11,6 +11,9 @@ import msgspec
 from labinfer.errors import UserError
 
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow, and the result is the same."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 NO_TOKEN = -1
@@ -26,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens: int = 128
     """Tokens to generate at most."""
     temperature: float = 0.0
-    """0 is greedy; otherwise logits are divided by it."""
+    """0 is greedy (as is anything under ``GREEDY_BELOW``); otherwise logits are divided by it."""
     top_p: float = 1.0
     """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): the smallest set with this much probability."""
     top_k: int = 0
@@ -42,8 +45,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         # msgspec does not convert what Python code passes: LLM users may hand over a string or a list.
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", (self.stop,))
-        elif not isinstance(self.stop, tuple):
+        elif isinstance(self.stop, list) or self.stop is None:
             msgspec.structs.force_setattr(self, "stop", tuple(self.stop or ()))
+        elif not isinstance(self.stop, tuple):
+            raise UserError(f"stop must be a string or a list of strings, not {self.stop!r:.60}")
         for name, kind in (
             ("max_tokens", int),
             ("top_k", int),
@@ -54,14 +59,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kind):
                 raise UserError(f"{name} must be a number, not {value!r}")
-        if self.max_tokens < 1:
-            raise UserError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not 1 <= self.max_tokens <= MAX_COUNT:
+            raise UserError(f"max_tokens must be at least 1 (and at most {MAX_COUNT}), not {self.max_tokens}")
         if not 0.0 <= self.temperature <= 100.0:  # also false for NaN
             raise UserError(f"temperature must be from 0 to 100, not {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if self.top_k < -1:
-            raise UserError(f"top_k must be -1 (all), 0 (all) or a count, not {self.top_k}")
+        if not -1 <= self.top_k <= MAX_COUNT:
+            raise UserError(f"top_k must be -1 (all), 0 (all) or a count up to {MAX_COUNT}, not {self.top_k}")
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"seed must be from 0 to 2**63-1, not {self.seed}")
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -116,7 +116,7 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
         """
         for name, neutral in NEUTRAL_VALUES.items():
             value = getattr(self, name)
-            if value is not None and value != neutral:
+            if value is not None and (value != neutral or type(value) is not type(neutral)):  # 0 is not False here
                 raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
 
 

@@ -55,8 +55,12 @@ class BatchJob:
             self._line.close()
             llm.report.num_failed = self.num_failed
 
-    def _requests(self, llm: LLM) -> Iterator[Request]:
-        for number, text in self._reader:
+    def _requests(self, llm: LLM) -> Iterator[Request | None]:
+        for line in self._reader:
+            if line is None:
+                yield None
+                continue
+            number, text = line
             try:
                 parsed = parse_line(text, self._defaults)
                 yield llm.make_request(JobLine(number, parsed), parsed.prompt, parsed.sampling)

@@ -8,6 +8,7 @@ import sys
 
 from labinfer.batch.job import BatchJob
 from labinfer.batch.reader import STANDARD, JsonlReader
+from labinfer.batch.records import result_record
 from labinfer.batch.writer import JsonlWriter
 from labinfer.commands.plan import layout_table
 from labinfer.commands.session import Session
@@ -17,6 +18,7 @@ from labinfer.llm import LLM, Request
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.observe.table import format_bytes
 from labinfer.plan import SamplingParams
+from labinfer.protocol import ParsedLine
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ def _run_rank0(
             batch = BatchJob(reader, writer, sampling, session.options.model.model)
             batch.run(llm, session.signals.check)
         else:
-            _answer(llm, job, requests, writer, session)
+            _answer(llm, session, job, sampling, requests, writer)
     except Interrupted:
         logger.info("interrupted; what was finished is written")
     report = llm.report
@@ -126,18 +128,19 @@ def _make_requests(llm: LLM, job: JobOptions, sampling: SamplingParams) -> list[
     return [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
 
 
-def _answer(llm: LLM, job: JobOptions, requests: list[Request], writer: JsonlWriter | None, session: Session) -> None:
+def _answer(
+    llm: LLM,
+    session: Session,
+    job: JobOptions,
+    sampling: SamplingParams,
+    requests: list[Request],
+    writer: JsonlWriter | None,
+) -> None:
     """Print each answer, or write it where --output says."""
     for output in sorted(llm.run(requests, session.signals.check), key=lambda output: output.key):
         if writer is not None:
-            writer.write(
-                {
-                    "id": output.key + 1,
-                    "text": output.text,
-                    "token_ids": output.token_ids,
-                    "finish_reason": output.finish_reason,
-                }
-            )
+            line = ParsedLine(job.prompt[output.key], sampling)
+            writer.write(result_record(output.key + 1, line, output, session.options.model.model))
         else:
             title = f"--- {job.prompt[output.key]}\n" if len(job.prompt) > 1 else ""
             print(f"{title}{output.text}", flush=True)

@@ -29,14 +29,11 @@ class GPipe:
 
     def __init__(self, num_micro_batches: int):
         self.num_micro_batches = num_micro_batches
-        self._draining = False
+        self._filled = 0  # micro-batches launched since the pipeline was last empty
 
     def may_launch(self, in_flight: int) -> bool:
-        if in_flight == 0:
-            self._draining = False
-        elif in_flight >= self.num_micro_batches:
-            self._draining = True
-        return not self._draining and in_flight < self.num_micro_batches
+        self._filled = max(self._filled, in_flight) if in_flight else 0
+        return in_flight == self._filled and in_flight < self.num_micro_batches
 
 
 class OneForwardOneBack:

@@ -22,26 +22,35 @@ def inverse_frequencies(head_size: int, parameters: dict, max_position: int) -> 
         parameters: ``rope_type``, ``rope_theta`` and what that type needs, with the names of Hugging Face's config.
 
     Raises:
-        UserError: a type that is not in ``ROPE_TYPES``.
+        UserError: a type that is not in ``ROPE_TYPES``, or a parameter that is missing or no number.
     """
     kind = parameters.get("rope_type", "default")
-    base = float(parameters["rope_theta"])
+    base = _number(parameters, "rope_theta")
     plain = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
     if kind == "default":
         return plain, 1.0
-    factor = float(parameters["factor"]) if "factor" in parameters else 1.0
     if kind == "linear":
-        return plain / factor, 1.0
+        return plain / _number(parameters, "factor"), 1.0
     if kind == "llama3":
-        return _llama3(plain, factor, parameters), 1.0
+        return _llama3(plain, parameters), 1.0
     if kind == "yarn":
-        return _yarn(plain, factor, base, head_size, parameters, max_position)
+        return _yarn(plain, base, head_size, parameters, max_position)
     raise UserError(f"rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
 
 
-def _llama3(plain: torch.Tensor, factor: float, parameters: dict) -> torch.Tensor:
-    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    original = float(parameters["original_max_position_embeddings"])
+def _number(parameters: dict, key: str, default: float | None = None) -> float:
+    value = parameters.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UserError(f"the config's rope parameter {key!r} should be a number, not {value!r}")
+    return float(value)
+
+
+def _llama3(plain: torch.Tensor, parameters: dict) -> torch.Tensor:
+    factor = _number(parameters, "factor")
+    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    original = _number(parameters, "original_max_position_embeddings")
     wavelength = 2 * math.pi / plain
     blend = (original / wavelength - low) / (high - low)
     smooth = (1 - blend) * plain / factor + blend * plain
@@ -50,19 +59,32 @@ def _llama3(plain: torch.Tensor, factor: float, parameters: dict) -> torch.Tenso
 
 
 def _yarn(
-    plain: torch.Tensor, factor: float, base: float, head_size: int, parameters: dict, max_position: int
+    plain: torch.Tensor, base: float, head_size: int, parameters: dict, max_position: int
 ) -> tuple[torch.Tensor, float]:
-    original = float(parameters.get("original_max_position_embeddings") or max_position)
+    factor = _number(parameters, "factor")
+    original = _number(parameters, "original_max_position_embeddings", max_position)
 
     def dimension_turning(times: float) -> float:
         """The dimension whose angle turns this many times over the original context."""
         return head_size * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(dimension_turning(float(parameters.get("beta_fast") or 32))), 0)
-    high = min(math.ceil(dimension_turning(float(parameters.get("beta_slow") or 1))), head_size - 1)
+    def sharpening(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    low = dimension_turning(_number(parameters, "beta_fast", 32))
+    high = dimension_turning(_number(parameters, "beta_slow", 1))
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
     ramp = ((torch.arange(head_size // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
-    sharpening = parameters.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
-    return plain / factor * ramp + plain * (1 - ramp), float(sharpening)
+    frequencies = plain / factor * ramp + plain * (1 - ramp)
+    if parameters.get("attention_factor") is not None:
+        return frequencies, _number(parameters, "attention_factor")
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):  # DeepSeek's spelling
+        return frequencies, sharpening(_number(parameters, "mscale")) / sharpening(
+            _number(parameters, "mscale_all_dim")
+        )
+    return frequencies, sharpening()
 
 
 class RotaryTable:

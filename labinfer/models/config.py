@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.errors import UserError
+from labinfer.layers.rope import inverse_frequencies
 from labinfer.weights.json_file import read_json
 
 
@@ -77,11 +78,19 @@ class ConfigFile:
         return names[0]
 
 
-def read_rope(file: ConfigFile) -> dict:
-    """Rope parameters from either spelling: ``rope_parameters`` (Transformers 5) or ``rope_theta`` with ``rope_scaling``."""
-    parameters = dict(file.values.get("rope_parameters") or file.values.get("rope_scaling") or {})
+def read_rope(file: ConfigFile, head_size: int, max_position: int) -> dict:
+    """Rope parameters from either spelling: ``rope_parameters`` (Transformers 5) or ``rope_theta`` with ``rope_scaling``.
+
+    Raises:
+        UserError: a kind of scaling that is not offered, or a parameter that makes no sense.
+    """
+    given = file.values.get("rope_parameters") or file.values.get("rope_scaling") or {}
+    file.require(isinstance(given, dict), f"rope parameters should be an object, not {given!r:.60}")
+    parameters = dict(given)
     parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
-    parameters.setdefault("rope_theta", float(file.values.get("rope_theta") or 10000.0))
+    if parameters.get("rope_theta") is None:
+        parameters["rope_theta"] = file.values.get("rope_theta") or 10000.0
+    inverse_frequencies(head_size, parameters, max_position)  # refuses before anything is loaded
     return parameters
 
 

@@ -118,6 +118,8 @@ def read_llama_config(file: ConfigFile) -> ModelConfig:
         file.get("hidden_act", str, "silu") == "silu",
         f"hidden_act {file.values.get('hidden_act')!r} is not supported; only silu is",
     )
+    head_size = file.size("head_dim", hidden_size // num_heads)
+    max_position = file.size("max_position_embeddings", 2048)
     attention_bias = file.get("attention_bias", bool, False)
     return ModelConfig(
         architecture=file.architecture,
@@ -127,10 +129,10 @@ def read_llama_config(file: ConfigFile) -> ModelConfig:
         num_layers=file.size("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_size=file.size("head_dim", hidden_size // num_heads),
+        head_size=head_size,
         rms_norm_eps=file.get("rms_norm_eps", float, 1e-6),
-        rope=read_rope(file),
-        max_position=file.size("max_position_embeddings", 2048),
+        rope=read_rope(file, head_size, max_position),
+        max_position=max_position,
         tied_embeddings=file.get("tie_word_embeddings", bool, False),
         qkv_bias=attention_bias,
         out_bias=attention_bias,

@@ -72,8 +72,9 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
         "model_dir": env.get("LABINFER_MODEL_DIR", ""),
     }
     omp = env.get("OMP_NUM_THREADS", "")
-    if omp.isdigit():
-        common["omp_num_threads"] = int(omp)
+    outermost = omp.split(",")[0]  # a list sets nested levels
+    if outermost.isascii() and outermost.isdigit():
+        common["omp_num_threads"] = int(outermost)
 
     if all(name in env for name in TORCHRUN_VARIABLES):
         local_world_size = _number(env, "LOCAL_WORLD_SIZE")
@@ -193,7 +194,7 @@ def _number(env: Mapping[str, str], name: str, default: str | None = None) -> in
         raise UserError(
             f"the launcher set some of its variables but not {name}; start the ranks with torchrun, mpirun or srun"
         )
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise UserError(f"{name}={text!r} is not a number; start the ranks with torchrun, mpirun or srun")
     return int(text)
 

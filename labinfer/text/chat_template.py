@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labinfer.errors import UserError
@@ -24,8 +27,10 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str]):
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         try:
             self._template = environment.from_string(source)
@@ -40,9 +45,32 @@ class ChatTemplate:
             UserError: the template refuses the messages.
         """
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
-        except (jinja2.TemplateError, TypeError) as error:
-            raise UserError(f"the chat template refuses these messages: {error}") from None
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            )
+        except Exception as error:  # noqa: BLE001 - a template is a program; whatever it raises is its refusal
+            raise UserError(f"the chat template refuses these messages: {error or type(error).__name__}") from None
+
+
+class GenerationTag(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks the assistant's words for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without HTML escapes, unlike Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> None:

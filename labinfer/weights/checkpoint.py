@@ -73,10 +73,10 @@ def _weight_files(directory: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise UserError(f"{index} has no weight_map")
-        names = sorted(set(weight_map.values()))
+        names = list(weight_map.values())
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise UserError(f"{index}: weight_map should name files beside it")
-        return [directory / name for name in names]
+        return [directory / name for name in sorted(set(names))]
     if (directory / SINGLE_FILE).exists():
         return [directory / SINGLE_FILE]
     found = sorted(directory.glob("*.safetensors"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from labinfer.plan import TokenSampling
+from labinfer.plan import GREEDY_BELOW, TokenSampling
 
 GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -38,6 +38,8 @@ class Sampler:
 
 def sample_row(logits_V: torch.Tensor, sampling: TokenSampling, position: int) -> int:
     """Draw one token: temperature, then top-k, then top-p, then Gumbel noise on what is left."""
+    if sampling.temperature < GREEDY_BELOW:
+        return int(logits_V.argmax())
     scaled_V = logits_V.double() / sampling.temperature
     candidates_N = torch.arange(scaled_V.shape[0], device=scaled_V.device)
     if 0 < sampling.top_k < scaled_V.shape[0] or sampling.top_p < 1.0:

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import torch
-from launchers import LAUNCH, command, environment, run
+from launchers import LAUNCH, command, environment, kill_tree, run
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 SOME_FAILED = 1
@@ -114,6 +114,30 @@ def test_standard_input_and_output(model):
     )
     assert process.returncode == 0, process.stderr
     assert len(json.loads(process.stdout)["token_ids"]) == 3
+
+
+def test_a_producer_that_waits_for_answers_gets_them(model):
+    """Standard input stays open: each line is answered before the next is asked."""
+    process = subprocess.Popen(
+        command("mpirun", 2, LAUNCH, "--model", model, "--input", "-", "-pp", "2"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=environment(),
+    )
+    try:
+        for number in range(1, 4):
+            process.stdin.write(
+                json.dumps({"prompt_token_ids": [number], "max_tokens": number, "ignore_eos": True}) + "\n"
+            )
+            answer = json.loads(process.stdout.readline())
+            assert (answer["id"], len(answer["token_ids"])) == (number, number)
+        process.stdin.close()
+        assert process.wait(30) == 0
+    finally:
+        kill_tree(process)
 
 
 def test_flags_are_defaults_and_lines_override_them(model, tmp_path):

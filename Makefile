@@ -1,0 +1,81 @@
+# make run    set up and generate text for examples/prompts.jsonl
+# make test   set up and run the tests (about ten minutes on 2 cores)
+# make help   all targets
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Pinned: a looser request may bring gigabytes of accelerator packages. For a GPU, install its torch first, or say
+# make setup TORCH='torch==2.13.0 --index-url …'.
+TORCH ?= torch==2.13.0
+MODEL ?= .tiny
+ARGS ?=
+# A test run that hangs is ended, with every process under it.
+LIMIT := timeout --foreground --kill-after=10
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules clean
+
+help: ## show this list
+	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
+
+setup: $(VENV)/.setup ## create .venv and install the package with MPI
+
+$(VENV)/.setup: setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "LABInfer needs Python 3.10 or newer; say make PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable '.[mpi]'
+	touch $@
+
+$(VENV)/.setup-test: $(VENV)/.setup
+	$(BIN)/pip install --quiet --editable '.[mpi,test]'
+	touch $@
+
+run: $(VENV)/.setup ## generate text for examples/prompts.jsonl (MODEL=DIR takes another model)
+	@test $(MODEL) != .tiny || test -e .tiny/config.json || $(BIN)/python tools/random_checkpoint.py --shape tiny .tiny
+	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl $(ARGS)
+
+test: lint test-unit test-dist test-cluster ## everything a change must pass
+
+test-all: lint test-unit test-dist test-mpi-4 test-mpi-5 test-torchrun-3 ## the whole matrices as well (about half an hour)
+	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster
+
+test-unit: $(VENV)/.setup-test ## no process group
+	$(LIMIT) 600 $(BIN)/python -m pytest tests/unit
+
+test-dist: test-mpi-1 test-mpi-2 test-mpi-3 test-torchrun-2 ## the same tests at several world sizes
+
+test-mpi-%: $(VENV)/.setup-test ## tests/dist under mpirun with that many ranks
+	$(LIMIT) 300 mpirun -n $* $(BIN)/python -m pytest --with-mpi tests/dist
+
+test-torchrun-%: $(VENV)/.setup-test ## tests/dist under torchrun with that many ranks
+	$(LIMIT) 300 torchrun --nproc-per-node $* -m pytest tests/dist
+
+test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
+	$(LIMIT) 1800 $(BIN)/python -m pytest tests/cluster -m "not slow"
+
+lint: $(VENV)/.setup-test ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.setup-test ## put style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+size: ## list files over 400 lines
+	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 400 && $$2 != "total" { print; found = 1 } END { if (!found) print "no file over 400 lines" }'
+
+bench: bench-comm bench-schedules ## measure this machine
+
+bench-comm: $(VENV)/.setup ## latency and bandwidth between two ranks, over MPI and gloo
+	mpirun -n 2 $(BIN)/python launch.py bench comm
+	torchrun --nproc-per-node 2 launch.py bench comm
+
+bench-schedules: $(VENV)/.setup ## the pipeline schedules against each other
+	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
+	mpirun -n 2 $(BIN)/python benchmarks/pipeline_schedules.py --model .small
+	torchrun --nproc-per-node 2 benchmarks/pipeline_schedules.py --model .small
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) .tiny .small

@@ -1,0 +1,152 @@
+"""Chat templates beside Transformers', and the sandbox they run in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from checkpoints import CHAT_TEMPLATE
+from transformers import AutoTokenizer
+
+from labinfer.errors import UserError
+from labinfer.text.chat_template import ChatTemplate
+from labinfer.text.tokenizer import Tokenizer
+
+CONVERSATIONS = [
+    [{"role": "user", "content": "hi"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "你好 <|im_end|> {{ 7 * 7 }}"},
+        {"role": "assistant", "content": " ho "},
+        {"role": "user", "content": ""},
+    ],
+]
+TEMPLATES = {
+    "chatml": CHAT_TEMPLATE,
+    "trims blocks": "{% for m in messages %}\n    {% if m.role == 'user' %}\n  U:{{ m.content }}\n    {% endif %}\n"
+    "{% endfor %}\nend\n",
+    "special tokens": "{{ bos_token }}{{ messages[0].content | trim }}{{ eos_token }}{{ pad_token }}",
+    "tojson": "{{ messages | tojson }}|{{ messages | tojson(indent=2) }}|{{ 'é<&>' | tojson }}",
+    "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "no tools": "{% if tools is not none %}TOOLS{% endif %}{% if documents is not none %}DOCUMENTS{% endif %}x",
+    "undefined tools": "{% if tools is defined and tools %}TOOLS{% endif %}{% if nothing is defined %}y{% endif %}x",
+    "ensure_ascii": "{{ messages | tojson(ensure_ascii=True) }}",
+    "generation block": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=["one", "several"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_render_as_in_transformers(bpe_directory, tmp_path, template, conversation):
+    config = json.loads((bpe_directory / "tokenizer_config.json").read_text())
+    config |= {"bos_token": "<|im_start|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATES[template]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    ours = Tokenizer(tmp_path)
+    assert ours.encode_chat(conversation) == ours.encode(expected, add_special_tokens=False)
+    tokens = {name: config[name] for name in ("bos_token", "eos_token", "pad_token")}
+    assert ChatTemplate(TEMPLATES[template], tokens).render(conversation) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer_config.json": {"chat_template": "config"}}, "config"),
+        ({"tokenizer_config.json": {"chat_template": "config"}, "chat_template.jinja": "file"}, "file"),
+        ({"chat_template.json": {"chat_template": "json"}}, "json"),
+        (
+            {
+                "tokenizer_config.json": {
+                    "chat_template": [
+                        {"name": "rag", "template": "rag"},
+                        {"name": "default", "template": "default"},
+                    ]
+                }
+            },
+            "default",
+        ),
+    ],
+)
+def test_the_template_is_found_where_exports_put_it(bpe_directory, tmp_path, files, expected):
+    (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.has_chat_template
+    assert tokenizer.decode(tokenizer.encode_chat(CONVERSATIONS[0])) == expected
+
+
+def test_special_tokens_may_be_written_as_objects(bpe_directory, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
+    config = {"chat_template": "{{ bos_token }}", "bos_token": {"content": "<|im_start|>", "lstrip": False}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tokenizer(tmp_path).encode_chat([]) == [2]
+
+
+def test_without_a_template_messages_are_refused(sp):
+    assert not sp.has_chat_template
+    with pytest.raises(UserError, match="no chat template; send a prompt"):
+        sp.encode_chat(CONVERSATIONS[0])
+
+
+def test_a_template_may_refuse_the_messages():
+    with pytest.raises(UserError, match="roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render([])
+
+
+def test_the_date_is_at_hand():
+    assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render([]).isdigit()
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ messages ", "{% endfor %}", "{{ x | no_such_filter }}"])
+def test_a_template_that_does_not_parse_is_refused(source):
+    with pytest.raises(UserError, match="does not parse"):
+        ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__ }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages['__class__']['__base__'] }}",
+        "{{ messages | attr('__class__') }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ strftime_now.__code__ }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ '%s' | format(messages.__class__) }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ messages.append(1) }}",
+        "{% set x = messages.clear() %}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+    ],
+)
+def test_the_sandbox_refuses_attribute_tricks(source):
+    messages = [{"role": "user", "content": "hi"}]
+    try:
+        rendered = ChatTemplate(source, {}).render(messages)
+    except UserError as error:
+        assert "unsafe" in str(error) or "not safely callable" in str(error)
+    else:
+        assert rendered == ""  # an unsafe attribute reads as undefined
+    assert messages == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ no_such_thing.field }}",
+        "{{ 1 // 0 }}",
+        "{{ messages[0].content.index('z') }}",
+        "{% for n in range(10000000) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_whatever_a_template_stumbles_over_is_a_user_error(source):
+    with pytest.raises(UserError, match="refuses"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])

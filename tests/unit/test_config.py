@@ -1,0 +1,199 @@
+"""Options: what they convert to, what they refuse, and the set of flags, frozen."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+import time
+
+import pytest
+
+from labinfer.cli import COMMANDS, build_parser, split_command
+from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
+from labinfer.errors import UserError
+
+ENGINE_FLAGS = {
+    "--model", "--tokenizer", "--dtype", "--max-model-len",
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
+    "--block-size", "--num-kv-blocks", "--memory-utilization",
+    "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--pipeline-schedule", "--max-inflight",
+    "--threads", "--timeout",
+}  # fmt: skip
+GENERATE_FLAGS = ENGINE_FLAGS | {
+    "--prompt", "--raw", "--input", "--output", "--report",
+    "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--stop", "--ignore-eos",
+}  # fmt: skip
+COMM_FLAGS = {
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
+    "--threads", "--timeout",
+}  # fmt: skip
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {name for action in parser._actions for name in action.option_strings} - {"-h", "--help"}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"), [("generate", GENERATE_FLAGS), ("plan", ENGINE_FLAGS), ("bench comm", COMM_FLAGS)]
+)
+def test_the_set_of_flags_is_frozen(command, flags):
+    """A flag that comes or goes is a decision: change this list together with CHANGELOG.md."""
+    assert flags_of(build_parser(command)) == flags | {"--version"}
+
+
+def test_the_set_of_commands_is_frozen():
+    assert set(COMMANDS) == {"generate", "plan", "bench comm"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_has_help(command):
+    for action in build_parser(command)._actions:
+        assert action.help, action.option_strings
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, JobOptions, SamplingOptions])
+def test_every_option_and_section_is_explained(section):
+    assert section.__doc__
+    for f in dataclasses.fields(section):
+        assert f.metadata["help"].strip(), f.name
+
+
+def test_options_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineOptions().cache.block_size = 3
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "section", "value"),
+    [
+        ("tensor_parallel_size", "2,1", "parallel", (2, 1)),
+        ("tensor_parallel_size", " 2, 1 ", "parallel", (2, 1)),
+        ("tensor_parallel_size", [2, 1], "parallel", (2, 1)),
+        ("tensor_parallel_size", (3,), "parallel", (3,)),
+        ("tensor_parallel_size", 2, "parallel", (2,)),
+        ("layers", "14,10", "parallel", (14, 10)),
+        ("device", "cuda,cpu", "parallel", ("cuda", "cpu")),
+        ("dtype", "float32", "model", ("float32",)),
+        ("dtype", ["bfloat16", "float32"], "model", ("bfloat16", "float32")),
+        ("block_size", "32", "cache", 32),
+        ("block_size", 32.0, "cache", 32),
+        ("memory_utilization", "0.5", "cache", 0.5),
+        ("memory_utilization", 1, "cache", 1.0),
+        ("timeout", "2.5", "runtime", 2.5),
+        ("tokenizer", "", "model", ""),
+        ("pipeline_schedule", "gpipe", "scheduler", "gpipe"),
+    ],
+)
+def test_values_are_converted(key, given, section, value):
+    converted = getattr(getattr(EngineOptions.from_flat({key: given}), section), key)
+    assert converted == value
+    assert type(converted) is type(value)
+
+
+def test_what_is_not_given_keeps_its_default():
+    assert EngineOptions.from_flat({"model": "m"}).scheduler == EngineOptions().scheduler
+
+
+@pytest.mark.parametrize("key", ["tensor_paralel_size", "prompt", "seed", "model ", ""])
+def test_unknown_keys_are_refused_with_the_known_ones(key):
+    with pytest.raises(UserError) as caught:
+        EngineOptions.from_flat({key: 1})
+    assert repr(key) in str(caught.value) and "tensor_parallel_size" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_size", "16.5"),
+        ("block_size", 16.5),
+        ("block_size", "many"),
+        ("block_size", True),
+        ("block_size", None),
+        ("block_size", ""),
+        ("block_size", 0),
+        ("num_kv_blocks", -1),
+        ("memory_utilization", 0.0),
+        ("memory_utilization", 1.01),
+        ("memory_utilization", float("nan")),
+        ("memory_utilization", "half"),
+        ("tensor_parallel_size", 0),
+        ("tensor_parallel_size", "2,"),
+        ("tensor_parallel_size", "2,-1"),
+        ("tensor_parallel_size", ()),
+        ("pipeline_parallel_size", -1),
+        ("layers", "3,0"),
+        ("dtype", "int8"),
+        ("dtype", "float32,"),
+        ("dtype", ()),
+        ("device", ""),
+        ("model", ""),
+        ("transport", "carrier-pigeon"),
+        ("pipeline_schedule", "1F1B"),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
+        ("chunked_prefill_size", 0),
+        ("max_inflight", -2),
+        ("max_model_len", -1),
+        ("threads", -1),
+        ("timeout", 0),
+        ("timeout", float("nan")),
+    ],
+)
+def test_values_out_of_bounds_are_refused_by_their_flags_name(key, value):
+    with pytest.raises(UserError) as caught:
+        EngineOptions.from_flat({key: value})
+    assert "--" + key.replace("_", "-") in str(caught.value)
+
+
+def test_help_is_printed_without_importing_torch():
+    code = (
+        "import sys\nfrom labinfer.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "sys.stderr.write('torch' if 'torch' in sys.modules else 'light')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "light"
+    for flag in GENERATE_FLAGS:
+        assert flag in done.stdout
+
+
+def test_help_is_there_in_half_a_second():
+    times = []
+    for _ in range(3):  # the best of three, as other processes may want the cores
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "labinfer", "--help"], stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "rest"),
+    [
+        (["--model", "plan"], "generate", ["--model", "plan"]),
+        (["plan", "--model", "x"], "plan", ["--model", "x"]),
+        (["bench", "comm"], "bench comm", []),
+        ([], "generate", []),
+    ],
+)
+def test_the_command_is_the_words_before_the_flags(arguments, command, rest):
+    assert split_command(arguments) == (command, rest)
+
+
+@pytest.mark.parametrize("words", [["bench"], ["serve"], ["plan", "comm"]])
+def test_words_that_are_no_command_are_refused(words):
+    with pytest.raises(UserError) as caught:
+        split_command([*words, "--threads", "1"])
+    assert repr(" ".join(words)) in str(caught.value) and "bench comm" in str(caught.value)
+
+
+def test_a_wrong_flag_is_a_usage_error_without_importing_torch():
+    code = (
+        "import sys\nfrom labinfer.cli import main\nstatus = main(['--modle', 'x', '--seed', '1'])\n"
+        "print('torch' in sys.modules)\nraise SystemExit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.strip() == "False"
+    assert done.stderr.startswith("labinfer: error: ") and "--modle" in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,185 @@
+"""The import rule of docs and design, and the calls that are banned, read from the source by AST."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import labinfer
+
+PACKAGE = Path(labinfer.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+LEAVES = {"plan", "protocol", "comm", "spmd", "weights", "config", "errors", "observe", "text"}
+"""Parts that know only each other; every part may use them."""
+MAY_IMPORT = {
+    "__main__": {"cli"},
+    "cli": {"commands", "server", "batch", "llm", "executor"},
+    "commands": {"server", "batch", "llm", "executor", "worker"},
+    "server": {"llm", "executor", "engine"},
+    "batch": {"llm"},
+    "llm": {"executor", "engine"},
+    "executor": {"engine", "worker", "models", "layers", "functions"},
+    "engine": set(),
+    "worker": {"models", "layers", "functions"},
+    "models": {"layers", "functions"},
+    "layers": {"functions"},
+    "functions": set(),
+}
+"""Beside the leaves and itself. Everything points one way: down this list."""
+
+
+def part_of(module: str) -> str:
+    """``labinfer.comm.wire`` → ``comm``; the package itself is ``__init__``."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_by(path: Path) -> set[str]:
+    """Every module that a file names in an import, wherever it stands, types included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+IMPORTS = {path: imported_by(path) for path in FILES}
+EDGES = [
+    (path, part_of(name_of(path)), part_of(module))
+    for path, modules in IMPORTS.items()
+    for module in modules
+    if module.startswith("labinfer.")
+]
+
+
+def test_every_part_of_the_package_has_its_place_in_the_rule():
+    parts = {part_of(name_of(path)) for path in FILES} - {"__init__"}
+    assert parts <= LEAVES | set(MAY_IMPORT)
+    assert len(EDGES) > 100  # the reading itself works
+
+
+def test_imports_go_one_way():
+    for path, importer, imported in EDGES:
+        if importer in MAY_IMPORT:
+            assert imported in MAY_IMPORT[importer] | LEAVES | {importer}, f"{path} imports {imported}"
+
+
+def test_leaves_import_only_leaves():
+    for path, importer, imported in EDGES:
+        if importer in LEAVES:
+            assert imported in LEAVES, f"{path} imports {imported}"
+
+
+def test_the_rule_itself_has_no_circles():
+    remaining = {part: set(allowed) & set(MAY_IMPORT) for part, allowed in MAY_IMPORT.items()}
+    while remaining:
+        free = [part for part, allowed in remaining.items() if not allowed & set(remaining)]
+        assert free, f"a circle among {sorted(remaining)}"
+        for part in free:
+            del remaining[part]
+
+
+def test_comm_knows_nobodys_meaning():
+    used = {imported for _, importer, imported in EDGES if importer == "comm"}
+    assert used <= {"comm", "errors"}
+
+
+def test_engine_and_worker_never_import_each_other():
+    pairs = {(importer, imported) for _, importer, imported in EDGES}
+    assert ("engine", "worker") not in pairs and ("worker", "engine") not in pairs
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "engine").glob("*.py")), ids=lambda path: path.name)
+def test_engine_never_names_torch(path):
+    assert not [module for module in IMPORTS[path] if module.partition(".")[0] in ("torch", "numpy")]
+
+
+def test_engine_can_be_imported_without_torch():
+    modules = [name_of(path) for path in sorted((PACKAGE / "engine").glob("*.py"))]
+    code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "module", ["labinfer", "labinfer.plan", "labinfer.protocol", "labinfer.config", "labinfer.cli"]
+)
+def test_the_plain_data_needs_no_torch(module):
+    code = f"import sys, {module}\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def names_used(path: Path) -> set[str]:
+    """``environ`` of ``os.environ``, bare names, and what ``from … import`` brings."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_only_the_launch_environment_is_read_and_only_in_its_file():
+    readers = {path for path in FILES if names_used(path) & {"environ", "environb", "getenv", "getenvb"}}
+    assert readers == {PACKAGE / "spmd" / "environment.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_is_pickled(path):
+    pickling = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    assert not {module.partition(".")[0] for module in IMPORTS[path]} & pickling
+    object_calls = {name for name in names_used(path) if "object_list" in name or name.endswith("_object")}
+    assert not object_calls
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr in ("load", "save"):
+            assert ast.unparse(node.value) not in ("torch", "np", "numpy"), f"{ast.unparse(node)} in {path}"
+
+
+def lower_case_calls(source: str) -> list[str]:
+    """Calls of mpi4py's pickling methods: lower-case ones on a communicator."""
+    return [
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr[0].islower()
+        and re.match(r"(.*[._])?(comm|COMM_WORLD|COMM_SELF)\b", ast.unparse(node.func.value))
+    ]
+
+
+def test_mpi_is_called_by_its_upper_case_names_only():
+    assert lower_case_calls((PACKAGE / "comm" / "mpi.py").read_text(encoding="utf-8")) == []
+    sample = "self._comm.send(x, 1)\nMPI.COMM_WORLD.bcast(x)\nself._comm.Send(x, 1)\ncomm.Dup().allgather(x)"
+    assert lower_case_calls(sample) == ["self._comm.send", "MPI.COMM_WORLD.bcast", "comm.Dup().allgather"]
+
+
+def test_mpi4py_is_imported_in_one_file_only():
+    users = {path for path, modules in IMPORTS.items() if any(m.partition(".")[0] == "mpi4py" for m in modules)}
+    assert users == {PACKAGE / "comm" / "mpi.py"}
+
+
+def test_no_file_is_called_utils():
+    assert not [path for path in FILES if path.stem in ("utils", "util", "helpers", "misc", "common")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_process_group_or_communicator_lives_at_module_level(path):
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Call):
+            called = ast.unparse(node.value.func)
+            assert not called.endswith(("Communicator", "new_group", "init_process_group", "Dup", "Split")), called

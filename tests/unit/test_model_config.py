@@ -1,0 +1,197 @@
+"""``config.json`` of a checkpoint: what is read, both spellings of rope, and errors that name file and key."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_llama import CONFIG
+
+from labinfer.errors import UserError
+from labinfer.layers.rope import inverse_frequencies
+from labinfer.models.registry import ARCHITECTURES, load_config, model_class
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read(directory, drop=(), **changes):
+    values = {key: value for key, value in (CONFIG | changes).items() if key not in drop}
+    (directory / "config.json").write_text(json.dumps(values))
+    return load_config(directory)
+
+
+def test_a_llama_config_is_read(tmp_path):
+    config = read(tmp_path)
+    assert (config.num_heads, config.num_kv_heads, config.head_size) == (6, 2, 8)
+    assert not (config.qkv_bias or config.out_bias or config.mlp_bias or config.tied_embeddings)
+    assert config.rope == {"rope_type": "default", "rope_theta": 10000.0}
+    assert model_class(config) is ARCHITECTURES["LlamaForCausalLM"].model
+
+
+def test_what_a_llama_config_leaves_out_has_transformers_defaults(tmp_path):
+    config = read(tmp_path, drop=("num_key_value_heads", "rms_norm_eps", "max_position_embeddings"))
+    assert (config.num_kv_heads, config.rms_norm_eps, config.max_position) == (6, 1e-6, 2048)
+
+
+def test_a_head_size_of_its_own_is_kept(tmp_path):
+    assert read(tmp_path, head_dim=16).head_size == 16
+
+
+def test_llama_biases_come_with_the_config(tmp_path):
+    config = read(tmp_path, attention_bias=True, mlp_bias=True)
+    assert config.qkv_bias and config.out_bias and config.mlp_bias
+
+
+def test_qwen2_has_biases_on_queries_keys_and_values_only(tmp_path):
+    config = read(tmp_path, architectures=["Qwen2ForCausalLM"], attention_bias=True)
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (True, False, False)
+
+
+@pytest.mark.parametrize("spelling", [{"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}])
+def test_the_number_type_has_two_spellings(tmp_path, spelling):
+    assert read(tmp_path, **spelling).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ids"),
+    [
+        ({}, None, ()),
+        ({"eos_token_id": 2}, None, (2,)),
+        ({"eos_token_id": [2, 3]}, None, (2, 3)),
+        ({"eos_token_id": None}, None, ()),
+        ({"eos_token_id": 2}, {"eos_token_id": [4, 5]}, (4, 5)),
+        ({"eos_token_id": 2}, {"do_sample": True}, (2,)),
+    ],
+)
+def test_end_of_sequence_ids_prefer_the_generation_config(tmp_path, config, generation, ids):
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert read(tmp_path, **config).eos_token_ids == ids
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_type": "default"}),
+        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_theta": 5e5, "rope_type": "default"}),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0},
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3 | {"rope_type": "llama3"}},
+            LLAMA3 | {"rope_theta": 5e5, "rope_type": "llama3"},
+        ),
+        (
+            {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0},
+        ),
+    ],
+    ids=["theta", "null", "linear", "llama3", "yarn"],
+)
+def test_both_spellings_of_rope_mean_the_same(tmp_path, old, new):
+    before, after = read(tmp_path, **old), read(tmp_path, rope_parameters=new)
+    ours, theirs = (inverse_frequencies(64, config.rope, 32768) for config in (before, after))
+    assert ours[0].equal(theirs[0]) and ours[1] == theirs[1]
+    assert {key: before.rope[key] for key in new} == after.rope
+
+
+# Errors.
+
+REQUIRED = (
+    "architectures",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_missing_key_is_named_with_its_file(tmp_path, key):
+    with pytest.raises(UserError, match=f"config.json has no '{key}'"):
+        read(tmp_path, drop=(key,))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vocab_size", "50"),
+        ("vocab_size", 0),
+        ("vocab_size", 50.5),
+        ("hidden_size", -48),
+        ("num_hidden_layers", True),
+        ("num_hidden_layers", [2]),
+        ("num_key_value_heads", 4),
+        ("num_key_value_heads", 0),
+        ("rms_norm_eps", "small"),
+        ("tie_word_embeddings", "yes"),
+        ("attention_bias", 1),
+        ("hidden_act", "gelu"),
+        ("hidden_act", 5),
+        ("architectures", []),
+        ("architectures", "LlamaForCausalLM"),
+        ("architectures", [5]),
+        ("architectures", ["LlamaForCausalLM", "Qwen2ForCausalLM"]),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named_with_its_file(tmp_path, key, value):
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, **{key: value})
+    assert "config.json" in str(caught.value) and key in str(caught.value)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
+    with pytest.raises(UserError, match="'MambaForCausalLM' is not supported; supported are Llama"):
+        read(tmp_path, architectures=["MambaForCausalLM"])
+
+
+def test_sliding_windows_are_refused(tmp_path):
+    with pytest.raises(UserError, match="use_sliding_window"):
+        read(tmp_path, architectures=["Qwen2ForCausalLM"], use_sliding_window=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "proportional"}),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        ("rope_scaling", {"rope_type": "linear"}),
+        ("rope_scaling", {"rope_type": "linear", "factor": "two"}),
+        ("rope_scaling", {"rope_type": ["linear"]}),
+        ("rope_scaling", "linear"),
+        ("rope_scaling", [2.0]),
+        ("rope_theta", "large"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_rope_that_cannot_be_computed_is_a_user_error(tmp_path, key, value):
+    """Whether the config's reader or the table's maker finds it, it is the user's to mend, not a traceback."""
+    with pytest.raises(UserError, match="rope"):
+        inverse_frequencies(8, read(tmp_path, **{key: value}).rope, 64)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"architectures"'])
+def test_a_config_that_is_no_json_object_is_refused_by_path(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="config.json"):
+        load_config(tmp_path)
+
+
+def test_a_config_that_is_no_text_is_refused_by_path(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="config.json"):
+        load_config(tmp_path)
+
+
+def test_a_missing_config_is_refused_by_path(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*config.json: No such file"):
+        load_config(tmp_path)

@@ -1,0 +1,172 @@
+"""The request schema: what lines say, what is refused, and that every refusal is one clear error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labinfer.errors import UserError
+from labinfer.plan import SamplingParams
+from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, parse_line
+
+DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
+
+
+def parse(line, defaults=DEFAULTS):
+    return parse_line(line if isinstance(line, bytes) else json.dumps(line).encode(), defaults)
+
+
+def batch(body, url=COMPLETIONS_URL, **other):
+    return {"custom_id": "c-1", "method": "POST", "url": url, "body": body} | other
+
+
+def chat(content, **body):
+    return batch({"messages": [{"role": "user", "content": content}]} | body, CHAT_URL)
+
+
+# Simple lines.
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt"),
+    [
+        ({"prompt": "hi"}, {"prompt": "hi"}),
+        ({"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2]}),
+        (
+            {"messages": [{"role": "user", "content": "hi", "name": "Ann"}]},
+            {"messages": [{"role": "user", "content": "hi", "name": "Ann"}]},
+        ),
+        ({"prompt": "你好"}, {"prompt": "你好"}),
+        ({}, {}),  # which prompt is missing or doubled is for LLM to say
+    ],
+)
+def test_a_simple_line_carries_its_prompt(line, prompt):
+    parsed = parse(line)
+    assert parsed.prompt == prompt
+    assert parsed.sampling == DEFAULTS
+    assert (parsed.id, parsed.custom_id, parsed.is_batch) == (None, None, False)
+
+
+@pytest.mark.parametrize("own_id", [5, "five", 0, ""])
+def test_a_simple_line_may_have_an_id(own_id):
+    assert parse({"prompt": "hi", "id": own_id}).id == own_id
+
+
+def test_fields_of_the_line_go_before_the_defaults():
+    parsed = parse({"prompt": "hi", "max_tokens": 1, "temperature": 0, "stop": "x", "seed": None})
+    assert parsed.sampling == SamplingParams(max_tokens=1, temperature=0, stop=("x",), seed=3)
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("a", ("a",)), (["a", "b"], ("a", "b")), ([], ()), (None, ("END",))])
+def test_stop_is_a_string_or_a_list(stop, expected):
+    assert parse({"prompt": "hi", "stop": stop}).sampling.stop == expected
+
+
+@pytest.mark.parametrize("field", ["max_token", "n", "stream", "model", "prompts"])
+def test_unknown_fields_of_a_simple_line_are_refused_by_name(field):
+    with pytest.raises(UserError, match=f"`{field}`"):
+        parse({"prompt": "hi", field: 1})
+
+
+# Batch lines.
+
+
+def test_a_completion_line_is_read():
+    parsed = parse(batch({"model": "m", "prompt": "hi", "max_tokens": 2, "user": "u"}))
+    assert (parsed.prompt, parsed.custom_id, parsed.url) == ({"prompt": "hi"}, "c-1", COMPLETIONS_URL)
+    assert parsed.model == "m" and parsed.is_batch and parsed.sampling.max_tokens == 2
+
+
+def test_a_completion_line_may_carry_token_ids():
+    assert parse(batch({"prompt": [3, 4]})).prompt == {"prompt_token_ids": [3, 4]}
+
+
+def test_a_chat_line_is_read():
+    parsed = parse(chat("hi", max_completion_tokens=9))
+    assert parsed.prompt == {"messages": [{"role": "user", "content": "hi"}]}
+    assert parsed.url == CHAT_URL and parsed.sampling.max_tokens == 9
+
+
+def test_max_tokens_goes_before_max_completion_tokens():
+    assert parse(chat("hi", max_tokens=4, max_completion_tokens=9)).sampling.max_tokens == 4
+
+
+def test_content_parts_are_joined():
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    assert parse(chat(parts)).prompt["messages"][0]["content"] == "one two"
+
+
+def test_content_may_be_null():
+    assert parse(chat(None)).prompt["messages"][0]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 1},
+        {"best_of": 1},
+        {"stream": False},
+        {"echo": False},
+        {"logprobs": False},
+        {"logprobs": None},
+        {"top_logprobs": 0},
+        {"presence_penalty": 0},
+        {"frequency_penalty": 0.0},
+        {"logit_bias": {}},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"metadata": {"k": "v"}},
+    ],
+)
+def test_values_that_change_nothing_are_accepted(body):
+    assert parse(batch({"prompt": "hi"} | body)).prompt == {"prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 2},
+        {"best_of": 3},
+        {"stream": True},
+        {"echo": True},
+        {"logprobs": True},
+        {"logprobs": 0},
+        {"logprobs": 5},
+        {"top_logprobs": 1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -1},
+        {"logit_bias": {"5": 1}},
+        {"suffix": "x"},
+        {"tools": [{}]},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(body):
+    with pytest.raises(UserError, match=f"{next(iter(body))}=.* not supported"):
+        parse(batch({"prompt": "hi"} | body))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (batch({"prompt": "hi", "spice": 1}), "spice"),
+        (batch({"prompt": "hi"}, method="GET"), "GET"),
+        (batch({"prompt": "hi"}, url="/v1/embeddings"), "/v1/embeddings"),
+        (batch({"prompt": "hi"}, extra=1), "extra"),
+        (batch({}), "prompt"),
+        (batch({"messages": []}), "messages"),
+        (batch({"prompt": "hi"}, CHAT_URL), "prompt"),
+        (chat([{"type": "image_url", "image_url": "x"}]), "image_url|text"),
+        (batch({"prompt": ["a", "b"]}), "prompt"),
+        (batch("prompt"), "object"),
+        ({"custom_id": "c"}, "method"),
+        ({"body": {"prompt": "hi"}}, "custom_id"),
+        (batch({"prompt": "hi"}, custom_id=5), "custom_id"),
+    ],
+)
+def test_broken_batch_lines_are_refused(line, says):
+    with pytest.raises(UserError, match=says):
+        parse(line)

@@ -1,0 +1,53 @@
+"""``docs/structure.md`` tells the truth about the tree, and the READMEs about each other and the command line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from labinfer.cli import COMMANDS, build_parser
+
+ROOT = Path(__file__).parents[2]
+
+
+def documented_tree() -> set[str]:
+    """The paths in the first fenced block of docs/structure.md, from their indentation."""
+    block = (ROOT / "docs/structure.md").read_text(encoding="utf-8").split("```")[1]
+    found, parents = set(), []
+    for line in block.strip().splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        parents[depth:] = [name.rstrip("/")]
+        if not name.endswith("/"):
+            found.add("/".join(parents))
+    return found
+
+
+def test_the_documented_tree_is_the_tree_on_disk():
+    on_disk = {str(path.relative_to(ROOT)) for path in (ROOT / "labinfer").rglob("*.py")}
+    assert documented_tree() == on_disk
+
+
+def test_every_file_of_the_tree_says_what_it_is():
+    for path in (ROOT / "labinfer").rglob("*.py"):
+        assert path.read_text(encoding="utf-8").startswith('"""'), f"{path} has no docstring"
+
+
+def test_both_readmes_have_the_same_sections_and_commands():
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
+    assert english.count("\n## ") == chinese.count("\n## ")
+    commands = [
+        re.findall(r"^    (?:\$ )?((?:python|torchrun|mpirun|srun|make|pip)\b[^#\n]*?)\s*(?:#.*)?$", text, re.M)
+        for text in (english, chinese)
+    ]
+    assert commands[0] == commands[1]
+
+
+def test_flags_in_the_documentation_exist():
+    known = {flag for name in COMMANDS for flag in build_parser(name)._option_string_actions}
+    for name in ("README.md", "README.zh-CN.md", "hostfiles/README.md"):
+        for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+            if "launch.py" in line:
+                ours = line.split("launch.py", 1)[1].split("#")[0]
+                for flag in re.findall(r"(?<![\w-])(--?[a-z][a-z-]+)", ours):
+                    assert flag in known, f"{name}: {flag} in {line!r}"

@@ -1,0 +1,142 @@
+"""Both kinds of tokenizer, and text that comes out token by token."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from transformers import AutoTokenizer
+
+from labinfer.errors import UserError
+from labinfer.text.detokenizer import Detokenizer
+from labinfer.text.tokenizer import Tokenizer
+
+TEXTS = [
+    "the quick brown fox",
+    "你好,世界。今天天气很好",
+    "naïve café 🦊🦊 done",
+    "  two  spaces\n\n\ttab ",
+    "x",
+    "👩‍👩‍👧‍👦 a family, then ½ and é",
+]
+
+
+# Tokenizers.
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sp"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_survives_the_way_there_and_back(kind, text, request):
+    tokenizer = request.getfixturevalue(kind)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(0 <= token < tokenizer.vocab_size for token in ids)
+
+
+def test_special_tokens_do_not_show_in_text(bpe):
+    ids = bpe.encode("<|im_start|>hi<|im_end|>")
+    assert ids[0] == 2 and ids[-1] == 1
+    assert bpe.decode(ids) == "hi"
+
+
+def test_sentencepiece_begins_with_its_bos_token_unless_told_not_to(sp):
+    assert sp.encode("the fox")[0] == 1
+    assert sp.encode("the fox", add_special_tokens=False) == sp.encode("the fox")[1:]
+
+
+def test_sentencepiece_passes_over_control_and_unknown_ids(sp):
+    ids = sp.encode("the fox", add_special_tokens=False)
+    assert sp.decode([1, *ids, 2, sp.vocab_size + 7]) == "the fox"
+
+
+def test_the_ids_are_those_of_transformers(bpe_directory, bpe):
+    theirs = AutoTokenizer.from_pretrained(bpe_directory)
+    for text in TEXTS:
+        assert bpe.encode(text) == theirs(text)["input_ids"]
+
+
+def test_a_directory_without_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no tokenizer.json and no tokenizer.model"):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+@pytest.mark.parametrize("data", [b"", b"{}", b"\xff\xfe\x00 nonsense"])
+def test_a_broken_tokenizer_is_refused_by_its_path(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=name):
+        Tokenizer(tmp_path)
+
+
+# Detokenisation.
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sp"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_text_grows_to_what_decoding_everything_gives(kind, text, request):
+    tokenizer = request.getfixturevalue(kind)
+    detokenizer, seen = Detokenizer(tokenizer), ""
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        assert detokenizer.add(token) is False
+        assert detokenizer.text.startswith(seen)
+        seen = detokenizer.text
+        assert "\ufffd" not in seen, "half a character was let out"
+        assert text.startswith(seen)
+    assert seen == text
+
+
+def test_random_texts_come_out_whole(bpe, sp):
+    rng, alphabet = random.Random(5), "ab cd\n世界🦊é½.the"
+    for tokenizer in (bpe, sp):
+        for _ in range(60):
+            text = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
+            detokenizer = Detokenizer(tokenizer)
+            for token in tokenizer.encode(text, add_special_tokens=False):
+                detokenizer.add(token)
+            assert detokenizer.text == text
+
+
+def test_bytes_that_are_no_text_are_shown_in_the_end(bpe):
+    byte = bpe.encode("界", add_special_tokens=False)[0]
+    detokenizer = Detokenizer(bpe)
+    for _ in range(12):
+        detokenizer.add(byte)
+    assert detokenizer.text and set(detokenizer.text) == {"\ufffd"}
+    for token in bpe.encode(" done"):
+        detokenizer.add(token)
+    assert detokenizer.text.endswith(" done")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sp"])
+@pytest.mark.parametrize(
+    ("text", "stop", "kept"),
+    [
+        ("the quick brown fox", ("brown",), "the quick "),
+        ("the quick brown fox", ("ck br",), "the qui"),
+        ("the quick brown fox", ("k",), "the quic"),
+        ("the quick brown fox", ("fox", "quick"), "the "),
+        ("the quick brown fox", ("quick brown", "brown"), "the "),
+        ("0123456789", ("789", "345"), "012"),
+        ("a\n\nb", ("\n\n",), "a"),
+        ("今天天气很好", ("天气",), "今天"),
+        ("end 🦊 of it", ("🦊",), "end "),
+        ("the the the", ("the",), ""),
+    ],
+)
+def test_text_ends_before_a_stop_string_however_it_is_split(kind, text, stop, kept, request):
+    tokenizer = request.getfixturevalue(kind)
+    detokenizer = Detokenizer(tokenizer, stop)
+    stopped = [detokenizer.add(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+    assert detokenizer.stopped and any(stopped)
+    detokenizer = Detokenizer(tokenizer, stop)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if detokenizer.add(token):
+            break
+    assert detokenizer.text == kept
+
+
+def test_a_stop_string_that_only_begins_does_not_stop(bpe):
+    detokenizer = Detokenizer(bpe, ("foxes", "THE"))
+    for token in bpe.encode("the quick brown fox"):
+        assert not detokenizer.add(token)
+    assert detokenizer.text == "the quick brown fox"

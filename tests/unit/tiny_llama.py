@@ -1,0 +1,59 @@
+"""A small Llama checkpoint written by hand, and one rank's share of it."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from safetensors.torch import save_file
+
+from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.functions.registry import default_registry
+from labinfer.layers.context import StageContext
+from labinfer.models.registry import load_config, model_class
+from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.loader import load_weights, sources_of
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 50,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+}
+
+
+def model_of(config, tp_rank=0, tp_size=1, layers=None, dtype=torch.float32):
+    """One rank's share, uninitialised; ``layers`` (begin, end) makes it a stage."""
+    begin, end = layers or (0, config.num_layers)
+    tp = TensorParallelCommunicator(LocalCommunicator(rank=tp_rank, size=tp_size))
+    functions = default_registry().select(torch.device("cpu"), dtype)
+    ctx = StageContext(tp, functions, dtype, begin, end, begin == 0, end == config.num_layers)
+    return model_class(config)(config, ctx)
+
+
+def random_tensors(config) -> dict[str, torch.Tensor]:
+    """What a whole checkpoint of this config holds."""
+    torch.manual_seed(0)
+    return {source.name: torch.randn(source.shape) for source in sources_of(model_of(config))}
+
+
+def write(directory, tensors=None, **changes):
+    """A checkpoint directory; ``changes`` go into its config."""
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+    if tensors is None:
+        tensors = random_tensors(load_config(directory))
+    save_file(tensors, directory / "model.safetensors")
+    return directory, tensors
+
+
+def load(directory, **share):
+    checkpoint = Checkpoint(directory)
+    model = model_of(load_config(directory), **share)
+    load_weights(model, checkpoint, lambda done, total: None)
+    return model, checkpoint
