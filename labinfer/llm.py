@@ -78,29 +78,24 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any):
-        self._setup(None, EngineOptions.from_flat({"model": model, **options}))
+        checked = EngineOptions.from_flat({"model": model, **options})
+        group = join_group(detect(), checked.parallel, checked.runtime)
+        end_group_on_uncaught(group)
+        self._build(group, checked, lambda done, total: None)
 
     @classmethod
     def from_options(
         cls,
-        group: RankGroup | None,
+        group: RankGroup,
         options: EngineOptions,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> LLM:
         """An LLM over a group that was joined before; ``on_progress(done, total)`` counts loaded tensors."""
         llm = cls.__new__(cls)
-        llm._setup(group, options, on_progress)
+        llm._build(group, options, on_progress)
         return llm
 
-    def _setup(
-        self,
-        group: RankGroup | None,
-        options: EngineOptions,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        if group is None:
-            group = join_group(detect(), options.parallel, options.runtime)
-            end_group_on_uncaught(group)
+    def _build(self, group: RankGroup, options: EngineOptions, on_progress: Callable[[int, int], None]) -> None:
         self.group = group
         self.options = options
         self.parts = parts = build_rank(self.group, options, on_progress)
@@ -116,10 +111,9 @@ class LLM:
             scheduler = Scheduler(
                 options.scheduler, blocks, parts.layout.topology.num_stages, parts.layout.config.eos_token_ids
             )
-            executor = SpmdExecutor(parts.channel, parts.worker, parts.pipeline, parts.stats)
-            self._executor = executor
+            self._executor = SpmdExecutor(parts.channel, parts.worker, parts.pipeline, parts.stats)
             self.engine = LLMEngine(
-                scheduler, blocks, executor, parts.layout.config.vocab_size, parts.layout.max_model_len
+                scheduler, blocks, self._executor, parts.layout.config.vocab_size, parts.layout.max_model_len
             )
 
     @property
@@ -175,6 +169,7 @@ class LLM:
         source = iter(requests)
         self.report = report = RunReport()
         open_requests: dict[int, tuple[Request, Detokenizer | None]] = {}
+        preemptions_before = self.engine.scheduler.num_preemptions
         begin = time.monotonic()
         try:
             more = True
@@ -197,7 +192,7 @@ class LLM:
         finally:
             if not self.engine.has_work:
                 report.wall_time = time.monotonic() - begin
-                report.num_preemptions = self.engine.scheduler.num_preemptions
+                report.num_preemptions = self.engine.scheduler.num_preemptions - preemptions_before
                 report.workers = self.engine.pause()
 
     def follow(self) -> None:

@@ -137,11 +137,7 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
     finished: list[int]
 
 
-class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
-    """The end of the program."""
-
-
-Command = BatchPlan | Pause | Shutdown
+Command = BatchPlan | Pause
 """What rank 0 sends down the control channel."""
 
 

@@ -18,6 +18,3 @@ class Executor(Protocol):
 
     def pause(self, finished: list[int]) -> list[WorkerStats]:
         """End of a run: the workers forget ``finished`` and report, in rank order."""
-
-    def shutdown(self) -> None:
-        """End of the program; every worker leaves its loop."""

@@ -6,7 +6,7 @@ from collections import deque
 
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, TokenArrival
-from labinfer.plan import BatchPlan, BatchResult, Pause, Shutdown, WorkerStats
+from labinfer.plan import BatchPlan, BatchResult, Pause, WorkerStats
 from labinfer.spmd.machine import peak_memory
 from labinfer.spmd.topology import Place
 from labinfer.worker.worker import Worker
@@ -44,10 +44,6 @@ class SpmdExecutor:
         self._worker.stop()
         return [self._stats.take(), *self._channel.collect()]
 
-    def shutdown(self) -> None:
-        self._channel.broadcast(Shutdown())
-        self._channel.close()
-
 
 class StatsReporter:
     """What this rank did since the last report."""
@@ -69,17 +65,12 @@ class StatsReporter:
         )
 
 
-def follow(channel: ControlChannel, worker: Worker, stats: StatsReporter) -> bool:
-    """The loop of every rank but 0. Returns at a pause (True) or a shutdown (False)."""
-    while True:
-        command = channel.receive()
-        if isinstance(command, BatchPlan):
-            worker.launch(command)
-            worker.progress()
-        elif isinstance(command, Pause):
-            worker.runner.forget(command.finished)
-            worker.stop()
-            channel.report(stats.take())
-            return True
-        else:
-            return False
+def follow(channel: ControlChannel, worker: Worker, stats: StatsReporter) -> None:
+    """The loop of every rank but 0, until rank 0's run ends."""
+    while isinstance(command := channel.receive(), BatchPlan):
+        worker.launch(command)
+        worker.progress()
+    assert isinstance(command, Pause)
+    worker.runner.forget(command.finished)
+    worker.stop()
+    channel.report(stats.take())
