@@ -8,13 +8,16 @@ BIN := $(VENV)/bin
 # Pinned: a looser request may bring gigabytes of accelerator packages. For a GPU, install its torch first, or say
 # make setup TORCH='torch==2.13.0 --index-url …'.
 TORCH ?= torch==2.13.0
+# A folder of wheels, as "make wheels" fills it, to install from without a network.
+WHEELS ?= $(wildcard wheels)
+PIP_INSTALL = $(BIN)/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
 MODEL ?= .tiny
 ARGS ?=
 # A test run that hangs is ended, with every process under it.
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules clean
+.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -24,12 +27,12 @@ setup: $(VENV)/.setup ## create .venv and install the package with MPI
 $(VENV)/.setup: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "LABInfer needs Python 3.10 or newer; say make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[mpi]'
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP_INSTALL) $(TORCH)
+	$(PIP_INSTALL) --editable '.[mpi]'
 	touch $@
 
 $(VENV)/.setup-test: $(VENV)/.setup
-	$(BIN)/pip install --quiet --editable '.[mpi,test]'
+	$(PIP_INSTALL) --editable '.[mpi,test]'
 	touch $@
 
 run: $(VENV)/.setup ## generate text for examples/prompts.jsonl (MODEL=DIR takes another model)
@@ -76,6 +79,9 @@ bench-schedules: $(VENV)/.setup ## the pipeline schedules against each other
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
 	mpirun -n 2 $(BIN)/python benchmarks/pipeline_schedules.py --model .small
 	torchrun --nproc-per-node 2 benchmarks/pipeline_schedules.py --model .small
+
+wheels: ## fill wheels/ with all that a machine without a network needs; copy the checkout with it
+	$(PYTHON) -m pip download --quiet --dest wheels $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) .tiny .small

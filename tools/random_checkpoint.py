@@ -17,11 +17,13 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SHAPES = {
-    # hidden, MLP columns, layers, heads, KV heads, vocabulary, context
-    "tiny": (128, 352, 8, 4, 2, 1024, 2048),
+    # hidden, MLP columns, layers, heads, KV heads, vocabulary (0: the tokenizer's), context
+    "tiny": (128, 352, 8, 4, 2, 0, 2048),
     "small": (512, 1408, 8, 8, 2, 4096, 2048),
     "qwen2-0.5b": (896, 4864, 24, 14, 2, 151936, 32768),
 }
+STD = 0.1
+"""Of the weights; large enough that the answers differ."""
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -35,9 +37,11 @@ CORPUS = [
 
 
 def make_checkpoint(directory: Path, shape: str, dtype: torch.dtype) -> None:
-    """Write config, weights (normal, std 0.02; norms 1), tokenizer and chat template."""
+    """Write config, weights (normal; norms 1), tokenizer and chat template."""
     hidden, columns, layers, heads, kv_heads, vocabulary, context = SHAPES[shape]
     directory.mkdir(parents=True, exist_ok=True)
+    num_tokens = _write_tokenizer(directory)
+    vocabulary = vocabulary or num_tokens
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -58,7 +62,7 @@ def make_checkpoint(directory: Path, shape: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> torch.Tensor:
-        return torch.empty(*size).normal_(0.0, 0.02, generator=generator).to(dtype)
+        return torch.empty(*size).normal_(0.0, STD, generator=generator).to(dtype)
 
     head = hidden // heads
     tensors = {
@@ -77,24 +81,22 @@ def make_checkpoint(directory: Path, shape: str, dtype: torch.dtype) -> None:
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}{name}.weight"] = torch.ones(hidden, dtype=dtype)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    _write_tokenizer(directory)
 
 
-def _write_tokenizer(directory: Path) -> None:
+def _write_tokenizer(directory: Path) -> int:
+    """Returns its number of tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=600, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"})
-    )
+    config = {"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return tokenizer.get_vocab_size()
 
 
 def main() -> None:
