@@ -13,7 +13,7 @@ WHEELS ?= $(wildcard wheels)
 PIP_INSTALL = $(BIN)/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
 MODEL ?= .tiny
 ARGS ?=
-# A test run that hangs is ended, with every process under it.
+# A test run that hangs is ended; mpirun and torchrun then end their ranks. In the foreground, so that Ctrl-C works.
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 

@@ -31,6 +31,7 @@ from labinfer.config import (
     join,
 )
 from labinfer.errors import AgreedError, ExitStatus, UserError
+from labinfer.executor.signals import SignalGuard
 from labinfer.plan import SamplingParams
 from labinfer.spmd.environment import detect
 
@@ -81,6 +82,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run one command on this rank; returns the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
+    signals = SignalGuard()
     rank = 0
     try:
         environment = detect()
@@ -97,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     from labinfer.executor.failure import end_process_with, leave_agreed
 
     set_up_logging(rank)
-    session = Session(environment, options)
+    session = Session(environment, options, signals)
     try:
         return command(session)
     except AgreedError as error:

@@ -15,6 +15,7 @@ from labinfer.errors import UserError
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_TIMEOUT = 1e9
 TRANSPORTS = ("auto", "mpi", "torch")
 
 
@@ -149,7 +150,7 @@ class EngineOptions:
         Raises:
             UserError: an unknown key, a value of the wrong type or out of bounds.
         """
-        remaining = dict(values)
+        remaining = {key: value for key, value in values.items() if value is not None}
         sections = {}
         for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=True):
             hints = typing.get_type_hints(section)
@@ -188,8 +189,8 @@ class EngineOptions:
             )
         if self.parallel.layers and min(self.parallel.layers) < 1:
             raise UserError(f"--layers {join(self.parallel.layers)}: every stage needs at least one layer")
-        if self.runtime.timeout <= 0:
-            raise UserError(f"--timeout must be above 0 seconds, not {self.runtime.timeout}")
+        if not 0 < self.runtime.timeout < MAX_TIMEOUT:
+            raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
 
 
 def flag_name(field_name: str) -> str:

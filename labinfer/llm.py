@@ -5,7 +5,8 @@
     llm = LLM(model="path/to/checkpoint", tensor_parallel_size=2)
     outputs = llm.generate(["Hello"], SamplingParams(max_tokens=16))
 
-Every rank runs the same lines; rank 0 gets the list of outputs and the others None, as in an MPI gather.
+Every rank runs the same lines; rank 0 gets the list of outputs and the others None, as in an MPI gather. ``with LLM(…)
+as llm:`` or ``llm.close()`` makes the ranks leave together.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class LLM:
         self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
         self._tokenizer_error: UserError | None = None
-        self._closed = False
+        self._closed = self._broken = False
         with self.group.together():
             if self.is_rank0:
                 self._load_tokenizer()
@@ -166,6 +167,8 @@ class LLM:
             requests: taken one by one, as the engine has room to look at them; None where there is none yet.
             check: called every step; may raise ``Interrupted``.
         """
+        if self._broken:
+            raise UserError("an earlier run of this LLM was broken off in the middle of a step; make a new LLM")
         source = iter(requests)
         self.report = report = RunReport()
         open_requests: dict[int, tuple[Request, Detokenizer | None]] = {}
@@ -189,8 +192,11 @@ class LLM:
         except (Interrupted, GeneratorExit, UserError):
             self.engine.drain()
             raise
+        except BaseException:  # somewhere in the middle of a step: the ranks no longer agree on what runs
+            self._broken = True
+            raise
         finally:
-            if not self.engine.has_work:
+            if not self._broken:
                 report.wall_time = time.monotonic() - begin
                 report.num_preemptions = self.engine.scheduler.num_preemptions - preemptions_before
                 report.workers = self.engine.pause()
@@ -279,7 +285,7 @@ class LLM:
     def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
         if prompts is None:
             raise UserError("rank 0 must be given prompts; only the other ranks may pass None")
-        if isinstance(prompts, (str, dict)) or (isinstance(prompts, list) and prompts and isinstance(prompts[0], int)):
+        if isinstance(prompts, (str, dict)) or _is_one_prompt(prompts):
             prompts = [prompts]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
@@ -324,3 +330,9 @@ class LLM:
         if self.tokenizer is None:
             raise self._tokenizer_error
         return self.tokenizer
+
+
+def _is_one_prompt(prompts: list) -> bool:
+    """Whether a list is itself a prompt: of token ids, or the messages of one conversation."""
+    first = prompts[0] if prompts else None
+    return isinstance(first, int) or (isinstance(first, dict) and "role" in first)

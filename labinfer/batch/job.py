@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import error_record, result_record
-from labinfer.batch.writer import JsonlWriter
 from labinfer.errors import UserError
 from labinfer.llm import LLM, Request
+from labinfer.observe.output_file import OutputFile
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.plan import SamplingParams
 from labinfer.protocol import ParsedLine, custom_id_of, own_id_of, parse_line
@@ -33,8 +33,8 @@ class BatchJob:
         model_name: for the ``model`` field of batch results.
     """
 
-    def __init__(self, reader: JsonlReader, writer: JsonlWriter, defaults: SamplingParams, model_name: str):
-        self._reader, self._writer, self._defaults, self._model_name = reader, writer, defaults, model_name
+    def __init__(self, reader: JsonlReader, output: OutputFile, defaults: SamplingParams, model_name: str):
+        self._reader, self._output, self._defaults, self._model_name = reader, output, defaults, model_name
         self._line = ProgressLine()
         self.num_failed = 0
         self.num_done = 0
@@ -44,38 +44,34 @@ class BatchJob:
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
         """Run to the end of the input. ``check`` may raise ``Interrupted``; what has finished is written by then."""
         self._begin = time.monotonic()
+
+        def each_step() -> None:
+            check()
+            if self._line.due():
+                rate = self._output_tokens / (time.monotonic() - self._begin)
+                self._line.update(f"{self.num_done} done, {llm.engine.describe()}, {rate:.1f} tokens/s")
+
         try:
-            with contextlib.closing(llm.run(self._requests(llm), self._with_progress(llm, check))) as outputs:
+            with contextlib.closing(llm.run(self._requests(llm, each_step), each_step)) as outputs:
                 for output in outputs:
                     line: JobLine = output.key
-                    self._writer.write(result_record(line.number, line.parsed, output, self._model_name))
+                    self._output.write_json(result_record(line.number, line.parsed, output, self._model_name))
                     self.num_done += 1
                     self._output_tokens += len(output.token_ids)
         finally:
             self._line.close()
             llm.report.num_failed = self.num_failed
 
-    def _requests(self, llm: LLM) -> Iterator[Request | None]:
+    def _requests(self, llm: LLM, each_line: Callable[[], None]) -> Iterator[Request | None]:
         for line in self._reader:
             if line is None:
                 yield None
                 continue
+            each_line()  # a job may have nothing but bad lines for a long time
             number, text = line
             try:
                 parsed = parse_line(text, self._defaults)
                 yield llm.make_request(JobLine(number, parsed), parsed.prompt, parsed.sampling)
             except UserError as error:
-                self._writer.write(error_record(number, custom_id_of(text), own_id_of(text), str(error)))
+                self._output.write_json(error_record(number, custom_id_of(text), own_id_of(text), str(error)))
                 self.num_failed += 1
-
-    def _with_progress(self, llm: LLM, check: Callable[[], None]) -> Callable[[], None]:
-        def each_step() -> None:
-            check()
-            if self._line.due():
-                scheduler, seconds = llm.engine.scheduler, time.monotonic() - self._begin
-                self._line.update(
-                    f"{self.num_done} done, {len(scheduler.running)} running, {len(scheduler.waiting)} waiting | "
-                    f"{self._output_tokens / seconds:.1f} tokens/s | KV {100 * llm.engine.blocks.usage:.0f} %"
-                )
-
-        return each_step

@@ -12,7 +12,8 @@ import msgspec
 import torch
 
 from labinfer.comm import wire
-from labinfer.comm.communicator import Communicator, Handle
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.send_queue import SendQueue
 
 
 class ControlChannel:
@@ -28,18 +29,15 @@ class ControlChannel:
         self._comm = comm
         self._commands = msgspec.msgpack.Decoder(command_type)
         self._reports = msgspec.msgpack.Decoder(report_type)
-        self._pending: list[Handle] = []
+        self._sends = SendQueue()
 
     def broadcast(self, command: msgspec.Struct) -> None:
         """Rank 0: begin to send a command to every other rank; does not wait for them."""
         if self._comm.size == 1:
             return
-        self._pending = [handle for handle in self._pending if not handle.done()]
-        if len(self._pending) > 8 * self._comm.size:  # a transport that can only wait; these are long through
-            self._drain()
         for part in wire.pack(command):
             for dest in range(1, self._comm.size):
-                self._pending.append(self._comm.isend(part, dest))
+                self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to take a command")
 
     def receive(self) -> Any:
         """Followers: sleep until rank 0's next command."""
@@ -52,16 +50,11 @@ class ControlChannel:
 
     def collect(self) -> list:
         """Rank 0: one report of every other rank, in rank order."""
-        self._drain()
+        self._sends.drain()
         return [
             self._receive(source, self._reports, f"the report of rank {source}", None)
             for source in range(1, self._comm.size)
         ]
-
-    def _drain(self) -> None:
-        for handle in self._pending:
-            handle.wait("the other ranks to take a command")
-        self._pending = []
 
     def _receive(self, source: int, decoder: msgspec.msgpack.Decoder, what: str, timeout: float | None) -> Any:
         first = torch.empty(wire.CHUNK, dtype=torch.uint8)
@@ -74,4 +67,4 @@ class ControlChannel:
 
     def close(self) -> None:
         """Let commands on their way arrive."""
-        self._drain()
+        self._sends.drain()

@@ -7,6 +7,7 @@ of a failure, the process ends, whatever its main thread is doing.
 
 from __future__ import annotations
 
+import atexit
 import os
 import selectors
 import socket
@@ -90,6 +91,7 @@ class Lifeline:
         self._ended = False
         self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a script may simply end; one that fails ends by os._exit, which skips this
 
     @classmethod
     def connect(
@@ -137,9 +139,10 @@ class Lifeline:
         return [text for _, text in sorted((silent | self._states).items())]
 
     def close(self) -> None:
-        """Say goodbye and stop watching. Every rank must call it, after a barrier."""
-        self._closing = True
-        self._tell_all(Goodbye())
+        """Say goodbye: from now on nobody minds that this rank goes."""
+        if not self._closing:
+            self._closing = True
+            self._tell_all(Goodbye())
 
     def _tell_all(self, message) -> None:
         with self._lock:

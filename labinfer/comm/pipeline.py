@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from labinfer.comm.communicator import Communicator, Handle
+from labinfer.comm.send_queue import SendQueue
 
 HEADER_BYTES = 16
 """Step id and number of rows, 8 bytes each; keeps the payload aligned."""
@@ -43,7 +44,8 @@ class PipelineCommunicator:
     """One rank's links to the stages before and after it.
 
     Args:
-        comm: a communicator over all ranks.
+        comm: carries activations between all ranks, in the memory they are computed in where it can.
+        host_comm: carries tokens between all ranks, in host memory.
         source: the rank that sends this one activations, None on the first stage.
         destinations: the ranks this one sends activations to; empty for ranks of the last stage (and for senders
             that the next, narrower stage has no use for).
@@ -54,17 +56,18 @@ class PipelineCommunicator:
     def __init__(
         self,
         comm: Communicator,
+        host_comm: Communicator,
         source: int | None,
         destinations: Sequence[int],
         sampling_rank: int,
         labels: Sequence[str],
     ):
-        self._comm = comm
+        self._comm, self._host_comm = comm, host_comm
         self._source = source
         self._destinations = tuple(destinations)
         self._sampling_rank = sampling_rank
         self._labels = tuple(labels)
-        self._sends: list[tuple[int, Handle, int]] = []
+        self._sends = SendQueue()
 
     def post_activations(
         self, step_id: int, num_tokens: int, width: int, dtype: torch.dtype, device: torch.device
@@ -82,33 +85,25 @@ class PipelineCommunicator:
         _write_header(buffer, step_id, hidden_TD.shape[0])
         buffer[HEADER_BYTES:].view(hidden_TD.dtype).view(hidden_TD.shape).copy_(hidden_TD)
         for dest in self._destinations:
-            self._keep(step_id, self._comm.isend(buffer, dest), dest)
+            self._sends.keep(
+                self._comm.isend(buffer, dest), f"{self._labels[dest]} to take the activations of step {step_id}"
+            )
 
     def post_tokens(self, step_id: int, num_samples: int) -> TokenArrival:
         """Rank 0: make room for the tokens that step will have sampled."""
         buffer = torch.empty(2 + num_samples, dtype=torch.int64)
         return TokenArrival(
-            step_id, buffer, self._comm.irecv(buffer, self._sampling_rank), self._labels[self._sampling_rank]
+            step_id, buffer, self._host_comm.irecv(buffer, self._sampling_rank), self._labels[self._sampling_rank]
         )
 
     def send_tokens(self, step_id: int, token_ids: Sequence[int]) -> None:
         """The sampling rank: begin to send a step's tokens to rank 0."""
         buffer = torch.tensor([step_id, len(token_ids), *token_ids], dtype=torch.int64)
-        self._keep(step_id, self._comm.isend(buffer, 0), 0)
+        self._sends.keep(self._host_comm.isend(buffer, 0), f"{self._labels[0]} to take the tokens of step {step_id}")
 
     def drain(self) -> None:
         """Wait until everything sent has arrived."""
-        for step_id, handle, dest in self._sends:
-            handle.wait(f"{self._labels[dest]} to take what it was sent in step {step_id}")
-        self._sends = []
-
-    def _keep(self, step_id: int, handle: Handle, dest: int) -> None:
-        """Hold a send's buffer until it is through, without ever waiting for it on the way."""
-        self._sends = [entry for entry in self._sends if not entry[1].done()]
-        while len(self._sends) > 64:  # only where a transport cannot tell: the oldest is long through
-            oldest_step, oldest, oldest_dest = self._sends.pop(0)
-            oldest.wait(f"{self._labels[oldest_dest]} to take what it was sent in step {oldest_step}")
-        self._sends.append((step_id, handle, dest))
+        self._sends.drain()
 
 
 @dataclass

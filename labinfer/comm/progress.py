@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +29,19 @@ class Progress:
 
     @contextmanager
     def waiting(self, what: str):
+        """Not reset by an exception: after a timeout the rank is still asked what it waited for."""
         self.waiting_for, self.waiting_since = what, time.monotonic()
         yield
         self.waiting_for = ""
+
+    @contextmanager
+    def without_limit(self):
+        """Waits inside may take as long as they take; a peer that dies still ends them, over the lifeline."""
+        limit, self.timeout = self.timeout, math.inf
+        try:
+            yield
+        finally:
+            self.timeout = limit
 
     def describe(self) -> str:
         """What this rank is doing; called from another thread."""

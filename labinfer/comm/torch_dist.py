@@ -63,9 +63,10 @@ class TorchHandle(Handle):
 class TorchCommunicator(Communicator):
     """A torch.distributed group whose tensors live where its backend can reach them, otherwise in host memory."""
 
-    def __init__(self, progress: Progress, group: dist.ProcessGroup, backend: str):
+    def __init__(self, progress: Progress, group: dist.ProcessGroup, device_type: str):
         self._group = group
-        self.name = backend
+        self._device_type = device_type
+        self.name = PROCESS_GROUP_BACKENDS[device_type]
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.progress = progress
         self.members = name_ranks(dist.get_process_group_ranks(group))
@@ -81,33 +82,33 @@ class TorchCommunicator(Communicator):
         Raises:
             UserError: the ranks do not meet there within the time limit.
         """
-        try:
-            dist.init_process_group(
-                "gloo",
-                init_method=address,
-                rank=rank,
-                world_size=world_size,
-                timeout=datetime.timedelta(seconds=progress.timeout),
-            )
-        except (RuntimeError, dist.DistError) as error:
-            raise UserError(
-                f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {str(error).splitlines()[0]:.200}"
-            ) from None
-        return cls(progress, dist.group.WORLD, "gloo")
+        # A second group of one process is over the same world: the store has the keys of the first for good.
+        if not dist.is_initialized():
+            timeout = datetime.timedelta(seconds=progress.timeout)
+            try:
+                dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size, timeout=timeout)
+            except (RuntimeError, dist.DistError) as error:
+                reason = str(error).splitlines()[0]
+                raise UserError(
+                    f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {reason:.200}"
+                ) from None
+        return cls(progress, dist.group.WORLD, "cpu")
 
-    def _stays(self, tensor: torch.Tensor) -> bool:
-        """Whether the backend takes this tensor as it is."""
-        return tensor.device.type == "cpu" or self.name != "gloo"
+    def _reachable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor where this backend can take it: itself, or a copy on the other side."""
+        return tensor if tensor.device.type == self._device_type else tensor.to(self._device_type)
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
-        buffer = tensor if self._stays(tensor) else tensor.cpu()
+        buffer = self._reachable(tensor)
         try:
             return TorchHandle(dist.isend(buffer, group=self._group, group_dst=dest), buffer, self.progress)
         except RuntimeError as error:
             raise _translated(error, self.progress, f"room at rank {dest}", 0) from None
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
-        buffer = tensor if self._stays(tensor) else torch.empty_like(tensor, device="cpu")
+        buffer = tensor
+        if tensor.device.type != self._device_type:
+            buffer = torch.empty_like(tensor, device=self._device_type)
         landing = None if buffer is tensor else tensor
         try:
             return TorchHandle(dist.irecv(buffer, group=self._group, group_src=source), buffer, self.progress, landing)
@@ -140,7 +141,7 @@ class TorchCommunicator(Communicator):
         return parts
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        source = (tensor if self._stays(tensor) else tensor.cpu()).contiguous()
+        source = self._reachable(tensor).contiguous()
         if self.name == "gloo":
             gathered = self._exchange(source, f"data from {self.members}")
         else:
@@ -160,15 +161,15 @@ class TorchCommunicator(Communicator):
         world = dist.get_process_group_ranks(self._group)
         mine = None
         for index, ranks in enumerate(groups):  # every rank takes part in making every group
-            backend = PROCESS_GROUP_BACKENDS.get(devices[index] if devices else "cpu", "gloo")
+            device_type = devices[index] if devices and devices[index] in PROCESS_GROUP_BACKENDS else "cpu"
+            backend = PROCESS_GROUP_BACKENDS[device_type]
             made = dist.new_group([world[r] for r in ranks], backend=backend, timeout=timeout)
             if self.rank in ranks:
-                mine = TorchCommunicator(self.progress, made, backend)
+                mine = TorchCommunicator(self.progress, made, device_type)
         return mine
 
     def close(self) -> None:
-        self.barrier()
-        dist.destroy_process_group()
+        self.barrier()  # the group lives as long as the process: another LLM may use it
 
     def _run(self, begin, buffer: torch.Tensor, what: str) -> None:
         try:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
+from dataclasses import dataclass
 
 from labinfer.batch.job import BatchJob
-from labinfer.batch.reader import STANDARD, JsonlReader
+from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import result_record
-from labinfer.batch.writer import JsonlWriter
 from labinfer.commands.plan import layout_table
 from labinfer.commands.session import Session
 from labinfer.config import JobOptions
-from labinfer.errors import ExitStatus, Interrupted, UserError
-from labinfer.llm import LLM, Request
+from labinfer.errors import ExitStatus, Interrupted
+from labinfer.llm import LLM, Request, RequestOutput
+from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.observe.table import format_bytes
 from labinfer.plan import SamplingParams
@@ -30,93 +32,121 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams) -> int:
         AgreedError: nothing could be run, or the output could not be written; on every rank.
     """
     group = session.join()
-    reader = writer = None
+    files = None
     with group.together():
         if group.rank == 0:
-            reader = JsonlReader(job.input) if job.input else None
-            writer = JsonlWriter(job.output or STANDARD, job.input) if job.input or job.output else None
-            _check_writable(job.report)
-    loading = ProgressLine()
-    llm = LLM.from_options(group, session.options, lambda done, total: _show_loading(loading, group.rank, done, total))
-    loading.close()
+            files = JobFiles.open(job)
+    llm = _load(session)
     requests: list[Request] = []
     with group.together():
         if group.rank == 0:
             requests = _make_requests(llm, job, sampling)
     status = ExitStatus.OK
+    session.signals.running = True
     with group.together():  # rank 0 may fail to write; the others must not wait for it then
         if group.rank == 0:
-            _announce(llm)
-            status = _run_rank0(llm, session, job, sampling, reader, writer, requests)
+            status = Rank0Job(llm, session, job, sampling, files).run(requests)
         else:
             llm.follow()
     llm.close()
     return 128 + session.signals.signum if session.signals.signum else status
 
 
-def _run_rank0(
-    llm: LLM,
-    session: Session,
-    job: JobOptions,
-    sampling: SamplingParams,
-    reader: JsonlReader | None,
-    writer: JsonlWriter | None,
-    requests: list[Request],
-) -> int:
-    if writer is not None:
-        writer.begin()
-    try:
-        if reader is not None:
-            batch = BatchJob(reader, writer, sampling, session.options.model.model)
-            batch.run(llm, session.signals.check)
-        else:
-            _answer(llm, session, job, sampling, requests, writer)
-    except Interrupted:
-        logger.info("interrupted; what was finished is written")
-    report = llm.report
-    sys.stdout.flush()
-    sys.stderr.write("\n" + report.format() + "\n")
-    if job.report:
-        with open(job.report, "w", encoding="utf-8") as file:
-            json.dump(report.as_dict(), file, indent=2)
-    if report.num_failed:
-        logger.info(
-            "%d of %d lines failed; their output lines say why",
-            report.num_failed,
-            report.num_failed + report.num_finished,
-        )
-        return ExitStatus.SOME_FAILED
-    return ExitStatus.OK
+@dataclass(frozen=True)
+class JobFiles:
+    """What rank 0 reads and writes, opened before anything heavy is done."""
+
+    reader: JsonlReader | None
+    output: OutputFile
+    report: OutputFile | None
+
+    @classmethod
+    def open(cls, job: JobOptions) -> JobFiles:
+        """Raises:
+        UserError: a file cannot be read or written, or is given twice.
+        """
+        reader = JsonlReader(job.input) if job.input else None
+        output = OutputFile(job.output or STANDARD, "--output", {"--input": job.input})
+        others = {"--input": job.input, "--output": job.output}
+        return cls(reader, output, OutputFile(job.report, "--report", others) if job.report else None)
 
 
-def _announce(llm: LLM) -> None:
-    """The table of ranks, and what the KV cache holds."""
-    parts, block_size = llm.parts, llm.options.cache.block_size
-    sys.stderr.write(
-        layout_table(parts.layout, llm.group.everyone, [parts.num_kv_blocks * block_size] * llm.group.size) + "\n"
-    )
-    size = format_bytes(parts.num_kv_blocks * parts.layout.block_bytes(parts.place, block_size))
-    logger.info(
-        "KV cache: %d blocks of %d tokens on every rank (%s on rank 0); context %d",
-        parts.num_kv_blocks,
-        block_size,
-        size,
-        parts.layout.max_model_len,
-    )
+@dataclass(frozen=True)
+class Rank0Job:
+    """Rank 0's part while the others follow."""
 
+    llm: LLM
+    session: Session
+    job: JobOptions
+    sampling: SamplingParams
+    files: JobFiles
 
-def _show_loading(line: ProgressLine, rank: int, done: int, total: int) -> None:
-    if rank == 0 and line.due():
-        line.update(f"loading weights: {done}/{total} tensors {'#' * (20 * done // total):.<20}")
-
-
-def _check_writable(report: str) -> None:
-    if report:
+    def run(self, requests: list[Request]) -> int:
+        """Run, write the results as they come, and the figures at the end."""
+        self._announce()
+        self.files.output.begin()
         try:
-            with open(report, "a", encoding="utf-8"):
-                pass
-        except OSError as error:
-            raise UserError(f"cannot write --report {report}: {error.strerror}") from None
+            if self.files.reader is not None:
+                model = self.session.options.model.model
+                job = BatchJob(self.files.reader, self.files.output, self.sampling, model)
+                job.run(self.llm, self.session.signals.check)
+            else:
+                self._answer(requests)
+        except Interrupted:
+            logger.info("interrupted; what was finished is written")
+        report = self.llm.report
+        sys.stderr.write("\n" + report.format() + "\n")
+        if self.files.report is not None:
+            self.files.report.begin()
+            self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
+        if report.num_failed:
+            total = report.num_failed + report.num_finished
+            logger.info("%d of %d lines failed; their output lines say why", report.num_failed, total)
+            return ExitStatus.SOME_FAILED
+        return ExitStatus.OK
+
+    def _announce(self) -> None:
+        """The table of ranks, and what the KV cache holds."""
+        parts, block_size = self.llm.parts, self.session.options.cache.block_size
+        kv_tokens = [parts.num_kv_blocks * block_size] * self.llm.group.size
+        sys.stderr.write(layout_table(parts.layout, self.llm.group.everyone, kv_tokens) + "\n")
+        logger.info(
+            "KV cache: %d blocks of %d tokens on every rank (%s on rank 0); context %d",
+            parts.num_kv_blocks,
+            block_size,
+            format_bytes(parts.num_kv_blocks * parts.layout.block_bytes(parts.place, block_size)),
+            parts.layout.max_model_len,
+        )
+
+    def _answer(self, requests: list[Request]) -> None:
+        """--prompt: to a file each answer when it is finished, to the terminal each when its turn has come."""
+        ready: dict[int, RequestOutput] = {}
+        next_shown = 0
+        with contextlib.closing(self.llm.run(requests, self.session.signals.check)) as outputs:
+            for output in outputs:
+                if self.job.output:
+                    line = ParsedLine(self.job.prompt[output.key], self.sampling)
+                    record = result_record(output.key + 1, line, output, self.session.options.model.model)
+                    self.files.output.write_json(record)
+                    continue
+                ready[output.key] = output
+                while next_shown in ready:
+                    title = f"--- {self.job.prompt[next_shown]}\n" if len(self.job.prompt) > 1 else ""
+                    self.files.output.write(f"{title}{ready.pop(next_shown).text}\n")
+                    next_shown += 1
+
+
+def _load(session: Session) -> LLM:
+    line, is_rank0 = ProgressLine(), session.group.rank == 0
+
+    def on_progress(done: int, total: int) -> None:
+        if is_rank0 and line.due():
+            line.update(f"loading weights [{'#' * (20 * done // total):.<20}] {done}/{total} tensors")
+
+    try:
+        return LLM.from_options(session.group, session.options, on_progress)
+    finally:
+        line.close()
 
 
 def _make_requests(llm: LLM, job: JobOptions, sampling: SamplingParams) -> list[Request]:
@@ -126,21 +156,3 @@ def _make_requests(llm: LLM, job: JobOptions, sampling: SamplingParams) -> list[
         {"messages": [{"role": "user", "content": text}]} if as_chat else {"prompt": text} for text in job.prompt
     ]
     return [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
-
-
-def _answer(
-    llm: LLM,
-    session: Session,
-    job: JobOptions,
-    sampling: SamplingParams,
-    requests: list[Request],
-    writer: JsonlWriter | None,
-) -> None:
-    """Print each answer, or write it where --output says."""
-    for output in sorted(llm.run(requests, session.signals.check), key=lambda output: output.key):
-        if writer is not None:
-            line = ParsedLine(job.prompt[output.key], sampling)
-            writer.write(result_record(output.key + 1, line, output, session.options.model.model))
-        else:
-            title = f"--- {job.prompt[output.key]}\n" if len(job.prompt) > 1 else ""
-            print(f"{title}{output.text}", flush=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import torch
 
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
 from labinfer.executor.build import find_model
+from labinfer.executor.group import RankGroup
 from labinfer.executor.layout import Layout, make_layout
+from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.spmd.machine import RankInfo, free_memory
 from labinfer.weights.loader import weight_bytes
@@ -20,7 +23,7 @@ def run(session: Session) -> int:
     """Print the table on rank 0. A single process may plan for any number of ranks, as if all were on this machine."""
     group = session.join()
     _, config = find_model(group, session.options)
-    everyone, free = group.everyone, None
+    everyone = group.everyone
     parallel = session.options.parallel
     if group.size == 1:
         tp = parallel.tensor_parallel_size
@@ -30,17 +33,16 @@ def run(session: Session) -> int:
         ]
     with group.together():
         layout = make_layout(session.options, config, everyone, len(everyone))
-        free = (
-            [free_memory(layout.devices[group.rank])] * len(everyone)
-            if group.size == 1
-            else _gather_free(group, layout)
-        )
-    if group.rank == 0:
-        blocks = [_estimate_blocks(session, layout, everyone, rank, free[rank]) for rank in range(len(everyone))]
-        print(layout_table(layout, everyone, [count * session.options.cache.block_size for count in blocks]))
-        print(
-            f"\nall ranks use the least: {min(blocks)} blocks, {min(blocks) * session.options.cache.block_size} tokens"
-        )
+        if group.size == 1:
+            free = [free_memory(device) for device in layout.devices]
+        else:
+            free = _gather_free(group, layout)
+        if group.rank == 0:
+            blocks = [_estimate_blocks(session, layout, everyone, rank, free[rank]) for rank in range(len(everyone))]
+            size = session.options.cache.block_size
+            table = layout_table(layout, everyone, [count * size for count in blocks])
+            least = f"all ranks use the least: {min(blocks)} blocks, {min(blocks) * size} tokens"
+            OutputFile(STANDARD).write(f"{table}\n\n{least}\n")
     group.close()
     return ExitStatus.OK
 
@@ -68,9 +70,7 @@ def layout_table(layout: Layout, everyone: list[RankInfo], kv_tokens: list[int])
     return format_table(HEADER, rows)
 
 
-def _gather_free(group, layout: Layout) -> list[int]:
-    import torch
-
+def _gather_free(group: RankGroup, layout: Layout) -> list[int]:
     return [int(count) for count in group.comm.all_gather(torch.tensor([free_memory(layout.devices[group.rank])]))]
 
 

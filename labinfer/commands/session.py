@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from labinfer.config import EngineOptions
-from labinfer.executor.failure import SignalGuard, die_with_parent
 from labinfer.executor.group import RankGroup, join_group
+from labinfer.executor.signals import SignalGuard
 from labinfer.spmd.environment import LaunchEnvironment
 
 logger = logging.getLogger(__name__)
@@ -20,13 +20,11 @@ class Session:
 
     environment: LaunchEnvironment
     options: EngineOptions
-    signals: SignalGuard = field(default_factory=SignalGuard)
+    signals: SignalGuard
     group: RankGroup | None = None
 
     def join(self) -> RankGroup:
         """Meet the other ranks and say how the ranks were found."""
-        if self.environment.launcher != "single":
-            die_with_parent()
         self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
         if group.rank == 0:
             logger.info("%s", self.environment.describe())

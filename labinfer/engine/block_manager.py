@@ -28,10 +28,6 @@ class BlockManager:
         """Fraction of the blocks in use."""
         return len(self._used) / self.num_blocks if self.num_blocks else 0.0
 
-    @property
-    def capacity_tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)

@@ -96,6 +96,11 @@ class LLMEngine:
         self.state = EngineState.SCHEDULING if self.has_work else EngineState.IDLE
         return advanced
 
+    def describe(self) -> str:
+        """The present load in a few words."""
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        return f"{running} running, {waiting} waiting, KV {100 * self.blocks.usage:.0f} %"
+
     def drain(self) -> None:
         """Abort every request and take back what is in flight."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:

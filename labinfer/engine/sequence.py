@@ -43,7 +43,6 @@ class Sequence:
     num_preemptions: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
     first_token_time: float = 0.0
-    finish_time: float = 0.0
 
     @property
     def num_unscheduled(self) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator
@@ -27,7 +28,7 @@ from labinfer.plan import Command, WorkerStats
 from labinfer.spmd.machine import free_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
-from labinfer.weights.loader import check_nothing_left_over, load_weights, weight_bytes
+from labinfer.weights.loader import check_nothing_left_over, load_weights
 from labinfer.weights.resolve import resolve_model
 from labinfer.worker.kv_cache import KVCacheManager, blocks_that_fit
 from labinfer.worker.model_runner import ModelRunner
@@ -48,7 +49,6 @@ class RankParts:
     worker: Worker
     stats: StatsReporter
     num_kv_blocks: int
-    weight_bytes: int
 
 
 def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelConfig]:
@@ -87,40 +87,38 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
 
     stages = [topology.ranks_of(stage) for stage in range(topology.num_stages)]
     everyone = [range(group.size)]
-    tp = TensorParallelCommunicator(group.comm.split(stages, [layout.devices[ranks.start].type for ranks in stages]))
+    carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
+    tp = TensorParallelCommunicator(group.comm.split(stages, carriers))
     control = ControlChannel(group.comm.split(everyone), Command, WorkerStats)
     pipeline = None
     if topology.num_stages > 1:
-        # Between stages of different device types activations go through host memory.
-        kinds = {device.type for device in layout.devices}
-        links = group.comm.split(everyone, [kinds.pop()] if len(kinds) == 1 else [])
-        labels = [str(p) for p in topology.places]
         pipeline = PipelineCommunicator(
-            links, topology.source_of(place), topology.destinations_of(place), topology.sampling_rank, labels
+            group.comm.split(everyone, [layout.carrier(range(group.size), group.everyone)]),
+            group.comm.split(everyone),
+            topology.source_of(place),
+            topology.destinations_of(place),
+            topology.sampling_rank,
+            [str(p) for p in topology.places],
         )
 
     with group.together():
         checkpoint = Checkpoint(directory)
         if group.rank == 0:
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
-    with group.together():
-        model = _load(layout, place, tp, checkpoint, on_progress)
+    dtype = layout.dtype_of(place)
+    with group.together(), memory_for("the weights", device):
+        with torch.device(device):
+            model = model_class(config)(config, layout.stage_context(place, tp, default_registry())).eval()
+        load_weights(model, checkpoint, on_progress)
     num_blocks, max_model_len = _agree_on_blocks(group, options, layout, place)
-
-    cache = KVCacheManager(
-        layout.num_layers(place),
-        num_blocks,
-        options.cache.block_size,
-        layout.num_kv_heads(place),
-        config.head_size,
-        layout.dtype_of(place),
-        device,
-    )
-    rotary = RotaryTable(
-        config.head_size, config.rope, config.max_position, max_model_len, layout.dtype_of(place), device
-    )
+    layout = dataclasses.replace(layout, max_model_len=max_model_len)
+    with group.together(), memory_for("the KV cache", device):
+        num_layers, num_kv_heads = layout.num_layers(place), layout.num_kv_heads(place)
+        size = options.cache.block_size
+        cache = KVCacheManager(num_layers, num_blocks, size, num_kv_heads, config.head_size, dtype, device)
+        rotary = RotaryTable(config.head_size, config.rope, config.max_position, max_model_len, dtype, device)
     worker = Worker(
-        ModelRunner(model, cache, rotary, device, layout.dtype_of(place)),
+        ModelRunner(model, cache, rotary, device, dtype),
         pipeline,
         group.progress,
         device,
@@ -129,28 +127,25 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         is_last=topology.is_last(place.stage),
         is_sampling_rank=group.rank == topology.sampling_rank,
     )
-    layout = Layout(layout.config, layout.topology, layout.devices, layout.dtypes, max_model_len)
     stats = StatsReporter(place, worker, device, checkpoint.bytes_read)
-    return RankParts(layout, place, directory, control, pipeline, worker, stats, num_blocks, weight_bytes(model))
+    return RankParts(layout, place, directory, control, pipeline, worker, stats, num_blocks)
 
 
-def _load(
-    layout: Layout,
-    place: Place,
-    tp: TensorParallelCommunicator,
-    checkpoint: Checkpoint,
-    on_progress: Callable[[int, int], None],
-) -> nn.Module:
-    device = layout.devices[place.rank]
+@contextmanager
+def memory_for(what: str, device: torch.device) -> Iterator[None]:
+    """Turn running out of memory into a refusal; torch reports a CPU's as a plain RuntimeError.
+
+    Raises:
+        UserError: there is no room.
+    """
     try:
-        with torch.device(device):
-            model = model_class(layout.config)(layout.config, layout.stage_context(place, tp, default_registry()))
-        load_weights(model, checkpoint, on_progress)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise UserError(
-            f"the weights do not fit on {device}: {str(error).splitlines()[0]:.120}; use more ranks, or a smaller --dtype"
-        ) from None
-    return model.eval()
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        if type(error) is RuntimeError and "alloc" not in reason:
+            raise
+        hint = "use more ranks, a smaller --dtype or a smaller --memory-utilization"
+        raise UserError(f"{what} do not fit on {device} ({reason:.120}); {hint}") from None
 
 
 def _agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> tuple[int, int]:

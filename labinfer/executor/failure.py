@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from labinfer.errors import AgreedError, ExitStatus, Interrupted, PeerLost, UserError, WaitTimeout
 from labinfer.executor.group import RankGroup
 
-GRACE_SECONDS = 5.0
-"""From SIGINT or SIGTERM to the end of a process whose main thread does not get around to it."""
 NEWS_SECONDS = 3.0
 """How long a rank that lost a peer waits for the lifeline to bring the reason."""
-PR_SET_PDEATHSIG = 1
+STANDARD_ERROR = 2
 
 
 def describe_failure(error: BaseException) -> str:
@@ -29,9 +24,11 @@ def describe_failure(error: BaseException) -> str:
 
 
 def print_whole(text: str) -> None:
-    """To standard error in one write, so that the lines of several ranks do not mix."""
-    sys.stderr.flush()
-    os.write(sys.stderr.fileno(), (text.rstrip("\n") + "\n").encode())
+    """To standard error in one write, so that the lines of several ranks do not mix; never raises."""
+    try:
+        os.write(STANDARD_ERROR, (text.rstrip("\n") + "\n").encode(errors="backslashreplace"))
+    except OSError:
+        pass  # nobody is listening any more
 
 
 def leave_agreed(error: AgreedError, group: RankGroup) -> None:
@@ -47,23 +44,29 @@ def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool
     Args:
         speaks: whether a user's error is printed here; before the ranks have met, one rank of a node is enough.
     """
+    status = ExitStatus.USAGE if isinstance(error, UserError) else ExitStatus.INTERNAL
     if isinstance(error, Interrupted):
-        os._exit(128 + error.signum)
+        status = 128 + error.signum
+    try:
+        if not isinstance(error, Interrupted):
+            _tell(error, group, speaks)
+    finally:
+        os._exit(status)
+
+
+def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
     if isinstance(error, PeerLost):
         time.sleep(NEWS_SECONDS)  # the lifeline thread ends the process as soon as it knows more
-    sys.stdout.flush()
     if speaks or not isinstance(error, UserError):
         print_whole(describe_failure(error))
-    if group is not None and group.lifeline is not None:
-        timed_out = isinstance(error, WaitTimeout)
-        if timed_out and group.rank == 0:
-            print_whole("\n".join(group.lifeline.ask_states()))
-        group.fail(
-            f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out
-        )
-        if timed_out and group.rank != 0:
-            time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too
-    os._exit(ExitStatus.USAGE if isinstance(error, UserError) else ExitStatus.INTERNAL)
+    if group is None or group.lifeline is None:
+        return
+    timed_out = isinstance(error, WaitTimeout)
+    if timed_out and group.rank == 0:
+        print_whole("\n".join(group.lifeline.ask_states()))
+    group.fail(f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out)
+    if timed_out and group.rank != 0:
+        time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too
 
 
 def end_group_on_uncaught(group: RankGroup) -> None:
@@ -77,43 +80,3 @@ def end_group_on_uncaught(group: RankGroup) -> None:
 
     if group.size > 1:
         sys.excepthook = hook
-
-
-class SignalGuard:
-    """SIGINT and SIGTERM ask for an orderly end; where none comes in time, the process ends all the same.
-
-    Handlers only take note: rank 0's main loop calls ``check`` between steps. A thread watches the clock, because the
-    main thread may be inside a transport's library, where Python's handlers do not run.
-    """
-
-    def __init__(self) -> None:
-        self.signum = 0
-        self._read_fd, write_fd = os.pipe()
-        os.set_blocking(write_fd, False)
-        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._take_note)
-        threading.Thread(target=self._watch, name="signals", daemon=True).start()
-
-    def check(self) -> None:
-        """Raises:
-        Interrupted: a signal came.
-        """
-        if self.signum:
-            raise Interrupted(self.signum)
-
-    def _take_note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or signum
-
-    def _watch(self) -> None:
-        signum = 0
-        while signum not in (signal.SIGINT, signal.SIGTERM):
-            signum = os.read(self._read_fd, 1)[0]
-        time.sleep(GRACE_SECONDS)
-        os._exit(128 + signum)
-
-
-def die_with_parent() -> None:
-    """Get SIGTERM when the launcher's process on this node dies, however it dies (Linux, ``prctl(2)``)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -16,6 +16,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.config import ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError
+from labinfer.executor.signals import die_with_parent
 from labinfer.spmd.environment import LaunchEnvironment
 from labinfer.spmd.machine import RankInfo, ThreadChoice, choose_threads, describe_rank, is_oversubscribed
 
@@ -63,7 +64,8 @@ class RankGroup:
             yield
         except UserError as error:
             complaint = str(error)
-        complaints = self.comm.all_gather_bytes(complaint.encode())
+        with self.progress.without_limit():  # another rank may be downloading, or reading from a slow disk
+            complaints = self.comm.all_gather_bytes(complaint.encode(errors="backslashreplace"))
         for rank, text in enumerate(complaints):
             if text:
                 where = f"rank {rank} on {self.everyone[rank].node}: " if rank else ""
@@ -88,6 +90,8 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     Raises:
         UserError: the launcher and the transport do not fit together, or the ranks cannot meet.
     """
+    if environment.launcher != "single":
+        die_with_parent()
     progress = Progress(f"rank {environment.rank}", runtime.timeout)
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name)
     comm = _join_transport(environment, parallel, progress, wants_accelerator=_wants_accelerator(parallel, mine))

@@ -57,6 +57,15 @@ class Layout:
             info.node == everyone[rank].node and self.devices[info.rank] == self.devices[rank] for info in everyone
         )
 
+    def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
+        """The device type whose library can move tensors between these ranks; ``cpu`` where they must use host memory.
+
+        Vendors' libraries want one type of device, and a device for each rank.
+        """
+        devices = [(everyone[rank].node, self.devices[rank]) for rank in ranks]
+        types = {device.type for _, device in devices}
+        return types.pop() if len(types) == 1 and len(set(devices)) == len(devices) else "cpu"
+
     def stage_context(self, place: Place, tp: TensorParallelCommunicator, registry: FunctionRegistry) -> StageContext:
         begin, end = self.topology.layers[place.stage]
         dtype = self.dtype_of(place)

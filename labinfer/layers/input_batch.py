@@ -11,7 +11,6 @@ import torch
 class ModelInputBatch:
     """A flat batch of new tokens of several sequences, with CSR row pointers and block tables."""
 
-    step_id: int
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     row_ptr: list[int]
@@ -26,10 +25,6 @@ class ModelInputBatch:
     """The rows whose next token is sampled."""
     sample_seqs: list[int]
     """Sequence ids of those rows."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.row_ptr[-1]
 
 
 @dataclass(frozen=True)

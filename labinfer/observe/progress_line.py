@@ -1,4 +1,4 @@
-"""A line on a terminal that is written over as things move on; nothing but its last state elsewhere."""
+"""How far things are: a line on a terminal that is written over, or a plain line now and then elsewhere (mpirun, logs)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ import sys
 import time
 from typing import TextIO
 
-UPDATE_SECONDS = 0.2
+LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 
 
 class ProgressLine:
-    """One live line on ``stream`` (standard error)."""
+    """Progress on ``stream`` (standard error)."""
 
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
-        self._last_time = 0.0
+        self._last_time = 0.0 if self._live else time.monotonic()
         self._width = 0
 
     def due(self) -> bool:
         """Whether enough time has passed for another update; ask before composing one."""
-        return self._live and time.monotonic() - self._last_time >= UPDATE_SECONDS
+        return time.monotonic() - self._last_time >= (LIVE_SECONDS if self._live else PLAIN_SECONDS)
 
     def update(self, text: str) -> None:
+        """Show ``text`` now."""
+        self._last_time = time.monotonic()
         if self._live:
             self._stream.write("\r" + text.ljust(self._width))
-            self._stream.flush()
-            self._width, self._last_time = len(text), time.monotonic()
+            self._width = len(text)
+        else:
+            self._stream.write(f"labinfer: {text}\n")
+        self._stream.flush()
 
     def close(self) -> None:
-        """Clear the line, so that what follows starts on an empty one."""
+        """Clear a live line, so that what follows starts on an empty one."""
         if self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
 from labinfer.plan import WorkerStats
 
+FRACTIONS = (0.5, 0.9, 0.99)
+
 
 @dataclass
 class RunReport:
@@ -40,6 +42,9 @@ class RunReport:
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
             "preemptions": self.num_preemptions,
+            "time_to_first_token_s": _percentile_dict(self.time_to_first_token),
+            "time_per_output_token_s": _percentile_dict(self.time_per_output_token),
+            "busy_s": [round(worker.busy_time, 4) for worker in self.workers],
             "bubble": [round(self.bubble(worker), 4) for worker in self.workers],
             "peak_memory": [worker.peak_memory for worker in self.workers],
             "weight_bytes_read": [worker.weight_bytes_read for worker in self.workers],
@@ -85,9 +90,17 @@ class RunReport:
         )
 
 
+def _percentile_dict(values: Sequence[float]) -> dict[str, float]:
+    return (
+        {f"p{round(100 * fraction)}": round(percentile(values, fraction), 6) for fraction in FRACTIONS}
+        if values
+        else {}
+    )
+
+
 def _percentiles(values: Sequence[float]) -> str:
     if not values:
         return "-"
     return ", ".join(
-        f"p{round(100 * fraction)} {format_seconds(percentile(values, fraction))}" for fraction in (0.5, 0.9, 0.99)
+        f"p{round(100 * fraction)} {format_seconds(percentile(values, fraction))}" for fraction in FRACTIONS
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 
@@ -49,5 +50,4 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     """The value that ``fraction`` of the values do not exceed (nearest rank); NaN of nothing."""
     if not values:
         return float("nan")
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(fraction * len(ordered) + 0.5) - 1))]
+    return sorted(values)[max(0, math.ceil(fraction * len(values)) - 1)]

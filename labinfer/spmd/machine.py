@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,7 +74,7 @@ def resolve_device(wanted: str, info: RankInfo) -> torch.device:
 
 
 def usable_cpus() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def cpu_limit() -> int:
@@ -129,15 +128,17 @@ def free_memory(device: torch.device) -> int:
 
 
 def _cgroup_memory_left(default: int) -> int:
+    """What a container's limit leaves (cgroup v2); file pages that the kernel would drop count as free."""
     try:
         with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
-            return int(limit.read()) - int(current.read())
+            left = int(limit.read()) - int(current.read())
+        with open("/sys/fs/cgroup/memory.stat") as statistics:
+            return left + sum(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
     except (OSError, ValueError):
         return default
 
 
 def peak_memory(device: torch.device) -> int:
     """Bytes this rank has held at most: resident memory, plus what an accelerator had allocated."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return resident if device.type == "cpu" else resident + torch.accelerator.max_memory_allocated(device)

@@ -96,7 +96,13 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return self._backend.encode(text, add_special_tokens)
+        """Raises:
+        UserError: the text holds lone surrogates, as a broken command line or JSON may.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens)
+        except (TypeError, UnicodeError):
+            raise UserError(f"the text is not valid Unicode: {text!r:.60}") from None
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of the ids without special tokens; incomplete UTF-8 at the end shows as U+FFFD."""

@@ -1,6 +1,7 @@
 """A Hugging Face checkpoint directory: which safetensors file holds which tensor, read by range.
 
-Files are mapped, not read: only the pages of the slices that this rank asks for are touched. ``bytes_read`` counts them.
+Files are mapped, not read as a whole: only what this rank asks for is copied, and ``bytes_read`` counts it. (The system
+reads whole pages, so for narrow column slices the disk gives more than that.)
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from labinfer.errors import UserError
@@ -33,16 +34,16 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
         UserError: lists every place that was tried.
     """
     tried = [f"directory {name}"]
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # unlike Path's, False for names the system cannot take
         return Path(name)
-    if Path(name).exists():
+    if os.path.exists(name):
         raise UserError(
             f"--model {name} is a file; give the directory that holds config.json and the safetensors files"
         )
     if model_dir:
         for candidate in dict.fromkeys((name, ALIASES.get(name, name), ALIASES.get(name, name).rpartition("/")[2])):
             path = Path(model_dir) / candidate
-            if path.is_dir():
+            if os.path.isdir(path):
                 return path
             tried.append(f"directory {path}")
     else:

@@ -70,7 +70,6 @@ class ModelRunner:
                 sample_rows.append(row_ptr[-1] - 1)
                 sample_seqs.append(entry.seq_id)
         return ModelInputBatch(
-            step_id=plan.step_id,
             token_ids_T=torch.tensor(token_ids, device=self._device),
             positions_T=torch.tensor(positions, device=self._device),
             row_ptr=row_ptr,

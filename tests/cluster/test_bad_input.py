@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,19 @@ JOB_CASES = {
     ),
     "output is the input": (["--input", "{folder}/one.jsonl", "--output", "{folder}/one.jsonl"], "is the --input file"),
     "unwritable report": (["--prompt", "hello", "--report", "{folder}/no/such/report.json"], "cannot write --report"),
+    "report is the output": (
+        ["--input", "{folder}/one.jsonl", "--output", "{folder}/same", "--report", "{folder}/same"],
+        "is the --output file",
+    ),
+    "report is the input": (["--input", "{folder}/one.jsonl", "--report", "{folder}/one.jsonl"], "is the --input file"),
+    "not Unicode": (["--prompt", os.fsdecode(b"a\xff")], "the text is not valid Unicode"),
+    "input name not Unicode": (["--input", os.fsdecode(b"/tmp/\xff")], "cannot read --input"),
+    "name too long": (["--input", "x" * 5000], "File name too long"),
+    "endless timeout": (["--prompt", "hello", "--timeout", "inf"], "--timeout must be above 0 and under"),
+    "full disk": (
+        ["--input", "{folder}/one.jsonl", "--output", "/dev/full"],
+        "cannot write --output /dev/full: No space",
+    ),
     "neither prompt nor input": ([], "give either --prompt TEXT or --input FILE"),
     "empty prompt": (["--prompt", ""], "--prompt is empty"),
     "prompt too long": (["--prompt", "9 " * 600], "shorten it"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import time
 
 import pytest
 import torch
-from launchers import LAUNCH, command, environment, kill_tree, run
+from launchers import LAUNCH, command, environment, finish, kill_tree, run, start
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 SOME_FAILED = 1
@@ -138,6 +140,40 @@ def test_a_producer_that_waits_for_answers_gets_them(model):
         assert process.wait(30) == 0
     finally:
         kill_tree(process)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_standard_input_is_open_ends_in_order(signum, model):
+    process = subprocess.Popen(
+        command("single", 1, LAUNCH, "--model", model, "--input", "-"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=environment(),
+    )
+    process.stdin.write('{"prompt_token_ids": [5], "max_tokens": 2}\n')
+    process.stdout.readline()
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + signum
+    assert "1 finished" in err
+    assert "Fatal" not in err
+
+
+def test_a_signal_during_a_prompt_run_keeps_the_answers_that_are_finished(model, tmp_path):
+    out = tmp_path / "out.jsonl"
+    prompts = [argument for number in range(60) for argument in ("--prompt", "a " * number + "b")]
+    flags = ["--raw", "--max-tokens", "300", "--ignore-eos", "--max-num-seqs", "2", "--output", out]
+    process = start(command("single", 1, LAUNCH, "--model", model, *prompts, *flags))
+    while not (out.exists() and out.stat().st_size > 0):
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    done = finish(process, 20)
+    assert done.returncode == 128 + signal.SIGINT
+    assert f"{len(read_lines(out))} finished" in done.stderr
 
 
 def test_flags_are_defaults_and_lines_override_them(model, tmp_path):

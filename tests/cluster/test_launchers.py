@@ -149,3 +149,52 @@ def test_an_exception_in_a_users_script_ends_all_ranks(launcher, model, tmp_path
     assert done.returncode != 0
     assert done.seconds < 15
     assert done.own_stderr.count('KeyError: "from a user\'s script"') == 1
+
+
+TWO_MODELS_SCRIPT = """
+import sys, time
+from labinfer import LLM, SamplingParams
+
+params = SamplingParams(max_tokens=4, ignore_eos=True)
+first = LLM(sys.argv[1], pipeline_parallel_size=2)
+second = LLM(sys.argv[1], tensor_parallel_size=2)
+tokens = [llm.generate([[5, 6, 7]], params) for llm in (first, second)]
+first.close()
+third = LLM(sys.argv[1], pipeline_parallel_size=2)
+tokens.append(third.generate([[5, 6, 7]], params))
+if third.group.rank == 0:
+    time.sleep(3)  # works on alone, long after the other rank has left the script; nobody called close
+    assert tokens[0][0].token_ids == tokens[1][0].token_ids == tokens[2][0].token_ids
+    print("rank 0 is done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_several_models_and_a_script_that_never_closes_them(launcher, model, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(TWO_MODELS_SCRIPT)
+    done = run(launcher, 2, str(script), model, timeout=60)
+    assert done.returncode == 0, done.text
+    assert "rank 0 is done" in done.stdout
+
+
+def test_a_run_broken_off_in_the_middle_of_a_step_is_not_gone_on_with(model):
+    from labinfer import LLM, SamplingParams
+    from labinfer.errors import UserError
+
+    llm = LLM(model, threads=1)
+    llm.parts.worker.runner.sampler = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5]], SamplingParams(max_tokens=2))
+    with pytest.raises(UserError, match="make a new LLM"):
+        llm.generate([[5]], SamplingParams(max_tokens=2))
+
+
+def test_one_conversation_is_one_prompt(model):
+    from labinfer import LLM, SamplingParams
+
+    llm = LLM(model, threads=1, tokenizer=None)
+    messages = [{"role": "user", "content": "hi"}]
+    one = llm.generate(messages, SamplingParams(max_tokens=3))
+    assert [o.token_ids for o in one] == [o.token_ids for o in llm.generate([messages], SamplingParams(max_tokens=3))]
+    assert llm.generate([]) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import subprocess
 import sys
 
@@ -11,9 +11,9 @@ import pytest
 
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import error_record, result_record
-from labinfer.batch.writer import JsonlWriter
 from labinfer.errors import UserError
 from labinfer.llm import RequestOutput
+from labinfer.observe.output_file import OutputFile
 from labinfer.plan import SamplingParams
 from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, ParsedLine
 
@@ -133,50 +133,66 @@ def test_a_directory_for_input_is_refused(tmp_path):
         JsonlReader(str(tmp_path))
 
 
-def test_standard_input_is_read_for_a_dash(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
-    assert list(JsonlReader("-")) == [(1, b"a"), (2, b"b")]
+def test_standard_input_is_read_for_a_dash():
+    code = "from labinfer.batch.reader import JsonlReader\nprint([line for line in JsonlReader('-') if line])"
+    done = subprocess.run([sys.executable, "-c", code], input=b"a\n\nb", capture_output=True, check=True)
+    assert done.stdout == b"[(1, b'a'), (3, b'b')]\n"
+
+
+def test_a_slow_pipe_yields_none_until_its_next_line(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)  # does not wait for a reader
+    lines = iter(JsonlReader(str(path)))
+    assert next(lines) is None
+    os.write(writer, b"a\nhalf")
+    assert next(line for line in lines if line) == (1, b"a")
+    assert next(lines) is None
+    os.close(writer)
+    assert [line for line in lines if line] == [(2, b"half")]
+
+
+def test_an_input_that_breaks_off_is_a_user_error():
+    reader = JsonlReader("/proc/self/mem")  # opens, but its first byte cannot be read
+    with pytest.raises(UserError, match="cannot read --input /proc/self/mem: Input/output error"):
+        list(reader)
 
 
 # Writing.
 
 
 def test_lines_are_whole_json_with_text_as_it_is(tmp_path):
-    writer = JsonlWriter(str(tmp_path / "out.jsonl"))
+    writer = OutputFile(str(tmp_path / "out.jsonl"))
     records = [{"text": "你好\n\u2028"}, {"n": [1, 2.5, None]}]
     for record in records:
-        writer.write(record)
-        lines = (tmp_path / "out.jsonl").read_bytes().decode()  # before close: nothing is held back
+        writer.write_json(record)
+        lines = (tmp_path / "out.jsonl").read_bytes().decode()  # nothing is held back
         assert lines.endswith("\n")
-    writer.close()
     assert [json.loads(line) for line in lines.split("\n")[:-1]] == records
     assert "你好" in lines
 
 
 def test_half_a_surrogate_pair_does_not_stop_the_job(tmp_path):
-    writer = JsonlWriter(str(tmp_path / "out.jsonl"))
-    writer.write({"text": "a\ud800b"})
-    writer.close()
+    writer = OutputFile(str(tmp_path / "out.jsonl"))
+    writer.write_json({"text": "a\ud800b"})
     assert json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8")) == {"text": "a?b"}
 
 
 def test_an_older_output_is_kept_until_the_job_begins(tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_text("old\n")
-    writer = JsonlWriter(str(path))
+    writer = OutputFile(str(path))
     assert path.read_text() == "old\n"
     writer.begin()
     assert path.read_text() == ""
-    writer.write({"n": 1})
-    writer.close()
+    writer.write_json({"n": 1})
     assert path.read_text() == '{"n": 1}\n'
 
 
 def test_what_is_no_plain_file_is_not_cut():
-    writer = JsonlWriter("/dev/null")
+    writer = OutputFile("/dev/null")
     writer.begin()
-    writer.write({"n": 1})
-    writer.close()
+    writer.write_json({"n": 1})
 
 
 def test_the_input_is_refused_for_output_by_whatever_name(tmp_path):
@@ -184,31 +200,41 @@ def test_the_input_is_refused_for_output_by_whatever_name(tmp_path):
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
     for name in ("in.jsonl", "link.jsonl", "./in.jsonl"):
         with pytest.raises(UserError, match="is the --input file"):
-            JsonlWriter(f"{tmp_path}/{name}", str(tmp_path / "in.jsonl"))
+            OutputFile(f"{tmp_path}/{name}", "--output", {"--input": str(tmp_path / "in.jsonl")})
     assert (tmp_path / "in.jsonl").read_text() == "{}\n"
 
 
 def test_a_missing_directory_for_output_is_named(tmp_path):
     with pytest.raises(UserError, match="--output .*there is no directory .*nowhere"):
-        JsonlWriter(str(tmp_path / "nowhere" / "out.jsonl"))
+        OutputFile(str(tmp_path / "nowhere" / "out.jsonl"))
 
 
 def test_a_directory_for_output_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot write --output"):
-        JsonlWriter(str(tmp_path))
+        OutputFile(str(tmp_path))
 
 
 def test_a_full_disk_is_a_user_error():
-    writer = JsonlWriter("/dev/full")
+    writer = OutputFile("/dev/full")
     with pytest.raises(UserError, match="No space left"):
-        writer.write({"text": "x"})
-    writer.close()
+        writer.write_json({"text": "x"})
+
+
+def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path):
+    code = (
+        "import resource, signal, sys\nfrom labinfer.observe.output_file import OutputFile\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "out = OutputFile(sys.argv[1])\nout.write_json({'n': 1})\nout.write_json({'text': 'x' * 200})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True)
+    assert b"what was written before is complete" in done.stderr
+    assert (tmp_path / "out").read_text() == '{"n": 1}\n'
 
 
 def test_standard_output_is_written_for_a_dash_after_what_was_printed():
     code = (
-        "from labinfer.batch.writer import JsonlWriter\nprint('before')\n"
-        "writer = JsonlWriter('-')\nwriter.write({'text': '你好'})\nwriter.close()\nprint('after')"
+        "from labinfer.observe.output_file import OutputFile\nprint('before')\n"
+        "writer = OutputFile('-')\nwriter.write_json({'text': '你好'})\nprint('after')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout.decode() == 'before\n{"text": "你好"}\nafter\n'

@@ -21,7 +21,7 @@ def two_stages(first, last, timeout=10.0):
 
     def work(comm):
         source, destinations = (None, [1]) if comm.rank == 0 else (0, [])
-        pipeline = PipelineCommunicator(comm, source, destinations, 1, LABELS)
+        pipeline = PipelineCommunicator(comm, comm.split([range(comm.size)]), source, destinations, 1, LABELS)
         result = (first if comm.rank == 0 else last)(pipeline)
         pipeline.drain()
         return result

@@ -1,0 +1,80 @@
+"""What a run writes: whole lines, at once, to a file or to standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from labinfer.errors import UserError
+
+STANDARD = "-"
+STANDARD_OUTPUT = 1
+
+
+class OutputFile:
+    """A file to write to, or standard output for ``-``.
+
+    Writes go to the system at once, unbuffered: a process that is killed leaves whole lines only. What the file held
+    before is kept until ``begin``, so that a job that never starts destroys nothing.
+
+    Args:
+        flag: the option that named it, for errors.
+        others: paths it must not be, by the option that named them.
+
+    Raises:
+        UserError: the file cannot be written, or is one of the others.
+    """
+
+    def __init__(self, path: str, flag: str = "--output", others: dict[str, str] | None = None):
+        self._name = "standard output" if path == STANDARD else f"{flag} {path}"
+        try:
+            self._fd = STANDARD_OUTPUT
+            if path == STANDARD and sys.stdout is not None:
+                sys.stdout.flush()  # what was printed before comes before
+            if path != STANDARD:
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode) and path != STANDARD
+        except OSError as error:
+            parent = Path(path).absolute().parent
+            missing = path != STANDARD and isinstance(error, FileNotFoundError)
+            hint = f"; there is no directory {parent}" if missing else ""
+            raise UserError(f"cannot write {self._name}: {error.strerror}{hint}") from None
+        for other_flag, other in (others or {}).items():
+            if (
+                self._is_regular
+                and other not in ("", STANDARD)
+                and os.path.exists(other)
+                and os.path.samefile(path, other)
+            ):
+                raise UserError(f"{flag} {path} is the {other_flag} file; give another one")
+
+    def begin(self) -> None:
+        """Drop what an earlier run left in the file."""
+        if self._is_regular:
+            os.ftruncate(self._fd, 0)
+
+    def write(self, text: str) -> None:
+        """Write all of ``text``, or nothing of it.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        view = memoryview(text.encode("utf-8", errors="replace"))
+        before = os.fstat(self._fd).st_size
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except OSError as error:
+                if self._is_regular:
+                    os.ftruncate(self._fd, before)
+                raise UserError(
+                    f"cannot write {self._name}: {error.strerror}; what was written before is complete"
+                ) from None
+
+    def write_json(self, record: dict[str, Any]) -> None:
+        """One JSON line."""
+        self.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -1,0 +1,51 @@
+"""Refusals that all ranks hear of, however long one of them takes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from labinfer.comm.local import LocalCommunicator
+from labinfer.errors import AgreedError, UserError, WaitTimeout
+from labinfer.executor.group import RankGroup
+from labinfer.spmd.environment import detect
+from labinfer.spmd.machine import ThreadChoice, describe_rank
+
+
+def group_of(comm: LocalCommunicator) -> RankGroup:
+    everyone = [describe_rank(rank, rank, f"node-{rank}") for rank in range(comm.size)]
+    return RankGroup(detect({}), comm, comm.progress, None, everyone, ThreadChoice(1, "test"))
+
+
+def test_a_refusal_of_one_rank_is_raised_on_all():
+    def work(comm):
+        with pytest.raises(AgreedError) as caught, group_of(comm).together():
+            if comm.rank == 1:
+                raise UserError("no such file")
+        return str(caught.value)
+
+    assert LocalCommunicator.run(3, work) == ["rank 1 on node-1: no such file"] * 3
+
+
+def test_text_that_is_no_unicode_gets_through():
+    def work(comm):
+        with pytest.raises(AgreedError, match=r"\\udcff"), group_of(comm).together():
+            raise UserError("no such file \udcff")
+
+    LocalCommunicator.run(2, work)
+
+
+def test_a_rank_that_takes_longer_than_the_timeout_is_waited_for():
+    def work(comm):
+        group = group_of(comm)
+        with group.together():
+            if comm.rank == 1:
+                time.sleep(0.5)  # a download
+        assert comm.progress.timeout == 0.2
+        if comm.rank == 0:
+            with pytest.raises(WaitTimeout):
+                comm.irecv(torch.empty(1), 1).wait("a message nobody sends")
+
+    LocalCommunicator.run(2, work, timeout=0.2)
