@@ -86,7 +86,7 @@ class SchedulerOptions:
     """How requests become micro-batches."""
 
     max_num_seqs: int = option(64, "sequences running at once", metavar="N")
-    max_num_batched_tokens: int = option(1024, "tokens in one micro-batch at most", metavar="N")
+    max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N")
     chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N")
     pipeline_schedule: str = option(
         "1f1b",
