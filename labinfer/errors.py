@@ -15,7 +15,7 @@ class ExitStatus(IntEnum):
     SOME_FAILED = 1
     """The job ran to its end, but some of its requests failed."""
     USAGE = 2
-    """Nothing was run: a flag, a file, the model or the layout is wrong."""
+    """A flag, a file, the model or the layout is wrong, or the output could not be written."""
     INTERNAL = 70
     """A rank failed (sysexits' EX_SOFTWARE)."""
 

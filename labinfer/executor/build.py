@@ -84,22 +84,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
     place = layout.topology.place(group.rank)
     group.progress.label = str(place)
     topology, device = layout.topology, layout.devices[group.rank]
-
-    stages = [topology.ranks_of(stage) for stage in range(topology.num_stages)]
-    everyone = [range(group.size)]
-    carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
-    tp = TensorParallelCommunicator(group.comm.split(stages, carriers))
-    control = ControlChannel(group.comm.split(everyone), Command, WorkerStats)
-    pipeline = None
-    if topology.num_stages > 1:
-        pipeline = PipelineCommunicator(
-            group.comm.split(everyone, [layout.carrier(range(group.size), group.everyone)]),
-            group.comm.split(everyone),
-            topology.source_of(place),
-            topology.destinations_of(place),
-            topology.sampling_rank,
-            [str(p) for p in topology.places],
-        )
+    tp, control, pipeline = _connect(group, layout, place)
 
     with group.together():
         checkpoint = Checkpoint(directory)
@@ -129,6 +114,28 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
     )
     stats = StatsReporter(place, worker, device, checkpoint.bytes_read)
     return RankParts(layout, place, directory, control, pipeline, worker, stats, num_blocks)
+
+
+def _connect(
+    group: RankGroup, layout: Layout, place: Place
+) -> tuple[TensorParallelCommunicator, ControlChannel, PipelineCommunicator | None]:
+    """A communicator for each purpose; collective."""
+    topology = layout.topology
+    everyone = range(group.size)
+    stages = [topology.ranks_of(stage) for stage in range(topology.num_stages)]
+    tp = TensorParallelCommunicator(group.comm.split(stages, [layout.carrier(r, group.everyone) for r in stages]))
+    control = ControlChannel(group.comm.split([everyone]), Command, WorkerStats)
+    if topology.num_stages == 1:
+        return tp, control, None
+    pipeline = PipelineCommunicator(
+        group.comm.split([everyone], [layout.carrier(everyone, group.everyone)]),
+        group.comm.split([everyone]),
+        topology.source_of(place),
+        topology.destinations_of(place),
+        topology.sampling_rank,
+        [str(p) for p in topology.places],
+    )
+    return tp, control, pipeline
 
 
 @contextmanager

@@ -77,70 +77,31 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
         common["omp_num_threads"] = int(outermost)
 
     if all(name in env for name in TORCHRUN_VARIABLES):
-        local_world_size = _number(env, "LOCAL_WORLD_SIZE")
-        if omp == "1" and local_world_size > 1:  # torchrun sets this unless the user did
+        numbers = _numbers(env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if omp == "1" and numbers[3] > 1:  # torchrun sets this unless the user did
             common |= {"omp_num_threads": 0, "omp_forced": True}
-        return _checked(
-            LaunchEnvironment(
-                launcher="torchrun",
-                decided_by=f"LOCAL_RANK={env['LOCAL_RANK']} with RANK, WORLD_SIZE and MASTER_ADDR",
-                rank=_number(env, "RANK"),
-                world_size=_number(env, "WORLD_SIZE"),
-                local_rank=_number(env, "LOCAL_RANK"),
-                local_world_size=local_world_size,
-                master_addr=env["MASTER_ADDR"],
-                master_port=_number(env, "MASTER_PORT"),
-                **common,
-            )
-        )
+        common |= {"master_addr": env["MASTER_ADDR"], "master_port": _number(env, "MASTER_PORT")}
+        decided_by = f"LOCAL_RANK={env['LOCAL_RANK']} with RANK, WORLD_SIZE and MASTER_ADDR"
+        return _checked(LaunchEnvironment("torchrun", decided_by, *numbers, **common))
 
-    notes = []
     if "RANK" in env and "WORLD_SIZE" in env:
-        missing = [name for name in TORCHRUN_VARIABLES if name not in env]
-        notes.append(
-            f"RANK={env['RANK']} WORLD_SIZE={env['WORLD_SIZE']} passed over: without {', '.join(missing)} they may count nodes, not processes"
-        )
-    common["notes"] = tuple(notes)
+        seen = f"RANK={env['RANK']} WORLD_SIZE={env['WORLD_SIZE']}"
+        missing = ", ".join(name for name in TORCHRUN_VARIABLES if name not in env)
+        common["notes"] = (f"{seen} passed over: without {missing} they may count nodes, not processes",)
 
     if "OMPI_COMM_WORLD_RANK" in env:
-        return _checked(
-            LaunchEnvironment(
-                launcher="openmpi",
-                decided_by=f"OMPI_COMM_WORLD_RANK={env['OMPI_COMM_WORLD_RANK']}",
-                rank=_number(env, "OMPI_COMM_WORLD_RANK"),
-                world_size=_number(env, "OMPI_COMM_WORLD_SIZE"),
-                local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
-                local_world_size=_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-                **common,
-            )
-        )
+        names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+        return _checked(LaunchEnvironment("openmpi", f"{names[0]}={env[names[0]]}", *_numbers(env, *names), **common))
     if "PMI_RANK" in env and "PMI_SIZE" in env:
-        local_rank, local_world_size = _number(env, "MPI_LOCALRANKID", "0"), _number(env, "MPI_LOCALNRANKS", "1")
+        local = _number(env, "MPI_LOCALRANKID", "0"), _number(env, "MPI_LOCALNRANKS", "1")
         if "MPI_LOCALRANKID" not in env and "SLURM_LOCALID" in env:  # srun --mpi=pmi2
-            local_rank, local_world_size = _slurm_local(env)
-        return _checked(
-            LaunchEnvironment(
-                launcher="mpich",
-                decided_by=f"PMI_RANK={env['PMI_RANK']}",
-                rank=_number(env, "PMI_RANK"),
-                world_size=_number(env, "PMI_SIZE"),
-                local_rank=local_rank,
-                local_world_size=local_world_size,
-                **common,
-            )
-        )
+            local = _slurm_local(env)
+        numbers = *_numbers(env, "PMI_RANK", "PMI_SIZE"), *local
+        return _checked(LaunchEnvironment("mpich", f"PMI_RANK={env['PMI_RANK']}", *numbers, **common))
     # A batch script has SLURM_PROCID too; only a step started by srun has SLURM_STEP_NUM_TASKS and a real step id.
     if "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
         return _checked(_from_slurm(env, common))
-    return LaunchEnvironment(
-        launcher="single",
-        decided_by="no launcher's variables",
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        **common,
-    )
+    return LaunchEnvironment("single", "no launcher's variables", 0, 1, 0, 1, **common)
 
 
 def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:
@@ -186,6 +147,10 @@ def expand_task_counts(text: str) -> list[int]:
             raise UserError(f"SLURM_STEP_TASKS_PER_NODE={text!r} does not read as task counts such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
+
+
+def _numbers(env: Mapping[str, str], *names: str) -> tuple[int, ...]:
+    return tuple(_number(env, name) for name in names)
 
 
 def _number(env: Mapping[str, str], name: str, default: str | None = None) -> int:

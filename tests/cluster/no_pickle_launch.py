@@ -22,6 +22,6 @@ if __name__ == "__main__":
                 bound = value in originals
             except Exception:  # noqa: BLE001 - odd objects compare oddly
                 continue
-            if bound and isinstance(name, str) and not isinstance(value, type):
+            if bound:
                 setattr(module, name, refuse)
     raise SystemExit(main())
