@@ -16,6 +16,7 @@ from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus, UserError
+from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.spmd.machine import resolve_device
 
@@ -39,8 +40,11 @@ def run(session: Session) -> int:
             raise UserError(
                 "bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2"
             )
-        device = resolve_device(session.options.parallel.device[0], group.everyone[group.rank])
+        devices = [resolve_device(session.options.parallel.device[0], info) for info in group.everyone]
+        if len({device.type for device in devices}) > 1:
+            raise UserError("the ranks have different kinds of devices; give --device cpu")
     everyone = [range(group.size)]
+    device = devices[group.rank]
     comm = group.comm.split(everyone, [device.type])
     channel = ControlChannel(group.comm.split(everyone), Note, Note)
     rows = []
@@ -61,7 +65,8 @@ def run(session: Session) -> int:
             )
     rows.sort(key=lambda row: row[0])
     if group.rank == 0:
-        print(format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows))
+        table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
+        OutputFile(STANDARD).write(table + "\n")
     group.close()
     return ExitStatus.OK
 
