@@ -15,6 +15,9 @@ def __getattr__(name: str):
 
         return SamplingParams
     if name in ("LLM", "RequestOutput"):
+        from labinfer.spmd.environment import shorten_openmp_spins
+
+        shorten_openmp_spins()
         from labinfer import llm
 
         return getattr(llm, name)

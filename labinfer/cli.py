@@ -33,7 +33,7 @@ from labinfer.config import (
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.executor.signals import SignalGuard
 from labinfer.plan import SamplingParams
-from labinfer.spmd.environment import detect
+from labinfer.spmd.environment import detect, shorten_openmp_spins
 
 if TYPE_CHECKING:
     from labinfer.commands.session import Session
@@ -83,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command on this rank; returns the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     signals = SignalGuard()
+    shorten_openmp_spins()
     rank = 0
     try:
         environment = detect()

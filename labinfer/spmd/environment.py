@@ -1,6 +1,6 @@
 """The launch environment: which process of how many this is, read from what the launcher left behind.
 
-This is the only file of the package that reads environment variables.
+This is the only file of the package that reads or sets environment variables.
 
 Sources: torchrun's environment variables (PyTorch docs, "torchrun"), Open MPI's ``OMPI_COMM_WORLD_*``, the PMI
 variables of MPICH and Intel MPI (``PMI_RANK``, ``PMI_SIZE``, ``MPI_LOCALRANKID``, ``MPI_LOCALNRANKS``), and the
@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from labinfer.errors import UserError
 
+GOMP_SPINCOUNT = "1000"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -102,6 +103,17 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
     if "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
         return _checked(_from_slurm(env, common))
     return LaunchEnvironment("single", "no launcher's variables", 0, 1, 0, 1, **common)
+
+
+def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> None:
+    """Let OpenMP's threads spin only briefly at a barrier before they sleep; call it before torch is imported.
+
+    GNU OpenMP's long default makes a rank with two threads a hundred times slower when other ranks want the same cores
+    (``docs/decisions/0006``). What the user has set stays.
+    """
+    env = os.environ if environ is None else environ
+    if "OMP_WAIT_POLICY" not in env:
+        env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
 
 
 def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labinfer.errors import UserError
-from labinfer.spmd.environment import TORCHRUN_VARIABLES, detect, expand_task_counts, first_host
+from labinfer.spmd.environment import TORCHRUN_VARIABLES, detect, expand_task_counts, first_host, shorten_openmp_spins
 
 TORCHRUN = {
     "RANK": "5",
@@ -218,3 +218,10 @@ def test_slurm_task_counts_are_expanded(text, counts):
 def test_broken_slurm_task_counts_are_refused(text):
     with pytest.raises(UserError, match="SLURM_STEP_TASKS_PER_NODE"):
         expand_task_counts(text)
+
+
+def test_openmp_spins_briefly_unless_the_user_chose():
+    for given, expected in (({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "active"}, None)):
+        env = dict(given)
+        shorten_openmp_spins(env)
+        assert env.get("GOMP_SPINCOUNT") == expected
