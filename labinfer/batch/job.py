@@ -37,27 +37,22 @@ class BatchJob:
         self._reader, self._output, self._defaults, self._model_name = reader, output, defaults, model_name
         self._line = ProgressLine()
         self.num_failed = 0
-        self.num_done = 0
-        self._begin = 0.0
-        self._output_tokens = 0
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
         """Run to the end of the input. ``check`` may raise ``Interrupted``; what has finished is written by then."""
-        self._begin = time.monotonic()
+        begin = time.monotonic()
 
         def each_step() -> None:
             check()
             if self._line.due():
-                rate = self._output_tokens / (time.monotonic() - self._begin)
-                self._line.update(f"{self.num_done} done, {llm.engine.describe()}, {rate:.1f} tokens/s")
+                rate = llm.report.output_tokens / (time.monotonic() - begin)
+                self._line.update(f"{llm.report.num_finished} done, {llm.engine.describe()}, {rate:.1f} tokens/s")
 
         try:
             with contextlib.closing(llm.run(self._requests(llm, each_step), each_step)) as outputs:
                 for output in outputs:
                     line: JobLine = output.key
                     self._output.write_json(result_record(line.number, line.parsed, output, self._model_name))
-                    self.num_done += 1
-                    self._output_tokens += len(output.token_ids)
         finally:
             self._line.close()
             llm.report.num_failed = self.num_failed

@@ -75,10 +75,6 @@ class Communicator(ABC):
         device type, for transports that have a library of their own for it; host memory otherwise.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Leave the transport in an orderly way; collective over the group the program began with."""
-
     # What follows is the same on every transport.
 
     def barrier(self) -> None:

@@ -125,6 +125,3 @@ class LocalCommunicator(Communicator):
         mine = next(tuple(group) for group in groups if self.rank in group)
         key = (*self._group, self._num_splits, mine)
         return LocalCommunicator(self.progress, mine.index(self.rank), len(mine), self._mailboxes, key)
-
-    def close(self) -> None:
-        return

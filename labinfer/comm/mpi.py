@@ -114,9 +114,6 @@ class MpiCommunicator(Communicator):
         color = next(index for index, group in enumerate(groups) if self.rank in group)
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
 
-    def close(self) -> None:
-        self.barrier()  # mpi4py finalizes MPI when the interpreter ends
-
 
 def check_library(launcher: str) -> None:
     """Refuse an MPI library that is not its launcher's, before MPI_Init does so by aborting.

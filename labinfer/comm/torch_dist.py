@@ -168,9 +168,6 @@ class TorchCommunicator(Communicator):
                 mine = TorchCommunicator(self.progress, made, device_type)
         return mine
 
-    def close(self) -> None:
-        self.barrier()  # the group lives as long as the process: another LLM may use it
-
     def _run(self, begin, buffer: torch.Tensor, what: str) -> None:
         try:
             work = begin()

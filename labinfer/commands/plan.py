@@ -80,5 +80,5 @@ def _estimate_blocks(session: Session, layout: Layout, everyone: list[RankInfo],
         return options.cache.num_kv_blocks
     place, size = layout.topology.place(rank), options.cache.block_size
     share = free // layout.sharing_device(rank, everyone) - weight_bytes(layout.build_meta(place))
-    useful = options.scheduler.max_num_seqs * -(-layout.max_model_len // size)
+    useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
     return max(0, blocks_that_fit(share, options.cache.memory_utilization, layout.block_bytes(place, size), useful))

@@ -158,7 +158,7 @@ def memory_for(what: str, device: torch.device) -> Iterator[None]:
 def _agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> tuple[int, int]:
     """KV blocks on every rank (the least of what each has room for), and the context that fits in them."""
     size, cache = options.cache.block_size, options.cache
-    useful = options.scheduler.max_num_seqs * -(-layout.max_model_len // size)
+    useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
     per_block = layout.block_bytes(place, size)
     free = free_memory(layout.devices[group.rank]) // layout.sharing_device(group.rank, group.everyone)
     mine = cache.num_kv_blocks or blocks_that_fit(free, cache.memory_utilization, per_block, useful)

@@ -77,11 +77,10 @@ class RankGroup:
             self.lifeline.fail(text, investigate)
 
     def close(self) -> None:
-        """Leave in an orderly way; collective."""
+        """Leave in an orderly way; collective. The transport ends with the process: another LLM may use it until then."""
         if self.lifeline is not None:
             self.comm.barrier()
             self.lifeline.close()
-        self.comm.close()
 
 
 def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtime: RuntimeOptions) -> RankGroup:

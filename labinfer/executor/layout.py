@@ -51,6 +51,10 @@ class Layout:
             self.num_layers(place), block_size, self.num_kv_heads(place), self.config.head_size, self.dtype_of(place)
         )
 
+    def useful_blocks(self, max_num_seqs: int, block_size: int) -> int:
+        """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
+        return max_num_seqs * -(-self.max_model_len // block_size)
+
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
         """Ranks that draw on the same memory as this one."""
         return sum(

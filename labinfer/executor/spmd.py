@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import torch
+
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, TokenArrival
 from labinfer.plan import BatchPlan, BatchResult, Pause, WorkerStats
@@ -48,7 +50,7 @@ class SpmdExecutor:
 class StatsReporter:
     """What this rank did since the last report."""
 
-    def __init__(self, place: Place, worker: Worker, device, weight_bytes_read: int):
+    def __init__(self, place: Place, worker: Worker, device: torch.device, weight_bytes_read: int):
         self._place, self._worker, self._device = place, worker, device
         self._weight_bytes_read = weight_bytes_read
 

@@ -42,9 +42,6 @@ class Checkpoint:
     def names(self) -> set[str]:
         return set(self._file_of)
 
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return tuple(self._files[self._file_of[name]].get_slice(name).get_shape())
-
     def read_into(self, source: TensorSource) -> None:
         """Copy the slice a parameter needs into it, converted to its type.
 
