@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from facts import FIRST_NAMES, GIVEN_NAMES, LAST_NAMES, SURNAMES
-from tasks import TASKS, Turn
+from tasks import EARLY_SHARES, TASKS, Shares, Turn
 
 Message = dict[str, str]
 HELD_OUT = 1 / 16
@@ -22,26 +22,33 @@ def is_held_out(key: str) -> bool:
     return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] < 256 * HELD_OUT
 
 
-def turn(rng: random.Random, held_out: bool, task: str | None = None, chinese: bool | None = None) -> Turn:
+def turn(
+    rng: random.Random,
+    held_out: bool,
+    task: str | None = None,
+    chinese: bool | None = None,
+    shares: Shares = EARLY_SHARES,
+) -> Turn:
     """One question of one side of the split; of any task by its share if ``task`` is None."""
     if task is None:
-        names = list(TASKS)
-        task = rng.choices(names, [TASKS[name][1] for name in names])[0]
+        task = rng.choices(list(shares), list(shares.values()))[0]
     while True:
-        made = TASKS[task][0](rng, rng.random() < 0.5 if chinese is None else chinese)
+        made = TASKS[task](rng, rng.random() < 0.5 if chinese is None else chinese)
         if is_held_out(made.key) == held_out:
             return made
 
 
-def conversation(rng: random.Random) -> list[Message]:
+def conversation(rng: random.Random, shares: Shares = EARLY_SHARES) -> list[Message]:
     """One to three training questions; a few have a system message before them."""
     messages: list[Message] = [{"role": "system", "content": SYSTEM}] if rng.random() < 0.05 else []
     for _ in range(rng.choices((1, 2, 3), (6, 2, 1))[0]):
-        messages += _messages(turn(rng, held_out=False))
+        messages += _messages(turn(rng, held_out=False, shares=shares))
     return messages
 
 
-def recall(rng: random.Random, held_out: bool, count_tokens: Callable[[list[Message]], int]) -> list[Message]:
+def recall(
+    rng: random.Random, held_out: bool, count_tokens: Callable[[list[Message]], int], shares: Shares = EARLY_SHARES
+) -> list[Message]:
     """A name or number is given, other questions follow, then it is asked for.
 
     Args:
@@ -54,7 +61,7 @@ def recall(rng: random.Random, held_out: bool, count_tokens: Callable[[list[Mess
     wanted = RECALL_TOKENS * (rng.random() if rng.random() < 0.7 else rng.random() ** 3)
     distance = count_tokens(messages) if len(given) > 1 else 0
     while True:
-        filler = _messages(turn(rng, held_out=False, chinese=chinese if rng.random() < 0.8 else None))
+        filler = _messages(turn(rng, held_out=False, chinese=chinese if rng.random() < 0.8 else None, shares=shares))
         distance += count_tokens(filler)
         if distance > wanted:
             break

@@ -299,17 +299,47 @@ def _from_list(rng: random.Random, topics: list, chinese: bool, task: str) -> Tu
     return Turn(task, text, answer, text)
 
 
-TASKS: dict[str, tuple[Callable[[random.Random, bool], Turn], float]] = {
-    "arithmetic": (arithmetic, 8.0),
-    "capitals": (capital, 1.0),
-    "translation": (translation, 1.6),
-    "letters": (letters, 1.6),
-    "sorting": (sorting, 1.2),
-    "units": (units, 1.0),
-    "dates": (date, 1.8),
-    "json": (json_object, 0.5),
-    "project": (project, 1.0),
-    "chat": (chat, 0.5),
-    "counting": (counting, 0.2),
+TASKS: dict[str, Callable[[random.Random, bool], Turn]] = {
+    "arithmetic": arithmetic,
+    "capitals": capital,
+    "translation": translation,
+    "letters": letters,
+    "sorting": sorting,
+    "units": units,
+    "dates": date,
+    "json": json_object,
+    "project": project,
+    "chat": chat,
+    "counting": counting,
 }
-"""Each task with its share of the training questions; the harder ones get more."""
+
+Shares = dict[str, float]
+"""How often each task is asked, beside the others."""
+
+EARLY_SHARES: Shares = {
+    "arithmetic": 8.0,
+    "capitals": 1.0,
+    "translation": 1.6,
+    "letters": 1.6,
+    "sorting": 1.2,
+    "units": 1.0,
+    "dates": 1.8,
+    "json": 0.5,
+    "project": 1.0,
+    "chat": 0.5,
+    "counting": 0.2,
+}
+LATE_SHARES: Shares = {
+    "arithmetic": 5.0,
+    "capitals": 0.8,
+    "translation": 1.2,
+    "letters": 2.0,
+    "sorting": 3.0,
+    "units": 0.8,
+    "dates": 5.0,
+    "json": 0.7,
+    "project": 0.8,
+    "chat": 0.4,
+    "counting": 0.3,
+}
+"""Once arithmetic is under way, what is built on it."""

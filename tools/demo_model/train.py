@@ -2,10 +2,10 @@
 
     python tools/demo_model/train.py --output labinfer/assets
 
-Two phases: plain lines of a question and its answer, packed densely, teach the tasks; then whole dialogues in the
-chat format, most of them short, some as long as a recalled name needs. Only answers count in the loss.
-Matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/), the rest by AdamW. The
-step numbers, not the clock, decide when it ends, so that a seed gives the same model again on the same machine.
+First plain lines of a question and its answer, packed densely, teach the tasks; then whole dialogues in the chat format,
+most of them short, some as long as a recalled name needs. Only answers count in the loss. Matrices are trained by Muon
+(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/), the rest by AdamW. The step numbers, not the clock,
+decide when it ends, so that a seed gives the same model again on the same machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from dialogues import Message, conversation, recall, test_set, turn
+from tasks import EARLY_SHARES, LATE_SHARES, Shares
 from tokenizer import IM_END, IM_START, render, save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -36,26 +37,44 @@ RECALL_SHARE = 0.06
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A part of the training; it starts from the weights that the one before it saved, with fresh optimizers."""
+
+    kind: str
+    """``lines`` or ``chat``."""
+    steps: int
+    first_rate: float
+    last_rate: float
+    """The learning rates fall from the first to the last, in parts of the full ones."""
+    shares: Shares
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """One model's shape and its training. Learning rates are those after warm-up."""
+    """One model's shape and its training."""
 
     name: str
     hidden_size: int
     num_layers: int
     num_heads: int
     intermediate_size: int
-    line_steps: int
-    """Steps on plain lines."""
-    chat_steps: int
-    matrix_rate: float = 0.02
-    other_rate: float = 2e-3
-    warmup_steps: int = 100
-    decay_share: float = 0.4
-    """The last part of all steps, over which the rates fall to zero."""
+    phases: tuple[Phase, ...]
 
 
-MODEL = Recipe("demo", 192, 6, 6, 512, line_steps=5000, chat_steps=6000)
-DRAFT = Recipe("demo-draft", 128, 2, 4, 320, line_steps=1200, chat_steps=1800)
+MODEL = Recipe(
+    "demo", 192, 6, 6, 512,
+    (
+        Phase("lines", 4500, 1.0, 1.0, EARLY_SHARES),
+        Phase("lines", 1500, 0.6, 0.5, LATE_SHARES),
+        Phase("chat", 5300, 0.5, 0.0, LATE_SHARES),
+    ),
+)  # fmt: skip
+DRAFT = Recipe(
+    "demo-draft", 128, 2, 4, 320,
+    (Phase("lines", 600, 1.0, 1.0, EARLY_SHARES), Phase("chat", 1800, 1.0, 0.0, EARLY_SHARES)),
+)  # fmt: skip
+MATRIX_RATE, OTHER_RATE = 0.02, 2e-3
+WARMUP_STEPS = 100
 NUM_KV_HEADS = 2
 CONTEXT = 2048
 
@@ -72,8 +91,8 @@ class Batch:
 class Corpus:
     """Endless batches of one seed."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, seed: int, shares: Shares = EARLY_SHARES):
+        self._tokenizer, self._shares = tokenizer, shares
         self._rng = random.Random(seed)
         self._end = tokenizer.token_to_id(IM_END)
         self._answer = self._encode(f"{IM_START}assistant\n")
@@ -89,7 +108,7 @@ class Corpus:
         row: tuple[list[int], list[bool]] = ([], [])
         rows = []
         while True:
-            made = turn(self._rng, held_out=False)
+            made = turn(self._rng, held_out=False, shares=self._shares)
             question, answer = self._encode(made.user + "\n"), [*self._encode(made.assistant), self._end]
             if len(row[0]) + len(question) + len(answer) > LINE_LENGTH:
                 rows.append(row)
@@ -113,17 +132,20 @@ class Corpus:
             self._rng.shuffle(batches)  # the last rows, too few for a batch, are left out
             yield from map(_batch, batches)
 
-    def last_answer(self, messages: list[Message]) -> Batch:
-        """One conversation, of which only the last answer counts."""
-        prompt = self._encode(render(messages[:-1])) + self._answer
+    def last_answer(self, messages: list[Message], kind: str) -> Batch:
+        """One conversation, of which only the last answer counts; as a line, its last question alone."""
+        if kind == "lines":
+            prompt = self._encode(messages[-2]["content"] + "\n")
+        else:
+            prompt = self._encode(render(messages[:-1])) + self._answer
         answer = [*self._encode(messages[-1]["content"]), self._end]
         return _batch([(prompt + answer, [False] * len(prompt) + [True] * len(answer))])
 
     def _dialogue(self) -> tuple[list[int], list[bool]]:
         if self._rng.random() < RECALL_SHARE:
-            messages = recall(self._rng, held_out=False, count_tokens=self.count_tokens)
+            messages = recall(self._rng, held_out=False, count_tokens=self.count_tokens, shares=self._shares)
         else:
-            messages = conversation(self._rng)
+            messages = conversation(self._rng, self._shares)
         ids, counts = [], []
         for message in messages:
             piece = self._encode(render([message]))
@@ -206,36 +228,40 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def train(
-    recipe: Recipe, tokenizer: Tokenizer, seed: int, save: Callable[[Qwen2ForCausalLM], None]
-) -> Qwen2ForCausalLM:
-    """Train one model; ``save`` is called now and then, and at the end."""
-    torch.manual_seed(seed)
+def train(recipe: Recipe, tokenizer: Tokenizer, seed: int, directory: Path, first_phase: int) -> None:
+    """Train one model, phase by phase; its weights are in ``directory`` after each, and every 500 steps."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build(recipe, tokenizer).to(device).train()
+    torch.manual_seed(seed)
+    for number, phase in enumerate(recipe.phases, start=1):
+        if number < first_phase:
+            continue
+        if number == 1:
+            model = build(recipe, tokenizer)
+        else:
+            model = Qwen2ForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        print(f"{recipe.name}, phase {number}: {model.num_parameters():,} parameters on {device}", flush=True)
+        corpus = Corpus(tokenizer, seed + number - 1, phase.shares)
+        _run(phase, model.to(device).train(), corpus, lambda trained: save_model(trained, directory))
+
+
+def _run(phase: Phase, model: Qwen2ForCausalLM, corpus: Corpus, save: Callable[[Qwen2ForCausalLM], None]) -> None:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     muon = Muon(matrices)
-    adam = torch.optim.AdamW(others, lr=recipe.other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    corpus = Corpus(tokenizer, seed)
-    probe = _probe(corpus)
-    batches = {"lines": corpus.lines(), "chat": corpus.dialogues()}
-    total = recipe.line_steps + recipe.chat_steps
-    print(
-        f"{recipe.name}: {sum(p.numel() for p in model.parameters()):,} parameters, {total} steps on {device}",
-        flush=True,
-    )
-
+    adam = torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    probe = _probe(corpus, phase.kind)
+    batches = corpus.lines() if phase.kind == "lines" else corpus.dialogues()
     started, tokens, losses = time.monotonic(), 0, []
-    for step in range(total):
-        batch = next(batches["lines" if step < recipe.line_steps else "chat"])
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss, _ = _loss(model, batch, device)
+    for step in range(phase.steps):
+        batch = next(batches)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
+            loss, _ = _loss(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        share = min(1, (step + 1) / recipe.warmup_steps, (total - step) / (recipe.decay_share * total))
-        muon.step(recipe.matrix_rate * share)
-        adam.param_groups[0]["lr"] = recipe.other_rate * share
+        rate = phase.first_rate + (phase.last_rate - phase.first_rate) * step / phase.steps
+        rate *= min(1, (step + 1) / WARMUP_STEPS)
+        muon.step(MATRIX_RATE * rate)
+        adam.param_groups[0]["lr"] = OTHER_RATE * rate
         adam.step()
         model.zero_grad()
         tokens += batch.ids.numel()
@@ -245,20 +271,16 @@ def train(
             mean = torch.stack(losses).mean().item()
             print(f"step {step + 1} loss {mean:.4f} {seconds:.0f} s {tokens / seconds:.0f} tokens/s", flush=True)
             losses = []
-        if (step + 1) % 500 == 0 or step + 1 == total:
-            print(
-                "  " + " ".join(f"{task} {right:.0%}" for task, right in _exact(model, probe, device).items()),
-                flush=True,
-            )
+        if (step + 1) % 500 == 0 or step + 1 == phase.steps:
+            print("  " + " ".join(f"{task} {right:.0%}" for task, right in _exact(model, probe).items()), flush=True)
             save(model)
-    return model
 
 
-def _loss(model: Qwen2ForCausalLM, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+def _loss(model: Qwen2ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy over the counted tokens, and which of them are the likeliest, ``[n]``."""
-    hidden = model.model(input_ids=batch.ids.to(device), use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden.flatten(0, 1)[batch.places.to(device)]).float()
-    targets = batch.targets.to(device)
+    hidden = model.model(input_ids=batch.ids.to(model.device), use_cache=False).last_hidden_state
+    logits = model.lm_head(hidden.flatten(0, 1)[batch.places.to(model.device)]).float()
+    targets = batch.targets.to(model.device)
     return functional.cross_entropy(logits, targets), logits.argmax(-1) == targets
 
 
@@ -269,17 +291,23 @@ def save_model(model: Qwen2ForCausalLM, directory: Path) -> None:
     GenerationConfig(eos_token_id=end, pad_token_id=end, do_sample=False).save_pretrained(directory)
 
 
-def _probe(corpus: Corpus) -> dict[str, list[Batch]]:
+def _probe(corpus: Corpus, kind: str) -> dict[str, list[Batch]]:
     """A few dozen held-out conversations of each task, one a batch, in which only the last answer counts."""
     sets = test_set(random.Random(1), 40, corpus.count_tokens)
-    return {task: [corpus.last_answer(messages) for messages in conversations] for task, conversations in sets.items()}
+    return {
+        task: [corpus.last_answer(messages, kind) for messages in conversations]
+        for task, conversations in sets.items()
+        if kind == "chat" or task != "recall"
+    }
 
 
 @torch.no_grad()
-def _exact(model: Qwen2ForCausalLM, probe: dict[str, list[Batch]], device: torch.device) -> dict[str, float]:
+def _exact(model: Qwen2ForCausalLM, probe: dict[str, list[Batch]]) -> dict[str, float]:
     """The share of conversations whose last answer is the likeliest at every token, which greedy decoding would say."""
-    return {task: sum(_loss(model, batch, device)[1].all().item() for batch in batches) / len(batches)
-            for task, batches in probe.items()}  # fmt: skip
+    return {
+        task: sum(_loss(model, batch)[1].all().item() for batch in batches) / len(batches)
+        for task, batches in probe.items()
+    }
 
 
 def main() -> None:
@@ -287,23 +315,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("labinfer/assets"), help="where demo/ and demo-draft/ go")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=(MODEL.name, DRAFT.name), help="train just this one")
-    parser.add_argument(
-        "--steps-share", type=float, default=1.0, metavar="F", help="a fraction of the steps, to try it"
-    )
+    parser.add_argument("--from-phase", type=int, default=1, metavar="N", help="go on with the weights in --output")
+    parser.add_argument("--steps-share", type=float, default=1.0, metavar="F", help="a part of the steps, to try it")
     args = parser.parse_args()
 
     tokenizer = train_tokenizer(args.seed)
     for recipe in (MODEL, DRAFT):
         if args.only in (None, recipe.name):
+            phases = tuple(replace(phase, steps=round(phase.steps * args.steps_share)) for phase in recipe.phases)
             directory = args.output / recipe.name
-            scaled = replace(
-                recipe,
-                line_steps=round(recipe.line_steps * args.steps_share),
-                chat_steps=round(recipe.chat_steps * args.steps_share),
-            )
             directory.mkdir(parents=True, exist_ok=True)
             save_tokenizer(tokenizer, directory)
-            train(scaled, tokenizer, args.seed, lambda model, to=directory: save_model(model, to))
+            train(replace(recipe, phases=phases), tokenizer, args.seed, directory, args.from_phase)
 
 
 if __name__ == "__main__":
