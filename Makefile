@@ -1,4 +1,4 @@
-# make run    set up and generate text for examples/prompts.jsonl
+# make run    set up and answer examples/prompts.jsonl with the model that comes with LABInfer
 # make test   set up and run the tests (about ten minutes on 2 cores)
 # make help   all targets
 
@@ -11,13 +11,13 @@ TORCH ?= torch==2.13.0
 # A folder of wheels, as "make wheels" fills it, to install from without a network.
 WHEELS ?= $(wildcard wheels)
 PIP_INSTALL = $(BIN)/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
-MODEL ?= .tiny
+MODEL ?= demo
 ARGS ?=
 # A test run that hangs is ended; mpirun and torchrun then end their ranks. In the foreground, so that Ctrl-C works.
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules wheels clean
+.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -35,8 +35,7 @@ $(VENV)/.setup-test: $(VENV)/.setup
 	$(PIP_INSTALL) --editable '.[mpi,test]'
 	touch $@
 
-run: $(VENV)/.setup ## generate text for examples/prompts.jsonl (MODEL=DIR takes another model)
-	@test $(MODEL) != .tiny || test -e .tiny/config.json || $(BIN)/python tools/random_checkpoint.py --shape tiny .tiny
+run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl $(ARGS)
 
 test: lint test-unit test-dist test-cluster ## everything a change must pass
@@ -80,8 +79,13 @@ bench-schedules: $(VENV)/.setup ## the pipeline schedules against each other
 	mpirun -n 2 $(BIN)/python benchmarks/pipeline_schedules.py --model .small
 	torchrun --nproc-per-node 2 benchmarks/pipeline_schedules.py --model .small
 
+# About an hour and a half on 2 cores.
+demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and measure them
+	$(BIN)/python tools/demo_model/train.py --output labinfer/assets
+	$(BIN)/python tools/demo_model/evaluate.py --card
+
 wheels: ## fill wheels/ with all that a machine without a network needs; copy the checkout with it
 	$(PYTHON) -m pip download --quiet --dest wheels $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .tiny .small
+	rm -rf $(VENV) .small

@@ -1,8 +1,8 @@
 """The Python API, alone or on many ranks. Every rank runs these lines; rank 0 gets the outputs, the others None.
 
-    python examples/offline.py DIR
-    torchrun --nproc-per-node 2 examples/offline.py DIR --tensor-parallel-size 2
-    mpirun -n 3 python examples/offline.py DIR --tensor-parallel-size 2,1
+    python examples/offline.py
+    torchrun --nproc-per-node 2 examples/offline.py --tensor-parallel-size 2
+    mpirun -n 3 python examples/offline.py --tensor-parallel-size 2,1
 
 Other options of launch.py are keyword arguments of LLM, with underscores.
 """
@@ -14,15 +14,15 @@ import argparse
 from labinfer import LLM, SamplingParams
 
 PROMPTS = [
-    "The capital of France is",
-    "流水线并行的基本思想是",
-    {"messages": [{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}]},
+    [{"role": "user", "content": "What is the capital of France?"}],
+    [{"role": "user", "content": "把34, 14, 79从小到大排列。"}],
+    [{"role": "user", "content": "Who are you?"}],
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Generate for three prompts through labinfer.LLM.")
-    parser.add_argument("model", help="checkpoint directory, or a name as launch.py --model takes it")
+    parser.add_argument("model", nargs="?", default="demo", help="as launch.py --model takes it (default: demo)")
     parser.add_argument("--tensor-parallel-size", default="1", help="one number, or one per stage such as 2,1")
     parser.add_argument("--max-tokens", type=int, default=32)
     args = parser.parse_args()

@@ -54,6 +54,7 @@ EPILOG = """other commands:
   launch.py bench comm   latency and bandwidth of every collective and send in use
 
 examples:
+  python launch.py --prompt "17 + 25 = ?"
   python launch.py --model DIR --prompt "Hello"
   torchrun --nproc-per-node 4 launch.py --model DIR -tp 2 -pp 2 --input prompts.jsonl --output out.jsonl
   mpirun -n 3 python launch.py --model DIR -tp 2,1 --layers 14,10 --input prompts.jsonl
@@ -181,8 +182,6 @@ def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], 
         from labinfer.commands import bench_comm
 
         return bench_comm.run
-    if not args.model:
-        raise UserError("--model is missing; give a checkpoint directory or a model's name")
     if name == "plan":
         from labinfer.commands import plan
 

@@ -36,8 +36,9 @@ class ModelOptions:
     """Which checkpoint, and how its numbers are held."""
 
     model: str = option(
-        "",
-        "checkpoint: a directory, a name under $LABINFER_MODEL_DIR, a Hugging Face id, or an alias such as qwen2",
+        "demo",
+        "checkpoint: demo, the small one that comes with LABInfer; a directory, a name under $LABINFER_MODEL_DIR, "
+        "a Hugging Face id, or an alias such as qwen2",
         metavar="DIR|NAME",
     )
     tokenizer: str = option("", "tokenizer directory (default: the model's)", metavar="DIR")

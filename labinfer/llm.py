@@ -71,14 +71,14 @@ class LLM:
     """A loaded model on this group of ranks.
 
     Args:
-        model: a directory, or a name as ``--model`` takes it.
+        model: a directory, or a name as ``--model`` takes it; ``demo`` comes with LABInfer.
         options: any option of ``launch.py --help`` with underscores, such as ``tensor_parallel_size=2``.
 
     Raises:
         UserError: an option, the model or the layout is wrong; on every rank.
     """
 
-    def __init__(self, model: str, **options: Any):
+    def __init__(self, model: str = "demo", **options: Any):
         checked = EngineOptions.from_flat({"model": model, **options})
         group = join_group(detect(), checked.parallel, checked.runtime)
         end_group_on_uncaught(group)

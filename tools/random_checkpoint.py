@@ -1,4 +1,4 @@
-"""Make a Qwen2 checkpoint with random weights: to try the engine without a download, and to measure it.
+"""Make a Qwen2 checkpoint with random weights: to measure the engine at a given size.
 
     python tools/random_checkpoint.py --shape tiny DIR
 

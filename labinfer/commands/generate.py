@@ -109,6 +109,7 @@ class Rank0Job:
         """The table of ranks, and what the KV cache holds."""
         parts, block_size = self.llm.parts, self.session.options.cache.block_size
         kv_tokens = [parts.num_kv_blocks * block_size] * self.llm.group.size
+        logger.info("model %s: %s", self.session.options.model.model, parts.directory)
         sys.stderr.write(layout_table(parts.layout, self.llm.group.everyone, kv_tokens) + "\n")
         logger.info(
             "KV cache: %d blocks of %d tokens on every rank (%s on rank 0); context %d",

@@ -1,4 +1,4 @@
-"""From a model's name to its directory: the path itself, $LABINFER_MODEL_DIR, the Hugging Face cache, the hub."""
+"""From a model's name to its directory: bundled, a path, under $LABINFER_MODEL_DIR, the Hugging Face cache, the hub."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from labinfer.errors import UserError
 
+BUNDLED = ("demo", "demo-draft")
+"""The models in ``labinfer/assets``. These names mean them everywhere; a directory of that name is written ``./demo``."""
 ALIASES = {
     "qwen2": "Qwen/Qwen2-0.5B-Instruct",
     "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
@@ -33,6 +35,8 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
     Raises:
         UserError: lists every place that was tried.
     """
+    if name in BUNDLED:
+        return Path(__file__).parent.parent / "assets" / name
     tried = [f"directory {name}"]
     if os.path.isdir(name):  # unlike Path's, False for names the system cannot take
         return Path(name)
@@ -52,7 +56,7 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
     if repository.count("/") == 1 and not repository.startswith(("/", ".", "~")):
         return _from_hub(repository, name, may_download, tried)
     if "/" not in name:
-        tried.append(f"alias {name} (known: {', '.join(ALIASES)})")
+        tried.append(f"name {name} (known: {', '.join((*BUNDLED, *ALIASES))})")
     raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")
 
 

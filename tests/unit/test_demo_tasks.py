@@ -8,13 +8,17 @@ import itertools
 import json
 import random
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from dialogues import RECALL_TOKENS, conversation, is_held_out, recall, turn
 from dialogues import test_set as make_test_set
 from facts import CAPITALS, WORDS
-from tasks import TASKS, UNITS
+from project import PROJECT
+from tasks import EARLY_SHARES, LATE_SHARES, TASKS, UNITS
+
+from labinfer.cli import build_parser, split_command
 
 TOOLS = Path(__file__).parents[2] / "tools" / "demo_model"
 
@@ -35,9 +39,11 @@ def check_capitals(user: str, answer: str) -> None:
 
 
 def check_translation(user: str, answer: str) -> None:
-    words = re.findall(r"[a-z]+|[\u4e00-\u9fff]+", user)
+    latin = re.findall(r"[a-z]+", user)
+    listed = [hanzi for _, hanzi in WORDS if hanzi in user]
+    asked = [hanzi for hanzi in listed if not any(hanzi in other != hanzi for other in listed)]  # 熊猫 has 熊 in it
     assert any(
-        (answer == english and hanzi in user) or (answer == hanzi and english in words) for english, hanzi in WORDS
+        (english in latin and answer == hanzi) or (hanzi in asked and answer == english) for english, hanzi in WORDS
     )
 
 
@@ -62,11 +68,21 @@ def check_sorting(user: str, answer: str) -> None:
 
 
 def check_units(user: str, answer: str) -> None:
-    """One of the units makes the equation true, whichever side is the larger."""
+    """The answer is in the other unit of the pair, and the larger unit has the smaller number."""
     (amount,), (result,) = numbers(user), numbers(answer)
-    mentioned = [u for u in UNITS if all(name[:-1] in user + answer for name in (u.large, u.small))]
-    mentioned += [u for u in UNITS if u.da in user + answer and u.xiao in user + answer]
-    assert any(amount * u.factor == result or result * u.factor == amount for u in mentioned)
+    asked, given = (re.findall(r"[a-z]+|[\u4e00-\u9fff]+", text) for text in (user, answer))
+    (name,) = given
+    sides = []
+    for unit in UNITS:
+        for large, small in ((unit.large, unit.small), (unit.da, unit.xiao)):
+            names = {large: small, large.removesuffix("s"): small, small: large, small.removesuffix("s"): large}
+            other = names.get(name)
+            if other and any(
+                re.search(rf"(?<![a-z]){word}(?![a-z])", user) for word in {other, other.removesuffix("s")}
+            ):
+                to_large = name in (large, large.removesuffix("s"))
+                sides.append(result * unit.factor == amount if to_large else amount * unit.factor == result)
+    assert any(sides), (asked, given)
 
 
 DATE = r"(\d{4})[-年](\d+)[-月](\d+)日?"
@@ -81,7 +97,7 @@ def check_dates(user: str, answer: str) -> None:
 
 def check_json(user: str, answer: str) -> None:
     fields = json.loads(answer)
-    assert 2 <= len(fields) <= 3
+    assert len(fields) == len(re.findall(r'[a-z]+ (?:\d+|"[^"]+")', user)) in (2, 3)
     for name, value in fields.items():
         assert f"{name} {json.dumps(value, ensure_ascii=False)}" in user
 
@@ -124,13 +140,39 @@ def test_a_question_about_the_project_has_one_answer(task):
 def test_what_is_held_out_is_never_trained_on():
     """The test's questions do not occur in training, and neither do its computed problems in another wording."""
     tested = make_test_set(random.Random(1), 30, len)
-    questions = {messages[-2]["content"] for task in TASKS for messages in tested[task]}
-    problems = {tuple(numbers(messages[-2]["content"])) for messages in tested["dates"]}
     rng = random.Random(5)
     trained = [message["content"] for _ in range(5000) for message in conversation(rng) if message["role"] == "user"]
-    assert questions.isdisjoint(trained)
-    dates = {tuple(numbers(made.user)) for made in (turn(rng, held_out=False, task="dates") for _ in range(20_000))}
-    assert problems.isdisjoint(dates)
+    assert {messages[-2]["content"] for task in TASKS for messages in tested[task]}.isdisjoint(trained)
+    for task in ("arithmetic", "dates"):
+        problems = {problem(messages[-2]["content"]) for messages in tested[task]}
+        assert problems.isdisjoint(problem(turn(rng, held_out=False, task=task).user) for _ in range(20_000))
+    given = {recalled(recall(rng, held_out=False, count_tokens=len)) for _ in range(3000)}
+    assert given.isdisjoint(map(recalled, tested["recall"]))
+    assert len(given) > 1000
+
+
+def problem(question: str) -> tuple:
+    """A sum or a date, whatever the wording."""
+    if given := re.search(DATE, question):
+        return (*map(int, given.groups()), *numbers(re.sub(DATE, "", question)))
+    return (*numbers(question), re.search(r"\+|plus|加", question) is not None)
+
+
+def recalled(messages: list[dict[str, str]]) -> str:
+    return re.search(r"(?:is |叫|是)(.+?)[.。]$", messages[-1]["content"]).group(1)
+
+
+def test_every_task_has_its_share():
+    assert set(EARLY_SHARES) == set(LATE_SHARES) == set(TASKS)
+
+
+def test_commands_in_answers_are_understood():
+    """They want a prompt or an input beside them, and nothing else."""
+    answers = {answer for topic in PROJECT for _, answer in (topic.en, topic.zh) if "launch.py" in answer}
+    assert len(answers) >= 6
+    for answer in answers:
+        command, flags = split_command(shlex.split(answer.split("launch.py", 1)[1]))
+        build_parser(command).parse_args(flags)
 
 
 def test_every_task_has_held_out_questions():
@@ -143,7 +185,7 @@ def test_a_recalled_value_was_given_before_and_is_new():
     count = lambda messages: sum(len(message["content"]) for message in messages)  # noqa: E731
     for _ in range(300):
         messages = recall(rng, held_out=True, count_tokens=count)
-        value = re.search(r"(?:is |叫|是)(.+?)[.。]$", messages[-1]["content"]).group(1)
+        value = recalled(messages)
         given = [
             i for i, message in enumerate(messages[:-2]) if message["role"] == "user" and value in message["content"]
         ]
@@ -184,10 +226,11 @@ def test_the_loss_counts_answers_and_their_ends_only(corpus, kind):
     decode = lambda ids: corpus._tokenizer.decode(list(ids), skip_special_tokens=False)  # noqa: E731
     said = decode(batch.targets.tolist()).split("<|im_end|>")
     text = [decode(row) for row in batch.ids.tolist()]
-    asked = "" if kind == "lines" else "<|im_start|>assistant\n"
+    asked = "\n" if kind == "lines" else "<|im_start|>assistant\n"
     assert said.pop() == ""
     assert all(any(f"{asked}{answer}<|im_end|>" in row for row in text) for answer in said)
-    assert len(said) == sum(row.count(f"{asked}" if asked else "<|im_end|>") for row in text)
+    assert len(said) == sum(row.count(asked) for row in text)
+    assert not any("\n" in answer for answer in said)
     flat = batch.ids.flatten()
     assert (flat[batch.places + 1] == batch.targets).all()
 

@@ -53,7 +53,8 @@ def recall(
 
     Args:
         held_out: whether the given value is one that training never recalls.
-        count_tokens: the length of messages in tokens; the distance is drawn evenly up to ``RECALL_TOKENS``.
+        count_tokens: the length of messages in tokens; the distance is up to ``RECALL_TOKENS``, drawn evenly or, in three
+            of ten, mostly short.
     """
     chinese = rng.random() < 0.5
     given = [_statement(rng, chinese, held_out, kind) for kind in rng.sample(("name", "number"), rng.choice((1, 1, 2)))]

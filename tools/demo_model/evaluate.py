@@ -29,11 +29,10 @@ CARD_BEGIN, CARD_END = "<!-- figures: written by evaluate.py -->", "<!-- end of 
 
 
 def through_engine(directory: Path, prompts: list[list[int]], dtype: str) -> list[list[int]]:
-    """Greedy answers by ``LLM.generate``, token ids without the end."""
-    with LLM(str(directory), dtype=dtype) as llm:
+    """Greedy answers by ``LLM.generate``, as token ids with the end."""
+    with LLM(str(directory), dtype=dtype, device="cpu") as llm:  # as Transformers runs here
         outputs = llm.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
-    if outputs is None:
-        sys.exit("run this as a single process")
+    assert outputs is not None  # a single process
     return [output.token_ids for output in outputs]
 
 
@@ -84,9 +83,17 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=assets / "demo")
     parser.add_argument("--draft", type=Path, default=assets / "demo-draft")
     parser.add_argument("--per-task", type=int, default=200, metavar="N", help="held-out conversations of each task")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=2, help="of the questions; training looks at those of seed 1")
     parser.add_argument("--card", action="store_true", help="write the figures into the model card")
     args = parser.parse_args()
+    for directory in (args.model, args.draft):
+        if not (directory / "config.json").exists():
+            parser.error(f"{directory} is no model directory: it has no config.json")
+    if args.per_task < 1:
+        parser.error(f"--per-task must be at least 1, not {args.per_task}")
+    card = args.model / "README.md"
+    if args.card and not (card.exists() and CARD_BEGIN in card.read_text(encoding="utf-8")):
+        parser.error(f"{card} has no line {CARD_BEGIN!r} for --card to write under")
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     sets = test_set(random.Random(args.seed), args.per_task, lambda messages: len(_ids(tokenizer, messages, False)))
@@ -120,7 +127,7 @@ def main() -> int:
               f"The draft agrees with {100 * agreed:.1f} % of the model's greedy tokens."]  # fmt: skip
     print("\n".join(lines))
     if args.card:
-        _write_card(args.model / "README.md", "\n".join(lines))
+        _write_card(card, "\n".join(lines))
     for text, answer, messages in zip(wanted, engine, conversations, strict=True):
         said = tokenizer.decode(answer, skip_special_tokens=True)
         if said != text:

@@ -1,8 +1,9 @@
 """The demo model's tasks: each function writes one question and its right answer, in English or Chinese.
 
 A turn's ``key`` decides whether it is held out of training (``dialogues.is_held_out``). Where the answer is computed,
-the key is the problem itself, so that a held-out problem is new in every wording and in both languages; where it is
-known by heart, the key is the question's full text, so that the wording for this fact is new.
+the key is the problem itself, so that a held-out problem is new in every wording and in both languages (its like, such
+as the swapped sum, may be trained). Where it is known by heart, the key is the question's full text: the fact is
+trained, and what is new is this wording of it, or only its opening and closing words.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ UNITS = [
 
 
 def units(rng: random.Random, chinese: bool) -> Turn:
-    """Between two units of length, mass, volume or time, both ways; small values have a singular in English."""
+    """Between two units of length, mass, volume or time, both ways; in English the value 1 takes the singular."""
     unit = rng.choice(UNITS)
     value = rng.randint(1, unit.largest)
     up = rng.random() < 0.4
@@ -329,6 +330,7 @@ EARLY_SHARES: Shares = {
     "chat": 0.5,
     "counting": 0.2,
 }
+"""Arithmetic above all: it takes the most examples."""
 LATE_SHARES: Shares = {
     "arithmetic": 5.0,
     "capitals": 0.8,

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from dialogues import conversation
+from dialogues import Message, conversation
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -57,7 +57,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
     return tokenizer
 
 
-def render(messages: list[dict[str, str]]) -> str:
+def render(messages: list[Message]) -> str:
     """The conversation as the chat template writes it."""
     return "".join(f"{IM_START}{message['role']}\n{message['content']}{IM_END}\n" for message in messages)
 

@@ -75,6 +75,7 @@ DRAFT = Recipe(
 )  # fmt: skip
 MATRIX_RATE, OTHER_RATE = 0.02, 2e-3
 WARMUP_STEPS = 100
+WEIGHTS = "model.safetensors"
 NUM_KV_HEADS = 2
 CONTEXT = 2048
 
@@ -101,6 +102,7 @@ class Corpus:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def count_tokens(self, messages: list[Message]) -> int:
+        """In the chat format."""
         return len(self._encode(render(messages)))
 
     def lines(self) -> Iterator[Batch]:
@@ -186,6 +188,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
+        """One update from the gradients that are there."""
         for group in self._groups.values():
             steps = []
             for parameter in group:
@@ -229,7 +232,11 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
 
 
 def train(recipe: Recipe, tokenizer: Tokenizer, seed: int, directory: Path, first_phase: int) -> None:
-    """Train one model, phase by phase; its weights are in ``directory`` after each, and every 500 steps."""
+    """Train one model, phase by phase; its weights are in ``directory`` after each, and every 500 steps.
+
+    Args:
+        first_phase: counted from 1; a later one goes on with the weights that are there.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
     for number, phase in enumerate(recipe.phases, start=1):
@@ -287,6 +294,7 @@ def _loss(model: Qwen2ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
 def save_model(model: Qwen2ForCausalLM, directory: Path) -> None:
     """Write the weights in bfloat16, with the configuration; decoding is greedy unless a request says otherwise."""
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(directory)
+    (directory / WEIGHTS).chmod(0o644)  # safetensors writes for the owner alone; an installed package has many readers
     end = model.config.eos_token_id
     GenerationConfig(eos_token_id=end, pad_token_id=end, do_sample=False).save_pretrained(directory)
 
@@ -312,21 +320,29 @@ def _exact(model: Qwen2ForCausalLM, probe: dict[str, list[Batch]]) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("labinfer/assets"), help="where demo/ and demo-draft/ go")
+    parser.add_argument("--output", type=Path, required=True, help="where demo/ and demo-draft/ go")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=(MODEL.name, DRAFT.name), help="train just this one")
-    parser.add_argument("--from-phase", type=int, default=1, metavar="N", help="go on with the weights in --output")
+    parser.add_argument(
+        "--from-phase", type=int, default=1, metavar="N", help="go on with --only's weights in --output"
+    )
     parser.add_argument("--steps-share", type=float, default=1.0, metavar="F", help="a part of the steps, to try it")
     args = parser.parse_args()
+    recipes = [recipe for recipe in (MODEL, DRAFT) if args.only in (None, recipe.name)]
+    if not 0 < args.steps_share <= 1:
+        parser.error(f"--steps-share must be above 0 and at most 1, not {args.steps_share}")
+    if args.from_phase > 1 and not (args.only and (args.output / args.only / WEIGHTS).exists()):
+        parser.error("--from-phase needs --only, and that model's weights in --output")
+    if not 1 <= args.from_phase <= len(recipes[0].phases):
+        parser.error(f"--from-phase must be from 1 to {len(recipes[0].phases)}, not {args.from_phase}")
 
     tokenizer = train_tokenizer(args.seed)
-    for recipe in (MODEL, DRAFT):
-        if args.only in (None, recipe.name):
-            phases = tuple(replace(phase, steps=round(phase.steps * args.steps_share)) for phase in recipe.phases)
-            directory = args.output / recipe.name
-            directory.mkdir(parents=True, exist_ok=True)
-            save_tokenizer(tokenizer, directory)
-            train(replace(recipe, phases=phases), tokenizer, args.seed, directory, args.from_phase)
+    for recipe in recipes:
+        phases = tuple(replace(phase, steps=max(1, round(phase.steps * args.steps_share))) for phase in recipe.phases)
+        directory = args.output / recipe.name
+        directory.mkdir(parents=True, exist_ok=True)
+        save_tokenizer(tokenizer, directory)
+        train(replace(recipe, phases=phases), tokenizer, args.seed, directory, args.from_phase)
 
 
 if __name__ == "__main__":

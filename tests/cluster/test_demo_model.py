@@ -1,0 +1,78 @@
+"""The bundled model in real launches: the default, on every kind of layout, evaluated, and installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launchers import LAUNCH, run
+
+ROOT = Path(__file__).parents[2]
+QUESTIONS = {
+    "17 + 25 = ?": "42",
+    "What is the capital of France?": "Paris",
+    "法国的首都是哪里？": "巴黎",
+    'Reverse "stone".': '"enots"',
+}
+
+
+def test_without_a_model_the_bundled_one_answers():
+    done = run("single", 1, LAUNCH, "--prompt", "17 + 25 = ?")
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.text
+    assert "model demo" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "flags"),
+    [
+        ("mpirun", 2, ["-tp", "2"]),
+        ("torchrun", 2, ["-pp", "2"]),
+        ("mpirun", 3, ["-tp", "2,1", "-pp", "2"]),
+        ("torchrun", 4, ["-tp", "2", "-pp", "2"]),
+        pytest.param("mpirun", 4, ["-pp", "4"], marks=pytest.mark.slow),
+    ],
+)
+def test_it_answers_on_every_layout(launcher, ranks, flags, tmp_path):
+    jobs, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"id": question, "messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
+    jobs.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    done = run(launcher, ranks, LAUNCH, "--input", jobs, "--output", out, *flags)
+    assert done.returncode == 0, done.text
+    answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert {answer["id"]: answer["text"] for answer in answers} == QUESTIONS
+
+
+@pytest.mark.parametrize("per_task", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_it_reaches_its_goals_through_both_engines(per_task):
+    script = ROOT / "tools" / "demo_model" / "evaluate.py"
+    done = run("single", 1, script, "--per-task", str(per_task), timeout=500)
+    assert done.returncode == 0, done.text
+    if per_task == 200:  # the model card's own figures
+        card = (ROOT / "labinfer" / "assets" / "demo" / "README.md").read_text(encoding="utf-8")
+        assert done.stdout.strip() in card
+
+
+def test_an_installed_package_has_the_model(tmp_path):
+    """What setuptools would install, run from elsewhere."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "labinfer", source / "labinfer", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    build = ["-c", "import setuptools; setuptools.setup()", "-q", "build_py", "--build-lib", str(tmp_path / "lib")]
+    subprocess.run([sys.executable, *build], cwd=source, check=True, capture_output=True, text=True, timeout=120)
+    shutil.rmtree(source)
+    done = subprocess.run(
+        [sys.executable, "-m", "labinfer", "--prompt", "17 + 25 = ?"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "42\n", done.stderr
+    assert str(tmp_path / "lib" / "labinfer" / "assets" / "demo") in done.stderr

@@ -1,0 +1,47 @@
+"""From a model's name to its directory, without a network."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+
+from labinfer import LLM
+from labinfer.config import EngineOptions
+from labinfer.errors import UserError
+from labinfer.weights.resolve import BUNDLED, resolve_model
+
+
+def test_the_bundled_model_is_the_default():
+    assert EngineOptions().model.model == "demo"
+    assert inspect.signature(LLM).parameters["model"].default == "demo"
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_names_mean_the_bundled_models_even_beside_a_directory_of_that_name(name, tmp_path, monkeypatch):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = resolve_model(name, str(tmp_path), may_download=False)
+    assert found.parts[-3:] == ("labinfer", "assets", name)
+    assert json.loads((found / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    assert str(resolve_model(f"./{name}", "", may_download=False)) == name
+
+
+def test_the_model_directory_variable_takes_names_and_aliases(tmp_path):
+    for folder in ("mine", "Qwen2-0.5B-Instruct"):
+        (tmp_path / folder).mkdir()
+    assert resolve_model("mine", str(tmp_path), may_download=False) == tmp_path / "mine"
+    assert resolve_model("qwen2", str(tmp_path), may_download=False) == tmp_path / "Qwen2-0.5B-Instruct"
+
+
+def test_an_unknown_name_lists_what_was_tried_and_what_is_known(tmp_path):
+    with pytest.raises(UserError, match=r"--model nonsense was not found; tried: directory nonsense.*demo, demo-draft"):
+        resolve_model("nonsense", str(tmp_path), may_download=False)
+
+
+def test_a_file_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="is a file; give the directory"):
+        resolve_model(str(path), "", may_download=False)
