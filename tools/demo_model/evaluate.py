@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from dialogues import Message, test_set
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from labinfer import LLM, SamplingParams
 
@@ -95,7 +95,7 @@ def main() -> int:
     if args.card and not (card.exists() and CARD_BEGIN in card.read_text(encoding="utf-8")):
         parser.error(f"{card} has no line {CARD_BEGIN!r} for --card to write under")
 
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)  # AutoTokenizer would split as Qwen2 does
     sets = test_set(random.Random(args.seed), args.per_task, lambda messages: len(_ids(tokenizer, messages, False)))
     tasks = [task for task, conversations in sets.items() for _ in conversations]
     conversations = [messages for found in sets.values() for messages in found]
