@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the medians to this file")
     args = parser.parse_args()
 
-    flat = {"model": args.model, "dtype": "float32", "memory_utilization": 0.2}
+    # Without a prefix cache: the rounds repeat their prompts.
+    flat = {"model": args.model, "dtype": "float32", "memory_utilization": 0.2, "enable_prefix_caching": False}
     base = EngineOptions.from_flat(flat)
     group = join_group(detect(), base.parallel, base.runtime)
     end_group_on_uncaught(group)

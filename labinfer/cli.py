@@ -151,8 +151,9 @@ def add_options(parser: argparse.ArgumentParser, section: type) -> None:
     for f in dataclasses.fields(section):
         names = [name for name in (f.metadata["short"], flag_name(f.name)) if name]
         text = f.metadata["help"].replace("%", "%%")
-        if hints[f.name] is bool:
-            group.add_argument(*names, action="store_true", default=None, help=text)
+        if hints[f.name] is bool:  # what is on by default can be turned off
+            action = argparse.BooleanOptionalAction if f.default else "store_true"
+            group.add_argument(*names, action=action, default=None, help=text)
             continue
         if f.default not in ("", 0, ()) and "default" not in text:
             text += f" (default: {join(f.default) if isinstance(f.default, tuple) else f.default})"

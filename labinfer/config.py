@@ -77,6 +77,7 @@ class CacheOptions:
 
     block_size: int = option(16, "tokens in one KV block", metavar="N")
     num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
+    enable_prefix_caching: bool = option(True, "find the tokens of earlier requests in the KV cache again")
     memory_utilization: float = option(
         0.8, "fraction of a device's free memory that weights and KV cache may take", metavar="F"
     )
@@ -221,6 +222,10 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         value = str(value)
         if not value and name != "tokenizer":
             raise UserError(f"{flag_name(name)} is empty; give a value or leave the option out")
+        return value
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{flag_name(name)} must be True or False, not {value!r}")
         return value
     try:
         if isinstance(value, bool):

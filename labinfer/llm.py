@@ -34,7 +34,10 @@ from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
-"""Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages."""
+"""Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages.
+
+A dictionary may have a ``cache_salt``: only prompts with the same one find each other's tokens in the KV cache.
+"""
 
 
 IDLE_SECONDS = 0.01
@@ -48,6 +51,7 @@ class Request:
     key: Any
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class LLM:
             if self.is_rank0:
                 self._load_tokenizer()
         if self.is_rank0:
-            blocks = BlockManager(parts.num_kv_blocks, options.cache.block_size)
+            blocks = BlockManager(parts.num_kv_blocks, options.cache.block_size, options.cache.enable_prefix_caching)
             scheduler = Scheduler(
                 options.scheduler, blocks, parts.layout.topology.num_stages, parts.layout.config.eos_token_ids
             )
@@ -156,7 +160,10 @@ class LLM:
         self.engine.check_prompt(token_ids)
         if sampling.stop:
             self._need_tokenizer()
-        return Request(key, token_ids, sampling)
+        salt = prompt.get("cache_salt") or "" if isinstance(prompt, dict) else ""
+        if not isinstance(salt, str):
+            raise UserError(f"cache_salt must be a string, not {salt!r:.60}")
+        return Request(key, token_ids, sampling, salt)
 
     def run(
         self, requests: Iterable[Request | None], check: Callable[[], None] = lambda: None
@@ -172,7 +179,8 @@ class LLM:
         source = iter(requests)
         self.report = report = RunReport()
         open_requests: dict[int, tuple[Request, Detokenizer | None]] = {}
-        preemptions_before = self.engine.scheduler.num_preemptions
+        scheduler = self.engine.scheduler
+        before = scheduler.num_preemptions, scheduler.num_looked_up, scheduler.num_found
         begin = time.monotonic()
         try:
             more = True
@@ -198,7 +206,10 @@ class LLM:
         finally:
             if not self._broken:
                 report.wall_time = time.monotonic() - begin
-                report.num_preemptions = self.engine.scheduler.num_preemptions - preemptions_before
+                after = scheduler.num_preemptions, scheduler.num_looked_up, scheduler.num_found
+                report.num_preemptions, report.num_looked_up, report.num_found = (
+                    now - then for now, then in zip(after, before, strict=True)
+                )
                 report.workers = self.engine.pause()
 
     def follow(self) -> None:
@@ -237,7 +248,7 @@ class LLM:
             if request is None:
                 break
             detokenizer = Detokenizer(self.tokenizer, request.sampling.stop) if request.sampling.stop else None
-            sequence = self.engine.add_request(request.prompt_token_ids, request.sampling)
+            sequence = self.engine.add_request(request.prompt_token_ids, request.sampling, request.cache_salt)
             open_requests[sequence.seq_id] = (request, detokenizer)
         return True
 

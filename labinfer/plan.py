@@ -90,6 +90,8 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
 
     seq_id: int
     token_ids: list[int]
+    num_cached: int
+    """Tokens at its beginning whose keys and values are in its blocks already."""
     sampling: TokenSampling
 
 

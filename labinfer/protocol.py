@@ -68,6 +68,8 @@ class Sampling(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    """Only requests with the same salt find each other's tokens in the KV cache."""
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """These fields over ``defaults``, checked.
@@ -184,6 +186,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
     else:
         raise UserError(f"url {parsed.url!r:.60} is not supported; use {COMPLETIONS_URL} or {CHAT_URL}")
     body.check_neutral()
+    prompt |= {"cache_salt": body.cache_salt} if body.cache_salt else {}
     if body.max_tokens is None:
         body.max_tokens = body.max_completion_tokens
     return ParsedLine(prompt, body.params(defaults), custom_id=parsed.custom_id, url=parsed.url, model=body.model)
@@ -214,6 +217,7 @@ def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
         "prompt": line.prompt,
         "prompt_token_ids": line.prompt_token_ids,
         "messages": None if line.messages is None else [message.as_dict() for message in line.messages],
+        "cache_salt": line.cache_salt,
     }
     return ParsedLine(
         {key: value for key, value in prompt.items() if value is not None}, line.params(defaults), id=line.id

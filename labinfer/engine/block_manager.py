@@ -1,52 +1,126 @@
-"""Who owns which KV block. The blocks themselves live on the workers."""
+"""Who owns which KV block, and which blocks hold tokens worth finding again. The blocks live on the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+"""Two different prefixes collide with probability 2**-64 only after four thousand million million blocks."""
 
 
 class BlockManager:
-    """A pool of equal blocks, handed out and taken back.
+    """A pool of equal blocks, shared by count and taken back; full ones can be found by what they hold.
+
+    A block that nobody holds any more keeps its tokens until its room is needed: the least recently used goes first.
 
     Args:
         num_blocks: blocks on every rank.
         block_size: tokens in a block.
+        prefix_caching: whether blocks are found again at all.
     """
 
-    def __init__(self, num_blocks: int, block_size: int):
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.prefix_caching = prefix_caching
         # A stack: what was used last is used next, so that memory the run does not need is never touched.
         self._free = list(reversed(range(num_blocks)))
-        self._used: set[int] = set()
+        self._holders: dict[int, int] = {}  # of the blocks in use: how many hold each
+        self._idle: dict[int, None] = {}  # held by nobody but known by digest; least recently used first
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that can be allocated, those that would first forget what they hold included."""
+        return len(self._free) + len(self._idle)
 
     @property
     def usage(self) -> float:
         """Fraction of the blocks in use."""
-        return len(self._used) / self.num_blocks if self.num_blocks else 0.0
+        return len(self._holders) / self.num_blocks if self.num_blocks else 0.0
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` blocks, or None where there is no room."""
-        if count > len(self._free):
+        """``count`` blocks for one holder, or None where there is no room."""
+        if count > self.num_free:
             return None
-        blocks = [self._free.pop() for _ in range(count)]
-        self._used.update(blocks)
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        self._holders.update(dict.fromkeys(blocks, 1))
         return blocks
 
-    def free(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more holder for each of these blocks, which are in use or idle."""
         for block in blocks:
-            self._used.remove(block)  # KeyError: freed twice
-            self._free.append(block)
+            self._holders[block] = self._holders.get(block, 0) + 1
+            self._idle.pop(block, None)
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """One holder less. ``blocks`` are in the order of their tokens, so that a prefix outlives what follows it."""
+        for block in reversed(blocks):
+            self._holders[block] -= 1  # KeyError: freed twice
+            if self._holders[block]:
+                continue
+            del self._holders[block]
+            if block in self._digest_of:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    # Finding blocks by what they hold.
+
+    def register(self, block: int, digest: bytes) -> None:
+        """The block is full with the tokens of this digest; if another one is too, that one stays the known one."""
+        if digest not in self._block_of:
+            self._block_of[digest] = block
+            self._digest_of[block] = digest
+
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """The known blocks of the longest prefix of this chain; not yet held by the caller, see ``share``."""
+        blocks = []
+        for digest in digests:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def forget_prefixes(self) -> None:
+        """From now on nothing computed so far is found again."""
+        self._free += reversed(self._idle)
+        self._idle.clear()
+        self._block_of.clear()
+        self._digest_of.clear()
+
+    def _evict(self) -> int:
+        block = next(iter(self._idle))
+        del self._idle[block]
+        del self._block_of[self._digest_of.pop(block)]
+        return block
 
     def check_integrity(self) -> None:
-        """Every block is free or used, and none is both."""
-        assert len(self._free) == len(set(self._free)), "a block is free twice"
-        assert not self._used & set(self._free), "a block is both free and used"
-        assert len(self._free) + len(self._used) == self.num_blocks, "a block is lost"
+        """Every block is free, idle or in use, and only one of these; digests lead to their blocks and back."""
+        free, idle, used = set(self._free), set(self._idle), set(self._holders)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not (free & idle or free & used or idle & used), "a block is in two states"
+        assert len(free) + len(idle) + len(used) == self.num_blocks, "a block is lost"
+        assert all(count > 0 for count in self._holders.values()), "a block in use has no holder"
+        assert {block: digest for digest, block in self._block_of.items()} == self._digest_of, "digests disagree"
+        assert idle <= set(self._digest_of), "an idle block cannot be found"
+        assert not free & set(self._digest_of), "a free block can be found"
+
+
+def extend_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int, salt: str, num_blocks: int) -> None:
+    """Append digests until ``chain`` covers the first ``num_blocks`` full blocks of these tokens.
+
+    The digest of a block is BLAKE2b (RFC 7693) over its parent's digest and its token ids, so that it stands for the
+    whole prefix; the first parent is that of the salt, so that requests with different salts share nothing.
+    """
+    for index in range(len(chain), num_blocks):
+        parent = chain[-1] if chain else blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
+        tokens = array("q", token_ids[index * block_size : (index + 1) * block_size]).tobytes()
+        chain.append(blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest())

@@ -45,7 +45,7 @@ class LLMEngine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add_request(self, prompt_ids: list[int], sampling: SamplingParams) -> Sequence:
+    def add_request(self, prompt_ids: list[int], sampling: SamplingParams, cache_salt: str = "") -> Sequence:
         """Queue a request; never blocks. Its tokens appear in the returned sequence as ``step`` is called.
 
         Raises:
@@ -54,7 +54,12 @@ class LLMEngine:
         self.check_prompt(prompt_ids)
         room = self.max_model_len - len(prompt_ids)
         sequence = Sequence(
-            self._next_seq_id, list(prompt_ids), len(prompt_ids), sampling, min(sampling.max_tokens, room)
+            self._next_seq_id,
+            list(prompt_ids),
+            len(prompt_ids),
+            sampling,
+            min(sampling.max_tokens, room),
+            cache_salt=cache_salt,
         )
         self._next_seq_id += 1
         self.scheduler.add(sequence)

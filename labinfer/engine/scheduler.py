@@ -7,12 +7,13 @@ budget goes to prompts, in chunks (Agrawal et al. 2023, arXiv:2308.16369). A pro
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
 from labinfer.config import SchedulerOptions
-from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.pipeline_schedule import make_schedule
 from labinfer.engine.sequence import FinishReason, Sequence
 from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
@@ -49,6 +50,8 @@ class Scheduler:
         self._finished_ids: list[int] = []
         self._next_step_id = 0
         self.num_preemptions = 0
+        self.num_looked_up = self.num_found = 0
+        """Tokens of admitted sequences, and how many of them were in the cache."""
 
     @property
     def has_work(self) -> bool:
@@ -119,7 +122,7 @@ class Scheduler:
                 break
             # Looked at again: an older sequence may have taken this one's blocks a moment ago.
             if sequence.is_decoding and self._grow(sequence):
-                chosen.append((sequence, 1))
+                self._choose(chosen, sequence, 1)
                 used += 1
         return used
 
@@ -128,22 +131,60 @@ class Scheduler:
         for sequence in self.running:
             count = min(sequence.num_unscheduled, budget - used, self._options.chunked_prefill_size)
             if count > 0 and not sequence.is_decoding:
-                chosen.append((sequence, count))  # its blocks were all allocated when it was admitted
+                self._choose(chosen, sequence, count)  # its blocks were all allocated when it was admitted
                 used += count
         return used
 
     def _admit(self, chosen: list[tuple[Sequence, int]], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self._options.max_num_seqs:
             sequence = self.waiting[0]
-            blocks = self._blocks.allocate(self._blocks.blocks_for(len(sequence.token_ids)))
-            if blocks is None:
+            if not self._take_blocks(sequence):
                 return
             self.waiting.popleft()
             insort(self.running, sequence, key=_age)
-            sequence.block_table = blocks
-            count = min(len(sequence.token_ids), budget, self._options.chunked_prefill_size)
-            chosen.append((sequence, count))
+            count = min(sequence.num_unscheduled, budget, self._options.chunked_prefill_size)
+            self._choose(chosen, sequence, count)
             budget -= count
+
+    def _take_blocks(self, sequence: Sequence) -> bool:
+        """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""
+        num_tokens, size = len(sequence.token_ids), self._blocks.block_size
+        found = self._blocks.find(self._digests(sequence, (num_tokens - 1) // size))  # the last token is always run
+        self._blocks.share(found)  # before others are allocated, which might evict them
+        blocks = self._blocks.allocate(self._blocks.blocks_for(num_tokens) - len(found))
+        if blocks is None:
+            self._blocks.free(found)
+            return False
+        sequence.block_table = found + blocks
+        sequence.num_registered = len(found)
+        sequence.num_scheduled = len(found) * size
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = sequence.num_scheduled
+        self.num_looked_up += num_tokens
+        self.num_found += sequence.num_scheduled
+        return True
+
+    def _digests(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        """Of its first full blocks; none where nothing is to be found."""
+        if not self._blocks.prefix_caching:
+            return []
+        extend_chain(sequence.digests, sequence.token_ids, self._blocks.block_size, sequence.cache_salt, num_blocks)
+        return sequence.digests[:num_blocks]
+
+    def _choose(self, chosen: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
+        """Run the next ``count`` tokens of a sequence in this step; others can find the blocks they fill.
+
+        At once: whoever finds them runs in this step or a later one, and every stage runs steps in order, in each layer
+        writing keys and values before it reads any.
+        """
+        chosen.append((sequence, count))
+        full = (sequence.num_scheduled + count) // self._blocks.block_size
+        if full == sequence.num_registered:
+            return
+        filled = zip(sequence.block_table, self._digests(sequence, full), strict=False)
+        for block, digest in itertools.islice(filled, sequence.num_registered, None):
+            self._blocks.register(block, digest)
+        sequence.num_registered = full
 
     def _grow(self, sequence: Sequence) -> bool:
         """Room for one more token, taken from the youngest sequence at rest where no block is free.
@@ -176,7 +217,11 @@ class Scheduler:
         starts, entries = [], []
         for sequence, count in chosen:
             if not sequence.started:
-                starts.append(SequenceStart(sequence.seq_id, list(sequence.token_ids), sequence.token_sampling))
+                starts.append(
+                    SequenceStart(
+                        sequence.seq_id, list(sequence.token_ids), sequence.num_scheduled, sequence.token_sampling
+                    )
+                )
                 sequence.started, sequence.pending_token = True, NO_TOKEN
             sequence.num_scheduled += count
             sequence.num_in_flight += 1

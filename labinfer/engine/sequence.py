@@ -39,7 +39,14 @@ class Sequence:
     pending_token: int = NO_TOKEN
     """A sampled token the workers have not been told yet."""
     finish_reason: FinishReason | None = None
+    cache_salt: str = ""
+    """Only requests with the same salt find each other's blocks."""
+    digests: list[bytes] = field(default_factory=list)
+    """Of its full blocks, as far as they were needed; see ``block_manager.extend_chain``."""
+    num_registered: int = 0
+    """Blocks of its table that can be found by others."""
     num_cached_tokens: int = 0
+    """Prompt tokens found in the cache when it was first admitted."""
     num_preemptions: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
     first_token_time: float = 0.0
@@ -70,6 +77,6 @@ class Sequence:
         """Back to having nothing computed (preemption by recompute)."""
         self.num_scheduled = 0
         self.block_table = []
-        self.num_blocks_sent = 0
+        self.num_blocks_sent = self.num_registered = 0
         self.started = False
         self.pending_token = NO_TOKEN

@@ -20,6 +20,10 @@ class RunReport:
     prompt_tokens: int = 0
     output_tokens: int = 0
     num_preemptions: int = 0
+    num_looked_up: int = 0
+    """Tokens of requests as they were admitted, after a preemption again."""
+    num_found: int = 0
+    """How many of these were in the KV cache."""
     wall_time: float = 0.0
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
@@ -33,6 +37,11 @@ class RunReport:
     def mean_bubble(self) -> float:
         return sum(map(self.bubble, self.workers)) / len(self.workers) if self.workers else 0.0
 
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of the tokens of admitted requests that the KV cache still held."""
+        return self.num_found / self.num_looked_up if self.num_looked_up else 0.0
+
     def as_dict(self) -> dict:
         """The same figures for machines."""
         return {
@@ -42,6 +51,7 @@ class RunReport:
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
             "preemptions": self.num_preemptions,
+            "cache_hit_rate": round(self.hit_rate, 4),
             "time_to_first_token_s": _percentile_dict(self.time_to_first_token),
             "time_per_output_token_s": _percentile_dict(self.time_per_output_token),
             "busy_s": [round(worker.busy_time, 4) for worker in self.workers],
@@ -60,6 +70,8 @@ class RunReport:
             ("time to first token", _percentiles(self.time_to_first_token)),
             ("time per output token", _percentiles(self.time_per_output_token)),
         ]
+        if self.num_found:
+            rows.append(("found in KV cache", f"{self.num_found} tokens ({100 * self.hit_rate:.1f} %)"))
         if self.num_preemptions:
             rows.append(
                 (

@@ -46,7 +46,7 @@ class ModelRunner:
         """Apply a plan's changes and build the inputs of its step."""
         self.forget(plan.finished)
         for start in plan.starts:
-            self._sequences[start.seq_id] = SequenceState(list(start.token_ids), start.sampling)
+            self._sequences[start.seq_id] = SequenceState(list(start.token_ids), start.sampling, start.num_cached)
         token_ids, positions, slots, row_ptr = [], [], [], [0]
         context_lens, block_tables, sample_rows, sample_seqs = [], [], [], []
         size = self._cache.block_size

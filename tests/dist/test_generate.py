@@ -40,6 +40,28 @@ def test_tokens_equal_transformers(group, golden, schedule):
             assert outputs is None
 
 
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_prompts_found_in_the_cache_give_the_same_tokens(group, golden, chunk):
+    """Second time round, and two sharing a prefix in one call: everything but the last block is found."""
+    directory, prompts, tokens = golden
+    for layout in layouts_of(group.size):
+        flat = {"model": str(directory), "block_size": 4, "chunked_prefill_size": chunk, **layout}
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+        for again in range(2):
+            outputs = llm.generate(prompts if llm.is_rank0 else None, GREEDY)
+            if llm.is_rank0:
+                assert [output.token_ids for output in outputs] == tokens, layout
+                if again:
+                    found = [output.num_cached_tokens for output in outputs]
+                    assert found == [(len(prompt) - 1) // 4 * 4 for prompt in prompts]
+                    assert llm.report.hit_rate > 0.5
+        whole = [prompt + answer for prompt, answer in zip(prompts, tokens, strict=True)] if llm.is_rank0 else None
+        outputs = llm.generate(whole, SamplingParams(max_tokens=1))  # the next turn of a conversation
+        if llm.is_rank0:
+            found = [output.num_cached_tokens for output in outputs]
+            assert found == [(len(prompt) - 1) // 4 * 4 for prompt in whole]
+
+
 def test_a_refusal_is_heard_on_every_rank(group, golden):
     directory, _, _ = golden
     with pytest.raises(AgreedError, match="needs"):

@@ -101,7 +101,7 @@ def test_what_is_accepted_can_go_on_the_wire(field, value):
         s = parse({"prompt": "hi", field: value}).sampling
     except UserError:
         return
-    wire.pack(SequenceStart(0, [1], TokenSampling(s.temperature, s.top_p, s.top_k, s.seed)))
+    wire.pack(SequenceStart(0, [1], 0, TokenSampling(s.temperature, s.top_p, s.top_k, s.seed)))
 
 
 # Broken lines.

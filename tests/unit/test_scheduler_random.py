@@ -13,9 +13,10 @@ LONGEST = NUM_BLOCKS * BLOCK_SIZE  # what the engine's context limit guarantees
 
 
 @st.composite
-def lengths(draw) -> tuple[int, int]:
+def lengths(draw) -> tuple[int, int, int]:
     prompt_tokens = draw(st.one_of(st.integers(1, 8), st.integers(1, LONGEST - 1)))
-    return prompt_tokens, draw(st.integers(1, min(20, LONGEST - prompt_tokens)))
+    shared = draw(st.one_of(st.just(0), st.integers(0, prompt_tokens)))
+    return prompt_tokens, draw(st.integers(1, min(20, LONGEST - prompt_tokens))), shared
 
 
 ADD = st.tuples(st.just("add"), lengths())

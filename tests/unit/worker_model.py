@@ -20,7 +20,7 @@ def token_at(seq_id: int, position: int) -> int:
 @dataclass
 class KnownSequence:
     token_ids: list[int]
-    num_computed: int = 0
+    num_computed: int
     block_table: list[int] = field(default_factory=list)
 
 
@@ -30,6 +30,7 @@ class WorkerModel:
     def __init__(self, num_blocks: int, block_size: int):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.sequences: dict[int, KnownSequence] = {}
+        self.slots: dict[int, int] = {}  # slot → hash of the tokens up to the one whose keys and values it holds
         self.next_step_id = 0
 
     def run(self, plan: BatchPlan) -> BatchResult:
@@ -38,15 +39,16 @@ class WorkerModel:
         self.forget(plan.finished)
         for start in plan.starts:
             assert start.seq_id not in self.sequences, "a sequence is started twice"
-            self.sequences[start.seq_id] = KnownSequence(list(start.token_ids))
+            self.sequences[start.seq_id] = KnownSequence(list(start.token_ids), start.num_cached)
         assert plan.entries, "an empty plan was launched"
         names = [entry.seq_id for entry in plan.entries]
         assert len(names) == len(set(names)), "a sequence is twice in one micro-batch"
-        sampled = [token for entry in plan.entries if (token := self._run_entry(entry)) is not None]
-        self._check_blocks()
+        for entry in plan.entries:  # in every layer, all keys and values are written before any are read
+            self._write(entry)
+        sampled = [token for entry in plan.entries if (token := self._read(entry)) is not None]
         return BatchResult(plan.step_id, sampled)
 
-    def _run_entry(self, entry) -> int | None:
+    def _write(self, entry) -> None:
         known = self.sequences[entry.seq_id]
         if entry.new_token != NO_TOKEN:
             known.token_ids.append(entry.new_token)
@@ -55,18 +57,26 @@ class WorkerModel:
         end = known.num_computed + entry.num_tokens
         assert end <= len(known.token_ids), "tokens are run that the worker does not know"
         assert end <= len(known.block_table) * self.block_size, "a slot is out of the block table"
+        assert all(0 <= block < self.num_blocks for block in known.block_table)
+        for position in range(known.num_computed, end):
+            self.slots[self._slot(known, position)] = hash(tuple(known.token_ids[: position + 1]))
         known.num_computed = end
-        assert entry.sample == (end == len(known.token_ids)), "only a sequence's last token samples, and it always does"
-        return token_at(entry.seq_id, end) if entry.sample else None
+
+    def _read(self, entry) -> int | None:
+        known = self.sequences[entry.seq_id]
+        for position in range(known.num_computed):
+            held = self.slots.get(self._slot(known, position))
+            assert held == hash(tuple(known.token_ids[: position + 1])), f"position {position} holds other tokens"
+        at_end = known.num_computed == len(known.token_ids)
+        assert entry.sample == at_end, "only a sequence's last token samples, and it always does"
+        return token_at(entry.seq_id, known.num_computed) if entry.sample else None
+
+    def _slot(self, known: KnownSequence, position: int) -> int:
+        return known.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
     def forget(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:
             del self.sequences[seq_id]  # KeyError: told twice, or never started
-
-    def _check_blocks(self) -> None:
-        owned = [block for known in self.sequences.values() for block in known.block_table]
-        assert len(owned) == len(set(owned)), "a block belongs to two live sequences"
-        assert all(0 <= block < self.num_blocks for block in owned)
 
 
 class Bench:
@@ -81,9 +91,10 @@ class Bench:
         self.plans: list[BatchPlan] = []
         self.sequences: list[Sequence] = []
 
-    def add(self, prompt_tokens: int, max_tokens: int, **sampling) -> Sequence:
+    def add(self, prompt_tokens: int, max_tokens: int, shared: int = 0, **sampling) -> Sequence:
+        """A request whose first ``shared`` tokens are those of every other one that shares."""
         seq_id = len(self.sequences)
-        prompt = [1000 + position for position in range(prompt_tokens)]
+        prompt = [1000 + position if position < shared else -1 - seq_id for position in range(prompt_tokens)]
         params = SamplingParams(max_tokens=max_tokens, **sampling)
         self.sequences.append(Sequence(seq_id, prompt, prompt_tokens, params, max_tokens))
         self.scheduler.add(self.sequences[-1])
