@@ -6,7 +6,7 @@ The public names are loaded on first use, so that ``labinfer --help`` does not p
 from __future__ import annotations
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Delta", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str):
@@ -14,11 +14,15 @@ def __getattr__(name: str):
         from labinfer.plan import SamplingParams
 
         return SamplingParams
-    if name in ("LLM", "RequestOutput"):
+    if name in ("Delta", "RequestOutput"):
+        from labinfer import outputs
+
+        return getattr(outputs, name)
+    if name == "LLM":
         from labinfer.spmd.environment import shorten_openmp_spins
 
         shorten_openmp_spins()
-        from labinfer import llm
+        from labinfer.llm import LLM
 
-        return getattr(llm, name)
+        return LLM
     raise AttributeError(f"module 'labinfer' has no attribute {name!r}")

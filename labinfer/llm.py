@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,16 @@ from labinfer.config import EngineOptions
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.scheduler import Scheduler
-from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.engine.sequence import FinishReason
 from labinfer.errors import Interrupted, UserError
 from labinfer.executor.build import build_rank
 from labinfer.executor.failure import end_group_on_uncaught
 from labinfer.executor.group import RankGroup, join_group
 from labinfer.executor.spmd import SpmdExecutor, follow
 from labinfer.observe.report import RunReport
+from labinfer.outputs import Delta, OpenRequest, Request, RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.spmd.environment import detect
-from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
@@ -42,33 +41,6 @@ A dictionary may have a ``cache_salt``: only prompts with the same one find each
 
 IDLE_SECONDS = 0.01
 """Between looks at a source that has no request yet, while nothing runs."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A checked request; ``key`` is the caller's own name for it."""
-
-    key: Any
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A finished request. Times in seconds; ``text`` is None where the checkpoint has no tokenizer."""
-
-    key: Any
-    prompt_token_ids: list[int]
-    text: str | None
-    token_ids: list[int]
-    finish_reason: str
-    num_cached_tokens: int
-    """Prompt tokens that were found in the KV cache."""
-    time_to_first_token: float
-    time_per_output_token: float
-    """Mean over the tokens after the first; 0 for a single token."""
-    total_time: float
 
 
 class LLM:
@@ -126,13 +98,17 @@ class LLM:
         return self.group.rank == 0
 
     def generate(
-        self, prompts: Prompt | list[Prompt] | None, params: SamplingParams | list[SamplingParams] | None = None
+        self,
+        prompts: Prompt | list[Prompt] | None,
+        params: SamplingParams | list[SamplingParams] | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> list[RequestOutput] | None:
         """Generate for every prompt. Collective: every rank calls it; only rank 0's arguments count.
 
         Args:
             prompts: one prompt or a list of them, see ``Prompt``.
             params: one for all or one for each prompt.
+            on_delta: called with what each answer gets, as it gets it; a ``Delta.key`` is the prompt's index.
 
         Returns:
             Outputs in the order of the prompts on rank 0, None on the others.
@@ -148,7 +124,7 @@ class LLM:
         except UserError:
             self._executor.pause([])  # the others are in this call too
             raise
-        return sorted(self.run(requests), key=lambda output: output.key)
+        return sorted(self.run(requests, on_delta=on_delta), key=lambda output: output.key)
 
     def make_request(self, key: Any, prompt: Prompt, sampling: SamplingParams) -> Request:
         """Tokenize and check a prompt (rank 0).
@@ -157,35 +133,43 @@ class LLM:
             UserError: what is wrong with it.
         """
         token_ids = self._encode(prompt)
-        self.engine.check_prompt(token_ids)
+        self.engine.check_request(token_ids, sampling)
         if sampling.stop:
             self._need_tokenizer()
+        known = self.parts.worker.runner.processors
+        for name in sampling.logits_processors:
+            if name not in known:
+                raise UserError(f"there is no logits processor {name!r:.60}; known are {', '.join(sorted(known))}")
         salt = prompt.get("cache_salt") or "" if isinstance(prompt, dict) else ""
         if not isinstance(salt, str):
             raise UserError(f"cache_salt must be a string, not {salt!r:.60}")
-        return Request(key, token_ids, sampling, salt)
+        return Request(key, token_ids, sampling, salt, self._encode_bad_words(sampling.bad_words))
 
     def run(
-        self, requests: Iterable[Request | None], check: Callable[[], None] = lambda: None
+        self,
+        requests: Iterable[Request | None],
+        check: Callable[[], None] = lambda: None,
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> Iterator[RequestOutput]:
         """Rank 0: yield outputs as they finish, while the other ranks ``follow``.
 
         Args:
             requests: taken one by one, as the engine has room to look at them; None where there is none yet.
             check: called every step; may raise ``Interrupted``.
+            on_delta: called with what each answer gets, as it gets it.
         """
         if self._broken:
             raise UserError("an earlier run of this LLM was broken off in the middle of a step; make a new LLM")
         source = iter(requests)
         self.report = report = RunReport()
-        open_requests: dict[int, tuple[Request, Detokenizer | None]] = {}
+        open_requests: dict[int, OpenRequest] = {}
         scheduler = self.engine.scheduler
         before = scheduler.num_preemptions, scheduler.num_looked_up, scheduler.num_found
         begin = time.monotonic()
         try:
             more = True
             while True:
-                more = more and self._feed(source, open_requests)
+                more = more and self._feed(source, open_requests, on_delta is not None)
                 check()
                 if not self.engine.has_work:
                     if not more:
@@ -193,10 +177,18 @@ class LLM:
                     time.sleep(IDLE_SECONDS)
                     continue
                 for sequence in self.engine.step():
-                    output = self._advance(sequence, open_requests)
-                    if output is not None:
-                        self._count(report, output)
-                        yield output
+                    opened = open_requests[sequence.seq_id]
+                    if opened.add_token(sequence):
+                        self.engine.abort(sequence, FinishReason.STOP)
+                        sequence.finish_reason = FinishReason.STOP  # also where the length would have ended it
+                    if on_delta is not None:
+                        on_delta(opened.take_delta(sequence))
+                    if sequence.finish_reason is not None:
+                        del open_requests[sequence.seq_id]
+                        if opened.is_finished:
+                            output = opened.output()
+                            self._count(report, output)
+                            yield output
         except (Interrupted, GeneratorExit, UserError):
             self.engine.drain()
             raise
@@ -233,9 +225,7 @@ class LLM:
 
     # Rank 0's side of a run.
 
-    def _feed(
-        self, source: Iterator[Request | None], open_requests: dict[int, tuple[Request, Detokenizer | None]]
-    ) -> bool:
+    def _feed(self, source: Iterator[Request | None], open_requests: dict[int, OpenRequest], streams: bool) -> bool:
         """Keep the waiting queue as long as what could run beside it, and no longer: a job may have millions of lines.
 
         Returns whether the source may have more.
@@ -247,50 +237,24 @@ class LLM:
                 return False
             if request is None:
                 break
-            detokenizer = Detokenizer(self.tokenizer, request.sampling.stop) if request.sampling.stop else None
-            sequence = self.engine.add_request(request.prompt_token_ids, request.sampling, request.cache_salt)
-            open_requests[sequence.seq_id] = (request, detokenizer)
+            bad_token_ids = [list(word) for word in request.bad_token_ids]
+            sequences = [
+                self.engine.add_request(
+                    request.prompt_token_ids, request.sampling, request.cache_salt, bad_token_ids, choice
+                )
+                for choice in range(request.sampling.num_choices)
+            ]
+            opened = OpenRequest(request, sequences, self.tokenizer, streams)
+            open_requests |= {sequence.seq_id: opened for sequence in sequences}
         return True
-
-    def _advance(
-        self, sequence: Sequence, open_requests: dict[int, tuple[Request, Detokenizer | None]]
-    ) -> RequestOutput | None:
-        """Look at a sequence's new token; its output if it is the last."""
-        request, detokenizer = open_requests[sequence.seq_id]
-        now = time.monotonic()
-        if not sequence.first_token_time:
-            sequence.first_token_time = now
-        if detokenizer is not None and detokenizer.add(sequence.token_ids[-1]):
-            if sequence.finish_reason is None:
-                self.engine.abort(sequence, FinishReason.STOP)
-            sequence.finish_reason = FinishReason.STOP
-        if sequence.finish_reason is None:
-            return None
-        del open_requests[sequence.seq_id]
-        if detokenizer is not None and detokenizer.stopped:
-            text = detokenizer.text
-        else:
-            text = self.tokenizer.decode(sequence.output_ids) if self.tokenizer else None
-        after_first = max(1, sequence.num_output_tokens - 1)
-        return RequestOutput(
-            key=request.key,
-            prompt_token_ids=request.prompt_token_ids,
-            text=text,
-            token_ids=sequence.output_ids,
-            finish_reason=sequence.finish_reason.value,
-            num_cached_tokens=sequence.num_cached_tokens,
-            time_to_first_token=sequence.first_token_time - sequence.arrival_time,
-            time_per_output_token=(now - sequence.first_token_time) / after_first,
-            total_time=now - sequence.arrival_time,
-        )
 
     @staticmethod
     def _count(report: RunReport, output: RequestOutput) -> None:
         report.num_finished += 1
         report.prompt_tokens += len(output.prompt_token_ids)
-        report.output_tokens += len(output.token_ids)
+        report.output_tokens += output.num_output_tokens
         report.time_to_first_token.append(output.time_to_first_token)
-        if len(output.token_ids) > 1:
+        if output.time_per_output_token:
             report.time_per_output_token.append(output.time_per_output_token)
 
     def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
@@ -327,6 +291,14 @@ class LLM:
         if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
             return self._need_tokenizer().encode_chat(prompt)
         raise UserError(f"a prompt is text, a list of token ids or a list of messages, not {prompt!r:.80}")
+
+    def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is spelled in the middle of a text and at its beginning: after a space and without one."""
+        if not words:
+            return ()
+        encode = self._need_tokenizer().encode
+        spelled = (prefix + word.lstrip() for word in words for prefix in ("", " "))
+        return tuple({ids: None for text in spelled if (ids := tuple(encode(text, add_special_tokens=False)))})
 
     def _load_tokenizer(self) -> None:
         wanted = self.options.model.tokenizer

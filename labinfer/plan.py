@@ -6,6 +6,8 @@ keeps the same picture of the running sequences, because every rank sees the sam
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from labinfer.errors import UserError
@@ -16,11 +18,16 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow, and the result is the same."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
 NO_TOKEN = -1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the tokens of one request are chosen.
+    """How the tokens of one request are chosen. Names and meanings are those of vLLM and Transformers.
+
+    Logits processors come first, then temperature, then the sets: top-k, top-p, min-p, typical-p, each of what the one
+    before left.
 
     Raises:
         UserError: a field is out of its bounds.
@@ -28,61 +35,167 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     max_tokens: int = 128
     """Tokens to generate at most."""
+    min_tokens: int = 0
+    """Before this many, nothing ends the answer."""
     temperature: float = 0.0
     """0 is greedy (as is anything under ``GREEDY_BELOW``); otherwise logits are divided by it."""
     top_p: float = 1.0
     """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): the smallest set with this much probability."""
     top_k: int = 0
     """Only the k most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Only tokens at least this likely, as a fraction of the likeliest (Nguyen et al. 2024, arXiv:2407.01082)."""
+    typical_p: float = 1.0
+    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): the most typical tokens, up to this mass."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens in prompt or answer, multiplies negative ones (arXiv:1909.05858)."""
+    presence_penalty: float = 0.0
+    """Taken once from the logit of a token that is in the answer."""
+    frequency_penalty: float = 0.0
+    """Taken from the logit of a token for each time it is in the answer."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids."""
+    bad_words: tuple[str, ...] = ()
+    """Never generated."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If any are given, only these are generated."""
+    logits_processors: dict[str, Any] = {}
+    """Further processors by name, with their argument; see ``worker/logits_processors``."""
     seed: int = 0
     """The same seed gives the same tokens on every layout and in every batch (fp32)."""
     stop: tuple[str, ...] = ()
     """Generation ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends with one of these, as with an end-of-sequence token."""
+    include_stop_str_in_output: bool = False
+    """Whether the text has what it ended with."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence token (for benchmarks)."""
+    n: int = 1
+    """Answers to one prompt. The i-th one's seed is ``seed + i``."""
+    best_of: int = 0
+    """Generate this many and keep the ``n`` with the highest mean log-probability; 0 is ``n``."""
+    logprobs: int | None = None
+    """Log-probabilities of the chosen tokens and of this many likeliest ones, before any processor."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens but the first. Such a prompt is not looked up in the prefix cache."""
 
     def __post_init__(self) -> None:
         # msgspec does not convert what Python code passes: LLM users may hand over a string or a list.
-        if isinstance(self.stop, str):
-            msgspec.structs.force_setattr(self, "stop", (self.stop,))
-        elif isinstance(self.stop, list) or self.stop is None:
-            msgspec.structs.force_setattr(self, "stop", tuple(self.stop or ()))
-        elif not isinstance(self.stop, tuple):
-            raise UserError(f"stop must be a string or a list of strings, not {self.stop!r:.60}")
-        for name, kind in (
-            ("max_tokens", int),
-            ("top_k", int),
-            ("seed", int),
-            ("temperature", (int, float)),
-            ("top_p", (int, float)),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise UserError(f"{name} must be a number, not {value!r}")
-        if not 1 <= self.max_tokens <= MAX_COUNT:
-            raise UserError(f"max_tokens must be at least 1 (and at most {MAX_COUNT}), not {self.max_tokens}")
-        if not 0.0 <= self.temperature <= 100.0:  # also false for NaN
-            raise UserError(f"temperature must be from 0 to 100, not {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not -1 <= self.top_k <= MAX_COUNT:
-            raise UserError(f"top_k must be -1 (all), 0 (all) or a count up to {MAX_COUNT}, not {self.top_k}")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UserError(f"seed must be from 0 to 2**63-1, not {self.seed}")
+        for name, item in (("stop", str), ("bad_words", str), ("allowed_token_ids", int), ("stop_token_ids", int)):
+            self._make_tuple(name, item)
+        for name, bound in _BOUNDS.items():
+            self._check_number(name, *bound)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._check_number(name, int, 0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name} must be true or false, not {getattr(self, name)!r:.60}")
+        if self.min_tokens > self.max_tokens:
+            raise UserError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if self.best_of and self.best_of < self.n:
+            raise UserError(f"best_of {self.best_of} is less than n {self.n}")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise UserError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(self.stop)}")
-        for text in self.stop:
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
-                raise UserError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters, not {text!r:.60}")
+        for name, kind in (("stop", "stop string"), ("bad_words", "bad word")):
+            for text in getattr(self, name):
+                if not 0 < len(text) <= MAX_STOP_LENGTH:
+                    raise UserError(f"a {kind} must have 1 to {MAX_STOP_LENGTH} characters, not {text!r:.60}")
+        _check_bias(self.logit_bias)
+        if not isinstance(self.logits_processors, dict):
+            raise UserError(f"logits_processors must map names to arguments, not {self.logits_processors!r:.60}")
+        try:
+            msgspec.msgpack.encode(self.logits_processors)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UserError(f"logits_processors cannot be sent to the ranks: {error}") from None
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are generated, of which ``n`` are kept."""
+        return self.best_of or self.n
+
+    def _make_tuple(self, name: str, item: type) -> None:
+        value = getattr(self, name)
+        if isinstance(value, item):
+            value = (value,)
+        elif isinstance(value, list) or value is None:
+            value = tuple(value or ())
+        what = "a string or a list of strings" if item is str else "a list of token ids"
+        if not isinstance(value, tuple) or any(type(part) is not item for part in value):
+            raise UserError(f"{name} must be {what}, not {getattr(self, name)!r:.60}")
+        msgspec.structs.force_setattr(self, name, value)
+
+    def _check_number(self, name: str, kind: type, low: float, high: float, bounds: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, kind)):
+            raise UserError(f"{name} must be a number, not {value!r:.60}")
+        if not low <= value <= high:  # also true for NaN
+            raise UserError(f"{name} must be {bounds}, not {value}")
 
 
-class TokenSampling(msgspec.Struct, frozen=True, array_like=True):
-    """The part of ``SamplingParams`` that the last stage needs."""
+_TINY = 1e-300
+_BOUNDS = {
+    "max_tokens": (int, 1, MAX_COUNT, f"at least 1 (and at most {MAX_COUNT})"),
+    "min_tokens": (int, 0, MAX_COUNT, f"from 0 to {MAX_COUNT}"),
+    "temperature": (float, 0.0, 100.0, "from 0 to 100"),
+    "top_p": (float, _TINY, 1.0, "above 0 and at most 1"),
+    "top_k": (int, -1, MAX_COUNT, f"-1 (all), 0 (all) or a count up to {MAX_COUNT}"),
+    "min_p": (float, 0.0, 1.0, "from 0 to 1"),
+    "typical_p": (float, _TINY, 1.0, "above 0 and at most 1"),
+    "repetition_penalty": (float, 0.01, 100.0, "from 0.01 to 100"),
+    "presence_penalty": (float, -2.0, 2.0, "from -2 to 2"),
+    "frequency_penalty": (float, -2.0, 2.0, "from -2 to 2"),
+    "seed": (int, 0, MAX_SEED, "from 0 to 2**63-1"),
+    "n": (int, 1, MAX_CHOICES, f"from 1 to {MAX_CHOICES}"),
+    "best_of": (int, 0, MAX_CHOICES, f"from 0 to {MAX_CHOICES}"),
+}
+"""Number fields: type, smallest and largest value, and how to say so."""
 
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
+
+def _check_bias(bias: Any) -> None:
+    if not isinstance(bias, dict):
+        raise UserError(f"logit_bias must map token ids to numbers, not {bias!r:.60}")
+    for token, value in bias.items():
+        if type(token) is not int or isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UserError(f"logit_bias must map token ids to numbers, not {token!r:.40} to {value!r:.40}")
+        if not -100.0 <= value <= 100.0:
+            raise UserError(f"logit_bias of token {token} must be from -100 to 100, not {value}")
+
+
+class TokenSampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The part of ``SamplingParams`` that the last stage needs, in token ids."""
+
+    num_prompt_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processors: list[tuple[str, Any]] = []
+    """Name and argument of each logits processor, in order."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """How likely a token was, and which ones were the likeliest: natural logarithms."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float]
+    """The likeliest tokens, in falling order."""
+
+    @staticmethod
+    def count(top: int | None) -> int:
+        """Numbers that one token takes on the wire."""
+        return 0 if top is None else 1 + 2 * top
+
+    @classmethod
+    def read(cls, token_id: int, values: list[float]) -> TokenLogprobs:
+        """From the token's own log-probability, then id and log-probability of each of the likeliest."""
+        return cls(token_id, values[0], dict(zip(map(int, values[1::2]), values[2::2], strict=True)))
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
@@ -106,6 +219,8 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
     """The token sampled for this sequence since it was last planned, or ``NO_TOKEN``."""
     sample: bool
     """Whether the last of these tokens is the sequence's last, so that a next one is to be sampled."""
+    num_values: int = 0
+    """Log-probabilities and their token ids that come back with it."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
@@ -125,12 +240,18 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     def num_samples(self) -> int:
         return sum(entry.sample for entry in self.entries)
 
+    @property
+    def num_values(self) -> int:
+        return sum(entry.num_values for entry in self.entries)
+
 
 class BatchResult(msgspec.Struct, frozen=True, array_like=True):
     """The tokens sampled by one step, in the order of the plan's entries that sample."""
 
     step_id: int
     token_ids: list[int]
+    values: list[float] = []
+    """What ``num_values`` of the entries announced: see ``TokenLogprobs.read``."""
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):

@@ -18,19 +18,10 @@ from labinfer.plan import SamplingParams
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
 MAX_LINE_BYTES = 64 * 1024 * 1024
-SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
-
+SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
 NEUTRAL_VALUES = {
-    "n": 1,
-    "best_of": 1,
     "stream": False,
-    "echo": False,
-    "logprobs": False,
-    "top_logprobs": 0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "logit_bias": {},
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
@@ -59,17 +50,36 @@ class Message(msgspec.Struct, omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """The sampling fields every kind of request may have; None takes the default."""
+    """The sampling fields every kind of request may have, those of ``SamplingParams``; None takes the default."""
 
     max_tokens: int | None = None
+    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: str | list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logits_processors: dict[str, Any] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
+    logprobs: Any = None
+    """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
     """Only requests with the same salt find each other's tokens in the KV cache."""
+    echo: bool = False
+    """The answer's text begins with the prompt's."""
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """These fields over ``defaults``, checked.
@@ -98,15 +108,7 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     metadata: dict | None = None
     max_completion_tokens: int | None = None
 
-    n: int | None = None
-    best_of: int | None = None
     stream: bool | None = None
-    echo: bool | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict | None = None
     suffix: str | None = None
     tools: list | None = None
     tool_choice: Any = None
@@ -128,6 +130,19 @@ class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message]
+    top_logprobs: int | None = None
+
+    def count_logprobs(self) -> int | None:
+        """``logprobs`` and ``top_logprobs`` as the one count that ``SamplingParams`` has.
+
+        Raises:
+            UserError: ``logprobs`` is neither true nor false, or ``top_logprobs`` stands alone.
+        """
+        if self.logprobs not in (None, False, True) or type(self.logprobs) is int:
+            raise UserError(f"logprobs must be true or false in a chat request, not {self.logprobs!r:.60}")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise UserError("top_logprobs needs logprobs: true")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,6 +172,7 @@ class ParsedLine:
     custom_id: str | None = None
     url: str | None = None
     model: str | None = None
+    echo: bool = False
 
     @property
     def is_batch(self) -> bool:
@@ -180,16 +196,24 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
     if parsed.url == COMPLETIONS_URL:
         body = _decode(parsed.body, CompletionBody)
         prompt = {"prompt": body.prompt} if isinstance(body.prompt, str) else {"prompt_token_ids": body.prompt}
+        body.logprobs = None if body.logprobs is False else body.logprobs
     elif parsed.url == CHAT_URL:
         body = _decode(parsed.body, ChatBody)
         prompt = {"messages": [message.as_dict() for message in body.messages]}
+        body.logprobs = body.count_logprobs()
+        if body.echo:
+            raise UserError("echo is for completions; a chat answer has no prompt text")
     else:
         raise UserError(f"url {parsed.url!r:.60} is not supported; use {COMPLETIONS_URL} or {CHAT_URL}")
     body.check_neutral()
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        body.prompt_logprobs = body.logprobs  # OpenAI's echo brings the prompt's too
     prompt |= {"cache_salt": body.cache_salt} if body.cache_salt else {}
     if body.max_tokens is None:
         body.max_tokens = body.max_completion_tokens
-    return ParsedLine(prompt, body.params(defaults), custom_id=parsed.custom_id, url=parsed.url, model=body.model)
+    return ParsedLine(
+        prompt, body.params(defaults), custom_id=parsed.custom_id, url=parsed.url, model=body.model, echo=body.echo
+    )
 
 
 def custom_id_of(line: bytes) -> str | None:
@@ -220,7 +244,10 @@ def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
         "cache_salt": line.cache_salt,
     }
     return ParsedLine(
-        {key: value for key, value in prompt.items() if value is not None}, line.params(defaults), id=line.id
+        {key: value for key, value in prompt.items() if value is not None},
+        line.params(defaults),
+        id=line.id,
+        echo=line.echo,
     )
 
 

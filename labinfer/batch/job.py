@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import error_record, result_record
 from labinfer.errors import UserError
-from labinfer.llm import LLM, Request
+from labinfer.llm import LLM
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.progress_line import ProgressLine
+from labinfer.outputs import Request
 from labinfer.plan import SamplingParams
 from labinfer.protocol import ParsedLine, custom_id_of, own_id_of, parse_line
 
@@ -52,7 +53,9 @@ class BatchJob:
             with contextlib.closing(llm.run(self._requests(llm, each_step), each_step)) as outputs:
                 for output in outputs:
                     line: JobLine = output.key
-                    self._output.write_json(result_record(line.number, line.parsed, output, self._model_name))
+                    self._output.write_json(
+                        result_record(line.number, line.parsed, output, self._model_name, llm.tokenizer)
+                    )
         finally:
             self._line.close()
             llm.report.num_failed = self.num_failed

@@ -2,45 +2,129 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from dataclasses import dataclass
 from typing import Any
 
-from labinfer.llm import RequestOutput
+from labinfer.outputs import Completion, RequestOutput
+from labinfer.plan import TokenLogprobs
 from labinfer.protocol import CHAT_URL, ParsedLine
+from labinfer.text.tokenizer import Tokenizer
 
 
 def usage_of(output: RequestOutput) -> dict[str, Any]:
     return {
         "prompt_tokens": len(output.prompt_token_ids),
-        "completion_tokens": len(output.token_ids),
-        "total_tokens": len(output.prompt_token_ids) + len(output.token_ids),
+        "completion_tokens": output.num_output_tokens,
+        "total_tokens": len(output.prompt_token_ids) + output.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
     }
 
 
-def result_record(number: int, line: ParsedLine, output: RequestOutput, model: str) -> dict[str, Any]:
+def result_record(
+    number: int, line: ParsedLine, output: RequestOutput, model: str, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
     """The output line of a request that finished. ``number`` is its input line's."""
+    echoed = tokenizer.decode(output.prompt_token_ids) if line.echo and tokenizer else ""
     if not line.is_batch:
-        return {
-            "id": number if line.id is None else line.id,
-            "text": output.text,
-            "token_ids": output.token_ids,
-            "finish_reason": output.finish_reason,
-            "usage": usage_of(output),
-        }
+        answers = [_simple_answer(completion, echoed) for completion in output.completions]
+        record = {"id": number if line.id is None else line.id, **answers[0], "usage": usage_of(output)}
+        if len(answers) > 1:
+            record["choices"] = [{"index": index, **answer} for index, answer in enumerate(answers)]
+        if output.prompt_logprobs is not None:
+            record["prompt_logprobs"] = _plain_logprobs(output.prompt_logprobs)
+        return record
     if line.url == CHAT_URL:
-        kind, prefix, choice = "chat.completion", "chatcmpl", {"message": {"role": "assistant", "content": output.text}}
+        kind, prefix = "chat.completion", "chatcmpl"
+        choices = [_chat_choice(completion, tokenizer) for completion in output.completions]
     else:
-        kind, prefix, choice = "text_completion", "cmpl", {"text": output.text}
+        kind, prefix = "text_completion", "cmpl"
+        echo = Echo(echoed, output.prompt_token_ids, output.prompt_logprobs) if line.echo else None
+        choices = [_text_choice(completion, tokenizer, echo) for completion in output.completions]
     body = {
         "id": f"{prefix}-{number}",
         "object": kind,
         "created": int(time.time()),
         "model": line.model or model,
-        "choices": [{"index": 0, **choice, "logprobs": None, "finish_reason": output.finish_reason}],
+        "choices": choices,
         "usage": usage_of(output),
     }
     return _batch_record(number, line.custom_id, 200, body)
+
+
+@dataclass(frozen=True)
+class Echo:
+    """The prompt, where it comes back before the answer."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+
+
+def _simple_answer(completion: Completion, echoed: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "text": None if completion.text is None else echoed + completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+    }
+    if completion.stop_reason is not None:
+        answer["stop_reason"] = completion.stop_reason
+    if completion.logprobs is not None:
+        answer["logprobs"] = _plain_logprobs(completion.logprobs)
+    return answer
+
+
+def _plain_logprobs(measured: list[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in measured]
+
+
+def _chat_choice(completion: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """As OpenAI's chat completion object has it."""
+    logprobs = None
+    if completion.logprobs is not None:
+        content = []
+        for one in completion.logprobs:
+            top = [_spelled(token_id, logprob, tokenizer) for token_id, logprob in one.top.items()]
+            content.append(_spelled(one.token_id, one.logprob, tokenizer) | {"top_logprobs": top})
+        logprobs = {"content": content}
+    message = {"role": "assistant", "content": completion.text}
+    return {
+        "index": completion.index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": completion.finish_reason,
+    }
+
+
+def _spelled(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    text = _spell(token_id, tokenizer)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _spell(token_id: int, tokenizer: Tokenizer | None) -> str:
+    return tokenizer.decode([token_id]) if tokenizer else f"token_id:{token_id}"
+
+
+def _text_choice(completion: Completion, tokenizer: Tokenizer | None, echo: Echo | None) -> dict[str, Any]:
+    """As OpenAI's completion object has it; with ``echo``, the prompt and its log-probabilities come first."""
+    text, logprobs = completion.text, None
+    if echo is not None and text is not None:
+        text = echo.text + text
+    if completion.logprobs is not None:
+        measured: list[TokenLogprobs | None] = list(completion.logprobs)
+        token_ids = list(completion.token_ids)
+        if echo is not None:
+            measured = [None, *(echo.logprobs or []), *measured]  # the first token follows nothing
+            token_ids = echo.token_ids + token_ids
+        tokens = [_spell(token_id, tokenizer) for token_id in token_ids]
+        logprobs = {
+            "tokens": tokens,
+            "token_logprobs": [one and one.logprob for one in measured],
+            "top_logprobs": [one and {_spell(i, tokenizer): value for i, value in one.top.items()} for one in measured],
+            "text_offset": list(itertools.accumulate(map(len, tokens[:-1]), initial=0)),
+        }
+    return {"index": completion.index, "text": text, "logprobs": logprobs, "finish_reason": completion.finish_reason}
 
 
 def error_record(number: int, custom_id: str | None, own_id: str | int | None, message: str) -> dict[str, Any]:

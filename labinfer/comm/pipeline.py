@@ -16,6 +16,8 @@ from labinfer.comm.send_queue import SendQueue
 
 HEADER_BYTES = 16
 """Step id and number of rows, 8 bytes each; keeps the payload aligned."""
+TOKEN_HEADER = 2
+"""Step id and number of tokens."""
 
 
 class StepMismatch(RuntimeError):
@@ -89,16 +91,16 @@ class PipelineCommunicator:
                 self._comm.isend(buffer, dest), f"{self._labels[dest]} to take the activations of step {step_id}"
             )
 
-    def post_tokens(self, step_id: int, num_samples: int) -> TokenArrival:
-        """Rank 0: make room for the tokens that step will have sampled."""
-        buffer = torch.empty(2 + num_samples, dtype=torch.int64)
-        return TokenArrival(
-            step_id, buffer, self._host_comm.irecv(buffer, self._sampling_rank), self._labels[self._sampling_rank]
-        )
+    def post_tokens(self, step_id: int, num_samples: int, num_values: int = 0) -> TokenArrival:
+        """Rank 0: make room for the tokens that step will have sampled, and numbers that come with them."""
+        buffer = torch.empty(TOKEN_HEADER + num_samples + num_values, dtype=torch.int64)
+        handle = self._host_comm.irecv(buffer, self._sampling_rank)
+        return TokenArrival(step_id, buffer, num_values, handle, self._labels[self._sampling_rank])
 
-    def send_tokens(self, step_id: int, token_ids: Sequence[int]) -> None:
-        """The sampling rank: begin to send a step's tokens to rank 0."""
-        buffer = torch.tensor([step_id, len(token_ids), *token_ids], dtype=torch.int64)
+    def send_tokens(self, step_id: int, token_ids: Sequence[int], values: Sequence[float] = ()) -> None:
+        """The sampling rank: begin to send a step's tokens to rank 0; ``values`` travel as float64."""
+        head = torch.tensor([step_id, len(token_ids), *token_ids], dtype=torch.int64)
+        buffer = torch.cat([head, torch.tensor(values, dtype=torch.float64).view(torch.int64)])
         self._sends.keep(self._host_comm.isend(buffer, 0), f"{self._labels[0]} to take the tokens of step {step_id}")
 
     def drain(self) -> None:
@@ -112,17 +114,19 @@ class TokenArrival:
 
     step_id: int
     buffer: torch.Tensor
+    num_values: int
     handle: Handle
     source: str
 
-    def wait(self) -> list[int]:
+    def wait(self) -> tuple[list[int], list[float]]:
         self.handle.wait(f"the tokens of step {self.step_id} from {self.source}")
-        step_id, count, *token_ids = self.buffer.tolist()
-        if step_id != self.step_id or count != len(token_ids):
+        expected = len(self.buffer) - TOKEN_HEADER - self.num_values
+        step_id, count, *token_ids = self.buffer[: TOKEN_HEADER + expected].tolist()
+        if step_id != self.step_id or count != expected:
             raise StepMismatch(
-                f"rank 0 expected {len(token_ids)} tokens of step {self.step_id} from {self.source}, but got {count} of step {step_id}"
+                f"rank 0 expected {expected} tokens of step {self.step_id} from {self.source}, but got {count} of step {step_id}"
             )
-        return token_ids
+        return token_ids, self.buffer[TOKEN_HEADER + expected :].view(torch.float64).tolist()
 
 
 def _write_header(buffer: torch.Tensor, step_id: int, rows: int) -> None:

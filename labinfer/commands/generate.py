@@ -15,10 +15,11 @@ from labinfer.commands.plan import layout_table
 from labinfer.commands.session import Session
 from labinfer.config import JobOptions
 from labinfer.errors import ExitStatus, Interrupted
-from labinfer.llm import LLM, Request, RequestOutput
+from labinfer.llm import LLM
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.observe.table import format_bytes
+from labinfer.outputs import Request, RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.protocol import ParsedLine
 
@@ -127,13 +128,16 @@ class Rank0Job:
             for output in outputs:
                 if self.job.output:
                     line = ParsedLine(self.job.prompt[output.key], self.sampling)
-                    record = result_record(output.key + 1, line, output, self.session.options.model.model)
+                    record = result_record(
+                        output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
+                    )
                     self.files.output.write_json(record)
                     continue
                 ready[output.key] = output
                 while next_shown in ready:
                     title = f"--- {self.job.prompt[next_shown]}\n" if len(self.job.prompt) > 1 else ""
-                    self.files.output.write(f"{title}{ready.pop(next_shown).text}\n")
+                    for completion in ready.pop(next_shown).completions:
+                        self.files.output.write(f"{title}{completion.text}\n")
                     next_shown += 1
 
 

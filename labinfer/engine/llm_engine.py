@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.executor import Executor
 from labinfer.engine.scheduler import Scheduler
-from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.engine.sequence import FinishReason, Sequence, token_sampling
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams, WorkerStats
 
@@ -45,19 +46,33 @@ class LLMEngine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add_request(self, prompt_ids: list[int], sampling: SamplingParams, cache_salt: str = "") -> Sequence:
-        """Queue a request; never blocks. Its tokens appear in the returned sequence as ``step`` is called.
+    def add_request(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        cache_salt: str = "",
+        bad_token_ids: list[list[int]] | None = None,
+        choice: int = 0,
+    ) -> Sequence:
+        """Queue one answer to a request; never blocks. Its tokens appear in the returned sequence as ``step`` is called.
+
+        Args:
+            cache_salt: only requests with the same one share KV blocks.
+            bad_token_ids: the request's bad words as token ids.
+            choice: which of the request's ``n`` answers this is.
 
         Raises:
             UserError: the prompt is empty, too long, or holds an id outside the vocabulary.
         """
-        self.check_prompt(prompt_ids)
+        self.check_request(prompt_ids, sampling)
         room = self.max_model_len - len(prompt_ids)
+        eos = sorted(self.scheduler.eos_token_ids)
         sequence = Sequence(
             self._next_seq_id,
             list(prompt_ids),
             len(prompt_ids),
             sampling,
+            token_sampling(sampling, len(prompt_ids), choice, eos, bad_token_ids or []),
             min(sampling.max_tokens, room),
             cache_salt=cache_salt,
         )
@@ -65,7 +80,7 @@ class LLMEngine:
         self.scheduler.add(sequence)
         return sequence
 
-    def check_prompt(self, prompt_ids: list[int]) -> None:
+    def check_request(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
         if not prompt_ids:
             raise UserError("the prompt is empty; give at least one token")
         if len(prompt_ids) >= self.max_model_len:
@@ -73,9 +88,14 @@ class LLMEngine:
                 f"the prompt has {len(prompt_ids)} tokens, but at most {self.max_model_len - 1} fit beside one new token "
                 f"(context {self.max_model_len}); shorten it"
             )
-        low, high = min(prompt_ids), max(prompt_ids)
+        self._check_ids("token id", prompt_ids)
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            self._check_ids(f"{name}: token id", getattr(sampling, name))
+
+    def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:
+        low, high = min(token_ids, default=0), max(token_ids, default=0)
         if low < 0 or high >= self._vocab_size:
-            raise UserError(f"token id {low if low < 0 else high} is outside the vocabulary of {self._vocab_size} ids")
+            raise UserError(f"{what} {low if low < 0 else high} is outside the vocabulary of {self._vocab_size} ids")
 
     def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request at once; its blocks are free when this returns."""

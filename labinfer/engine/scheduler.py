@@ -16,7 +16,7 @@ from labinfer.config import SchedulerOptions
 from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.pipeline_schedule import make_schedule
 from labinfer.engine.sequence import FinishReason, Sequence
-from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Scheduler:
         self._options = options
         self._blocks = blocks
         self._schedule = make_schedule(options.pipeline_schedule, options.max_inflight or num_stages)
-        self._eos = frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.in_flight: deque[InFlight] = deque()
@@ -79,14 +79,17 @@ class Scheduler:
         assert batch.plan.step_id == result.step_id, (
             f"step {result.step_id} came back, but {batch.plan.step_id} was awaited"
         )
-        tokens = iter(result.token_ids)
+        tokens, values = iter(result.token_ids), iter(result.values)
         advanced = []
         for entry, sequence in zip(batch.plan.entries, batch.sequences, strict=True):
             sequence.num_in_flight -= 1
-            if not entry.sample:
+            token = next(tokens) if entry.sample else None
+            numbers = list(itertools.islice(values, entry.num_values))
+            if sequence.finish_reason is not None:  # it was aborted meanwhile
                 continue
-            token = next(tokens)
-            if sequence.finish_reason is None:  # it may have been aborted meanwhile
+            if numbers:
+                sequence.take_values(numbers, token)
+            if token is not None:
                 self._append(sequence, token)
                 advanced.append(sequence)
         return advanced
@@ -149,7 +152,9 @@ class Scheduler:
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""
         num_tokens, size = len(sequence.token_ids), self._blocks.block_size
-        found = self._blocks.find(self._digests(sequence, (num_tokens - 1) // size))  # the last token is always run
+        found = []
+        if sequence.sampling.prompt_logprobs is None:  # they take running the prompt
+            found = self._blocks.find(self._digests(sequence, (num_tokens - 1) // size))  # the last token is always run
         self._blocks.share(found)  # before others are allocated, which might evict them
         blocks = self._blocks.allocate(self._blocks.blocks_for(num_tokens) - len(found))
         if blocks is None:
@@ -223,12 +228,14 @@ class Scheduler:
                     )
                 )
                 sequence.started, sequence.pending_token = True, NO_TOKEN
+            wanted = sequence.token_sampling
+            num_values = sequence.num_prompt_measures(count) * TokenLogprobs.count(wanted.prompt_logprobs)
             sequence.num_scheduled += count
             sequence.num_in_flight += 1
+            sample = sequence.num_unscheduled == 0
+            num_values += sample * TokenLogprobs.count(wanted.logprobs)
             new_blocks = sequence.block_table[sequence.num_blocks_sent :]
-            entries.append(
-                BatchEntry(sequence.seq_id, count, new_blocks, sequence.pending_token, sequence.num_unscheduled == 0)
-            )
+            entries.append(BatchEntry(sequence.seq_id, count, new_blocks, sequence.pending_token, sample, num_values))
             sequence.num_blocks_sent, sequence.pending_token = len(sequence.block_table), NO_TOKEN
         plan = BatchPlan(self._next_step_id, starts, self.take_finished_ids(), entries)
         self._next_step_id += 1
@@ -244,7 +251,8 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids.append(token)
         sequence.pending_token = token
-        if token in self._eos and not sequence.sampling.ignore_eos:
+        is_eos = token in self.eos_token_ids and not sequence.sampling.ignore_eos
+        if is_eos or token in sequence.sampling.stop_token_ids:
             self.finish(sequence, FinishReason.STOP)
         elif sequence.num_output_tokens >= sequence.max_tokens:
             self.finish(sequence, FinishReason.LENGTH)

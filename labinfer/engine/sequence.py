@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from labinfer.plan import NO_TOKEN, SamplingParams, TokenSampling
+from labinfer.plan import MAX_SEED, NO_TOKEN, SamplingParams, TokenLogprobs, TokenSampling
 
 
 class FinishReason(str, Enum):
@@ -25,6 +26,7 @@ class Sequence:
     token_ids: list[int]
     num_prompt_tokens: int
     sampling: SamplingParams
+    token_sampling: TokenSampling
     max_tokens: int
     """Tokens that may be generated: the request's limit, cut to the context."""
     num_scheduled: int = 0
@@ -48,6 +50,10 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache when it was first admitted."""
     num_preemptions: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the answer's tokens, where they are wanted."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens but the first, where they are wanted."""
     arrival_time: float = field(default_factory=time.monotonic)
     first_token_time: float = 0.0
 
@@ -69,9 +75,23 @@ class Sequence:
         """One token to run, with all before it in the cache or on their way there."""
         return self.num_scheduled > 0 and self.num_unscheduled == 1 and self.num_output_tokens > 0
 
-    @property
-    def token_sampling(self) -> TokenSampling:
-        return TokenSampling(self.sampling.temperature, self.sampling.top_p, self.sampling.top_k, self.sampling.seed)
+    def num_prompt_measures(self, count: int) -> int:
+        """How many of its next ``count`` tokens to run have a log-probability of the prompt as their result."""
+        if self.token_sampling.prompt_logprobs is None:
+            return 0
+        return max(0, min(self.num_scheduled + count, self.num_prompt_tokens - 1) - self.num_scheduled)
+
+    def take_values(self, values: list[float], token: int | None) -> None:
+        """Keep the log-probabilities that a step brought: those of prompt tokens, then the sampled token's, if any."""
+        wanted = self.token_sampling
+        if token is not None and wanted.logprobs is not None:
+            split = len(values) - TokenLogprobs.count(wanted.logprobs)
+            self.logprobs.append(TokenLogprobs.read(token, values[split:]))
+            values = values[:split]
+        width = TokenLogprobs.count(wanted.prompt_logprobs)
+        for start in range(0, len(values), width or 1):
+            token_id = self.token_ids[len(self.prompt_logprobs) + 1]
+            self.prompt_logprobs.append(TokenLogprobs.read(token_id, values[start : start + width]))
 
     def forget_cache(self) -> None:
         """Back to having nothing computed (preemption by recompute)."""
@@ -80,3 +100,40 @@ class Sequence:
         self.num_blocks_sent = self.num_registered = 0
         self.started = False
         self.pending_token = NO_TOKEN
+        self.prompt_logprobs = []  # they come again
+
+
+def token_sampling(
+    sampling: SamplingParams, num_prompt_tokens: int, choice: int, eos: Iterable[int], bad_token_ids: list[list[int]]
+) -> TokenSampling:
+    """What the last stage is told of a request.
+
+    Args:
+        choice: which of the request's answers this is.
+        eos: the checkpoint's end-of-sequence tokens.
+        bad_token_ids: the request's bad words as token ids.
+    """
+    ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)]
+    processors = [
+        ("logit_bias", sampling.logit_bias, {}),
+        ("allowed_token_ids", list(sampling.allowed_token_ids), []),
+        ("repetition_penalty", sampling.repetition_penalty, 1.0),
+        ("presence_penalty", sampling.presence_penalty, 0.0),
+        ("frequency_penalty", sampling.frequency_penalty, 0.0),
+        *((name, value, None) for name, value in sampling.logits_processors.items()),
+        ("bad_token_ids", bad_token_ids, []),
+        ("min_tokens", [sampling.min_tokens if ends else 0, ends], [0, ends]),
+    ]
+    ranked = sampling.num_choices > sampling.n  # the best are chosen by their log-probabilities
+    return TokenSampling(
+        num_prompt_tokens=num_prompt_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p,
+        seed=(sampling.seed + choice) % (MAX_SEED + 1),
+        logprobs=0 if ranked and sampling.logprobs is None else sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        processors=[(name, value) for name, value, neutral in processors if value != neutral],
+    )

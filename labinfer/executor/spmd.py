@@ -30,7 +30,7 @@ class SpmdExecutor:
     def launch(self, plan: BatchPlan) -> None:
         self._channel.broadcast(plan)
         if self._pipeline is not None:
-            self._results.append(self._pipeline.post_tokens(plan.step_id, plan.num_samples))
+            self._results.append(self._pipeline.post_tokens(plan.step_id, plan.num_samples, plan.num_values))
         self._worker.launch(plan)
         result = self._worker.progress()
         if result is not None:
@@ -38,7 +38,7 @@ class SpmdExecutor:
 
     def wait_result(self) -> BatchResult:
         result = self._results.popleft()
-        return result if isinstance(result, BatchResult) else BatchResult(result.step_id, result.wait())
+        return result if isinstance(result, BatchResult) else BatchResult(result.step_id, *result.wait())
 
     def pause(self, finished: list[int]) -> list[WorkerStats]:
         self._channel.broadcast(Pause(finished))

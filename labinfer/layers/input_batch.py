@@ -8,6 +8,18 @@ import torch
 
 
 @dataclass(frozen=True)
+class PromptRow:
+    """A row whose next token is the prompt's own."""
+
+    row: int
+    entry: int
+    """Its sequence's place in the plan."""
+    next_token: int
+    top: int
+    """Likeliest tokens that are wanted beside it."""
+
+
+@dataclass(frozen=True)
 class ModelInputBatch:
     """A flat batch of new tokens of several sequences, with CSR row pointers and block tables."""
 
@@ -25,6 +37,8 @@ class ModelInputBatch:
     """The rows whose next token is sampled."""
     sample_seqs: list[int]
     """Sequence ids of those rows."""
+    prompt_rows: list[PromptRow]
+    """The prompt tokens whose log-probabilities are wanted."""
 
 
 @dataclass(frozen=True)

@@ -13,33 +13,65 @@ leading space; bytes of one character may be spread over several tokens)."""
 
 
 class Detokenizer:
-    """The text of one request as its tokens come in."""
+    """The text of one answer as its tokens come in.
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
+    Args:
+        stop: strings that end the text.
+        include_stop: whether the text has the one that ended it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), include_stop: bool = False):
         self._tokenizer = tokenizer
-        self._stop = stop
+        self._stop, self._include_stop = stop, include_stop
         self._token_ids: list[int] = []
         self._prefix, self._read = 0, 0  # tokens [prefix, read) are context, [read, end) are not in the text yet
+        self._taken = 0
+        self._finished = False
         self.text = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
 
-    def add(self, token_id: int) -> bool:
-        """Take one more token. Returns whether a stop string is complete; the text then ends before it."""
+    def add(self, token_id: int, may_stop: bool = True) -> bool:
+        """Take one more token. Returns whether a stop string is complete; the text then ends with or before it."""
         self._token_ids.append(token_id)
+        piece = self._unread()
+        if piece and not (piece.endswith(REPLACEMENT) and len(self._token_ids) - self._read <= MAX_CHARACTER_TOKENS):
+            self._append(piece, may_stop)
+        return self.stopped_by is not None
+
+    def finish(self) -> None:
+        """No more tokens come: what is left of a broken character is shown as U+FFFD."""
+        if not self._finished and self.stopped_by is None and (piece := self._unread()):
+            self._append(piece, may_stop=False)
+        self._finished = True
+
+    def take_new(self) -> str:
+        """Text since the last call that will not be taken back: what may become a stop string is held."""
+        end = len(self.text)
+        if self.stopped_by is None and not self._finished:
+            end -= max((_overlap(self.text, stop) for stop in self._stop), default=0)
+        begin, self._taken = self._taken, max(self._taken, end)
+        return self.text[begin:end]
+
+    def _unread(self) -> str:
         before = self._tokenizer.decode(self._token_ids[self._prefix : self._read])
         after = self._tokenizer.decode(self._token_ids[self._prefix :])
-        complete = not after.endswith(REPLACEMENT) or len(self._token_ids) - self._read > MAX_CHARACTER_TOKENS
-        if len(after) > len(before) and complete:
-            self._append(after[len(before) :])
-            self._read = len(self._token_ids)
-            self._prefix = max(0, self._read - CONTEXT_TOKENS)
-        return self.stopped
+        return after[len(before) :]
 
-    def _append(self, piece: str) -> None:
-        longest = max((len(text) for text in self._stop), default=0)
+    def _append(self, piece: str, may_stop: bool) -> None:
+        self._read = len(self._token_ids)
+        self._prefix = max(0, self._read - CONTEXT_TOKENS)
+        longest = max((len(stop) for stop in self._stop), default=0)
         search_from = max(0, len(self.text) - longest + 1)
         self.text += piece
-        found = [index for text in self._stop if (index := self.text.find(text, search_from)) >= 0]
-        if found:
-            self.text = self.text[: min(found)]
-            self.stopped = True
+        found = [(at, len(stop), stop) for stop in self._stop if (at := self.text.find(stop, search_from)) >= 0]
+        if found and may_stop:
+            at, length, self.stopped_by = min(found)
+            self.text = self.text[: at + length * self._include_stop]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` that a stop string may begin with."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch, PromptRow
 from labinfer.layers.rope import RotaryTable
-from labinfer.plan import NO_TOKEN, BatchPlan, TokenSampling
+from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, TokenSampling
 from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.sampler import Sampler
+from labinfer.worker.logits_processors.registry import SampledRow, find_processors
+from labinfer.worker.sampler import Sampler, log_probabilities
+
+LOGITS_ROWS = 64
+"""Prompt rows whose logits are held at once: a row of a large vocabulary takes more than half a megabyte."""
 
 
 @dataclass
@@ -40,7 +44,8 @@ class ModelRunner:
         self._model, self._cache, self._rotary = model, cache, rotary
         self._device, self._dtype = device, dtype
         self._sequences: dict[int, SequenceState] = {}
-        self.sampler = Sampler()
+        self.processors = find_processors()
+        self.sampler = Sampler(self.processors)
 
     def prepare(self, plan: BatchPlan) -> ModelInputBatch:
         """Apply a plan's changes and build the inputs of its step."""
@@ -49,8 +54,9 @@ class ModelRunner:
             self._sequences[start.seq_id] = SequenceState(list(start.token_ids), start.sampling, start.num_cached)
         token_ids, positions, slots, row_ptr = [], [], [], [0]
         context_lens, block_tables, sample_rows, sample_seqs = [], [], [], []
+        prompt_rows: list[PromptRow] = []
         size = self._cache.block_size
-        for entry in plan.entries:
+        for index, entry in enumerate(plan.entries):
             state = self._sequences[entry.seq_id]
             if entry.new_token != NO_TOKEN:
                 state.token_ids.append(entry.new_token)
@@ -59,6 +65,11 @@ class ModelRunner:
             assert end <= len(state.token_ids), (
                 f"sequence {entry.seq_id} has {len(state.token_ids)} tokens, but step {plan.step_id} wants {end}"
             )
+            if state.sampling.prompt_logprobs is not None:
+                for position in range(begin, min(end, state.sampling.num_prompt_tokens - 1)):
+                    row = row_ptr[-1] + position - begin
+                    next_token = state.token_ids[position + 1]
+                    prompt_rows.append(PromptRow(row, index, next_token, state.sampling.prompt_logprobs))
             token_ids += state.token_ids[begin:end]
             positions += range(begin, end)
             slots += [state.block_table[p // size] * size + p % size for p in range(begin, end)]
@@ -78,6 +89,7 @@ class ModelRunner:
             slots_T=torch.tensor(slots, device=self._device),
             sample_rows_B=torch.tensor(sample_rows, dtype=torch.int64, device=self._device),
             sample_seqs=sample_seqs,
+            prompt_rows=prompt_rows,
         )
 
     @torch.inference_mode()
@@ -88,15 +100,27 @@ class ModelRunner:
         return self._model(batch, hidden_TD, self._cache.layers, self._rotary)
 
     @torch.inference_mode()
-    def sample(self, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> list[int] | None:
-        """Last stage: the next token of every row that samples, on its first rank; None on its others."""
-        if not batch.sample_seqs:
-            return []
-        logits_BV = self._model.logits(hidden_TD[batch.sample_rows_B])
-        if logits_BV is None:
-            return None
-        states = [self._sequences[seq_id] for seq_id in batch.sample_seqs]
-        return self.sampler(logits_BV, [state.sampling for state in states], [state.num_computed for state in states])
+    def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
+        """Last stage: what the plan's entries sample and measure, on its first rank; None on its others."""
+        values: list[list[float]] = [[] for _ in plan.entries]
+        for start in range(0, len(batch.prompt_rows), LOGITS_ROWS):
+            rows = batch.prompt_rows[start : start + LOGITS_ROWS]
+            logits_BV = self._model.logits(hidden_TD[[row.row for row in rows]])
+            if logits_BV is not None:
+                for row, logits_V in zip(rows, logits_BV, strict=True):
+                    values[row.entry] += log_probabilities(logits_V, row.next_token, row.top)
+        token_ids: list[int] = []
+        if batch.sample_seqs:
+            logits_BV = self._model.logits(hidden_TD[batch.sample_rows_B])
+            if logits_BV is None:
+                return None
+            states = [self._sequences[seq_id] for seq_id in batch.sample_seqs]
+            token_ids = self.sampler(logits_BV, [SampledRow(state.sampling, state.token_ids) for state in states])
+            sampling_entries = (index for index, entry in enumerate(plan.entries) if entry.sample)
+            for index, state, logits_V, token_id in zip(sampling_entries, states, logits_BV, token_ids, strict=True):
+                if state.sampling.logprobs is not None:
+                    values[index] += log_probabilities(logits_V, token_id, state.sampling.logprobs)
+        return BatchResult(plan.step_id, token_ids, [value for found in values for value in found])
 
     def forget(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:

@@ -8,9 +8,12 @@ changes only when two candidates are tied to rounding, where inverting a cumulat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from labinfer.plan import GREEDY_BELOW, TokenSampling
+from labinfer.worker.logits_processors.registry import Processor, SampledRow
 
 GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -19,40 +22,85 @@ MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 class Sampler:
-    """Chooses the next token of every row."""
+    """Chooses the next token of every row.
 
-    def __call__(self, logits_BV: torch.Tensor, params: list[TokenSampling], positions: list[int]) -> list[int]:
+    Args:
+        processors: the logits processors that rows may name.
+    """
+
+    def __init__(self, processors: Mapping[str, Processor]):
+        self._processors = processors
+
+    def __call__(self, logits_BV: torch.Tensor, rows: list[SampledRow]) -> list[int]:
         """One token id for each row.
 
         Args:
             logits_BV: unscaled, any float type.
-            params: how to choose, per row.
-            positions: index in its sequence of the token to be chosen, per row.
+            rows: how to choose, and what is there so far.
         """
         tokens_B = logits_BV.argmax(dim=-1).tolist()
-        for row, (sampling, position) in enumerate(zip(params, positions, strict=True)):
-            if sampling.temperature > 0:
-                tokens_B[row] = sample_row(logits_BV[row].float(), sampling, position)
+        for index, row in enumerate(rows):
+            if row.sampling.processors or row.sampling.temperature > 0:
+                tokens_B[index] = sample_row(self._process(logits_BV[index].float(), row), row)
         return tokens_B
 
+    def _process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor:
+        if not row.sampling.processors:
+            return logits_V
+        processed_V = logits_V.clone()
+        for name, value in row.sampling.processors:
+            self._processors[name](processed_V, value, row)
+        # Where the processors of a request leave nothing, the model has the last word.
+        return processed_V if processed_V.max() > float("-inf") else logits_V
 
-def sample_row(logits_V: torch.Tensor, sampling: TokenSampling, position: int) -> int:
-    """Draw one token: temperature, then top-k, then top-p, then Gumbel noise on what is left."""
+
+def sample_row(logits_V: torch.Tensor, row: SampledRow) -> int:
+    """Draw one token: temperature, then the candidate sets, then Gumbel noise on what is left."""
+    sampling = row.sampling
     if sampling.temperature < GREEDY_BELOW:
         return int(logits_V.argmax())
     scaled_V = logits_V.double() / sampling.temperature
-    candidates_N = torch.arange(scaled_V.shape[0], device=scaled_V.device)
-    if 0 < sampling.top_k < scaled_V.shape[0] or sampling.top_p < 1.0:
-        # Ties are broken by token id (a stable sort), so that equal logits give equal sets everywhere.
-        candidates_N = scaled_V.argsort(descending=True, stable=True)
-        if 0 < sampling.top_k < scaled_V.shape[0]:
-            candidates_N = candidates_N[: sampling.top_k]
-        if sampling.top_p < 1.0:
-            probabilities_N = scaled_V[candidates_N].softmax(dim=-1)
-            before_N = probabilities_N.cumsum(dim=-1) - probabilities_N
-            candidates_N = candidates_N[before_N < sampling.top_p]
-    noisy_N = scaled_V[candidates_N] + gumbel_noise(sampling.seed, position, candidates_N)
+    candidates_N = _candidates(scaled_V, sampling)
+    noisy_N = scaled_V[candidates_N] + gumbel_noise(sampling.seed, len(row.token_ids), candidates_N)
     return int(candidates_N[noisy_N.argmax()])
+
+
+def log_probabilities(logits_V: torch.Tensor, token_id: int, top: int) -> list[float]:
+    """The token's log-probability, then id and log-probability of the ``top`` likeliest; float32 inside."""
+    logprobs_V = logits_V.float().log_softmax(dim=-1)
+    values_N, token_ids_N = logprobs_V.topk(top)
+    pairs = zip(token_ids_N.tolist(), values_N.tolist(), strict=True)
+    return [float(logprobs_V[token_id]), *(number for pair in pairs for number in pair)]
+
+
+def _candidates(scaled_V: torch.Tensor, sampling: TokenSampling) -> torch.Tensor:
+    """Ids of the tokens that may be drawn (N): top-k, top-p, min-p, typical-p, each of what the one before left."""
+    vocab_size = scaled_V.shape[0]
+    top_k = 0 < sampling.top_k < vocab_size
+    if not (top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.typical_p < 1.0):
+        return torch.arange(vocab_size, device=scaled_V.device)
+    # Ties are broken by token id (a stable sort), so that equal logits give equal sets everywhere.
+    candidates_N = scaled_V.argsort(descending=True, stable=True)
+    if top_k:
+        candidates_N = candidates_N[: sampling.top_k]
+    if sampling.top_p < 1.0:
+        probabilities_N = scaled_V[candidates_N].softmax(dim=-1)
+        candidates_N = candidates_N[_before(probabilities_N) < sampling.top_p]
+    if sampling.min_p > 0.0:
+        probabilities_N = scaled_V[candidates_N].softmax(dim=-1)
+        candidates_N = candidates_N[probabilities_N >= sampling.min_p * probabilities_N[0]]
+    if sampling.typical_p < 1.0:
+        logprobs_N = scaled_V[candidates_N].log_softmax(dim=-1)
+        probabilities_N = logprobs_N.exp()
+        entropy = -(probabilities_N * logprobs_N.clamp(min=-1e300)).sum()  # a token without probability adds nothing
+        order_N = (-logprobs_N - entropy).abs().argsort(stable=True)
+        candidates_N = candidates_N[order_N][_before(probabilities_N[order_N]) < sampling.typical_p]
+    return candidates_N
+
+
+def _before(probabilities_N: torch.Tensor) -> torch.Tensor:
+    """The mass of all that come before each."""
+    return probabilities_N.cumsum(dim=-1) - probabilities_N
 
 
 def gumbel_noise(seed: int, position: int, token_ids_N: torch.Tensor) -> torch.Tensor:

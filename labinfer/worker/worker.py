@@ -63,15 +63,15 @@ class Worker:
         hidden_TD = arrival.wait() if arrival else None
         begin = time.perf_counter()
         hidden_TD = self.runner.run(batch, hidden_TD)
-        token_ids = self.runner.sample(batch, hidden_TD) if self._is_last else None
+        result = self.runner.sample(plan, batch, hidden_TD) if self._is_last else None
         self.busy_time += time.perf_counter() - begin
         self.num_steps += 1
         if not self._is_last:
             self._pipeline.send_activations(plan.step_id, hidden_TD)
         elif self._is_sampling_rank:
             if self._pipeline is None:
-                return BatchResult(plan.step_id, token_ids)
-            self._pipeline.send_tokens(plan.step_id, token_ids)
+                return result
+            self._pipeline.send_tokens(plan.step_id, result.token_ids, result.values)
         return None
 
     def stop(self) -> None:

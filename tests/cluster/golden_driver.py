@@ -29,10 +29,10 @@ class LogitsRecorder:
         self._sampler = sampler
         self.rows: dict[tuple[int, int], torch.Tensor] = {}
 
-    def __call__(self, logits_BV, params, positions):
-        for row, (sampling, position) in enumerate(zip(params, positions, strict=True)):
-            self.rows[sampling.seed, position] = logits_BV[row].clone()
-        return self._sampler(logits_BV, params, positions)
+    def __call__(self, logits_BV, rows):
+        for logits_V, row in zip(logits_BV, rows, strict=True):
+            self.rows[row.sampling.seed, len(row.token_ids)] = logits_V.clone()
+        return self._sampler(logits_BV, rows)
 
 
 def worst_logit_error(recorder: LogitsRecorder, prompts: list[list[int]], expected: torch.Tensor) -> float:

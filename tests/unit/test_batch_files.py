@@ -6,24 +6,25 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import error_record, result_record
 from labinfer.errors import UserError
-from labinfer.llm import RequestOutput
 from labinfer.observe.output_file import OutputFile
-from labinfer.plan import SamplingParams
+from labinfer.outputs import Completion, RequestOutput
+from labinfer.plan import SamplingParams, TokenLogprobs
 from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, ParsedLine
 
 OUTPUT = RequestOutput(
     key=None,
     prompt_token_ids=[1, 2, 3],
-    text="ho",
-    token_ids=[4, 5],
-    finish_reason="length",
+    completions=[Completion(0, "ho", [4, 5], "length", None, None)],
+    prompt_logprobs=None,
     num_cached_tokens=2,
+    num_output_tokens=2,
     time_to_first_token=0.1,
     time_per_output_token=0.1,
     total_time=0.2,
@@ -45,13 +46,13 @@ def parsed(**fields) -> ParsedLine:
 
 @pytest.mark.parametrize(("own_id", "expected"), [(None, 7), ("x", "x"), (0, 0)])
 def test_a_simple_result_has_its_own_id_or_its_lines_number(own_id, expected):
-    record = result_record(7, parsed(id=own_id), OUTPUT, "m")
+    record = result_record(7, parsed(id=own_id), OUTPUT, "m", None)
     usage = {"id": expected, "text": "ho", "token_ids": [4, 5], "finish_reason": "length", "usage": USAGE}
     assert record == usage
 
 
 def test_a_completion_result_has_openais_batch_output_shape():
-    record = result_record(7, parsed(custom_id="c-1", url=COMPLETIONS_URL, model="asked"), OUTPUT, "m")
+    record = result_record(7, parsed(custom_id="c-1", url=COMPLETIONS_URL, model="asked"), OUTPUT, "m", None)
     body = record["response"].pop("body")
     assert record == {
         "id": "batch_req_7",
@@ -70,11 +71,74 @@ def test_a_completion_result_has_openais_batch_output_shape():
 
 
 def test_a_chat_result_carries_a_message():
-    record = result_record(7, parsed(custom_id="c-1", url=CHAT_URL), OUTPUT, "m")
+    record = result_record(7, parsed(custom_id="c-1", url=CHAT_URL), OUTPUT, "m", None)
     body = record["response"]["body"]
     assert (body["object"], body["model"], body["id"]) == ("chat.completion", "m", "chatcmpl-7")
     message = {"role": "assistant", "content": "ho"}
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+
+
+class Letters:
+    """A tokenizer whose token 1 is "a", 2 is "b", …"""
+
+    def decode(self, token_ids):
+        return "".join(chr(ord("a") + token_id - 1) for token_id in token_ids)
+
+
+def measured(token_id: int, **top: float) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -0.5, {int(key[1:]): value for key, value in top.items()})
+
+
+SEVERAL = replace(
+    OUTPUT,
+    completions=[
+        Completion(0, "de", [4, 5], "stop", 5, [measured(4, t4=-0.5, t6=-1.5), measured(5)]),
+        Completion(1, "f", [6], "length", None, [measured(6)]),
+    ],
+    prompt_logprobs=[measured(2, t1=-0.25), measured(3)],
+    num_output_tokens=3,
+)
+
+
+def test_a_simple_result_has_every_answer_and_its_log_probabilities():
+    record = result_record(7, parsed(echo=True), SEVERAL, "m", Letters())
+    first = {"token_id": 4, "logprob": -0.5, "top": {4: -0.5, 6: -1.5}}
+    assert (record["text"], record["stop_reason"], record["logprobs"][0]) == ("abcde", 5, first)
+    assert [(one["index"], one["text"], one["token_ids"]) for one in record["choices"]] == [
+        (0, "abcde", [4, 5]),
+        (1, "abcf", [6]),
+    ]
+    assert [one["token_id"] for one in record["prompt_logprobs"]] == [2, 3]
+    assert record["usage"]["completion_tokens"] == 3
+    assert json.loads(json.dumps(record))
+
+
+def test_chat_log_probabilities_have_openais_shape():
+    choices = result_record(7, parsed(custom_id="c", url=CHAT_URL), SEVERAL, "m", Letters())["response"]["body"][
+        "choices"
+    ]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert choices[0]["logprobs"]["content"][0] == {
+        "token": "d",
+        "logprob": -0.5,
+        "bytes": [100],
+        "top_logprobs": [
+            {"token": "d", "logprob": -0.5, "bytes": [100]},
+            {"token": "f", "logprob": -1.5, "bytes": [102]},
+        ],
+    }
+
+
+def test_an_echoed_completion_has_the_prompts_log_probabilities_first():
+    line = parsed(custom_id="c", url=COMPLETIONS_URL, echo=True)
+    choice = result_record(7, line, SEVERAL, "m", Letters())["response"]["body"]["choices"][0]
+    assert choice["text"] == "abcde"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "b", "c", "d", "e"],
+        "token_logprobs": [None, -0.5, -0.5, -0.5, -0.5],
+        "top_logprobs": [None, {"a": -0.25}, {}, {"d": -0.5, "f": -1.5}, {}],
+        "text_offset": [0, 1, 2, 3, 4],
+    }
 
 
 @pytest.mark.parametrize(("own_id", "expected"), [(None, 7), ("x", "x"), (0, 0)])

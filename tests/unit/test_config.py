@@ -23,7 +23,8 @@ ENGINE_FLAGS = {
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | {
     "--prompt", "--raw", "--input", "--output", "--report",
-    "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--stop", "--ignore-eos",
+    "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
+    "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--min-tokens", "--n",
 }  # fmt: skip
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",

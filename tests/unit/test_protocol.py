@@ -63,7 +63,7 @@ def test_stop_is_a_string_or_a_list(stop, expected):
     assert parse({"prompt": "hi", "stop": stop}).sampling.stop == expected
 
 
-@pytest.mark.parametrize("field", ["max_token", "n", "stream", "model", "prompts"])
+@pytest.mark.parametrize("field", ["max_token", "best", "stream", "model", "prompts"])
 def test_unknown_fields_of_a_simple_line_are_refused_by_name(field):
     with pytest.raises(UserError, match=f"`{field}`"):
         parse({"prompt": "hi", field: 1})
@@ -110,7 +110,6 @@ def test_content_may_be_null():
         {"echo": False},
         {"logprobs": False},
         {"logprobs": None},
-        {"top_logprobs": 0},
         {"presence_penalty": 0},
         {"frequency_penalty": 0.0},
         {"logit_bias": {}},
@@ -127,17 +126,7 @@ def test_values_that_change_nothing_are_accepted(body):
 @pytest.mark.parametrize(
     "body",
     [
-        {"n": 2},
-        {"best_of": 3},
         {"stream": True},
-        {"echo": True},
-        {"logprobs": True},
-        {"logprobs": 0},
-        {"logprobs": 5},
-        {"top_logprobs": 1},
-        {"presence_penalty": 0.1},
-        {"frequency_penalty": -1},
-        {"logit_bias": {"5": 1}},
         {"suffix": "x"},
         {"tools": [{}]},
         {"tool_choice": "auto"},
@@ -150,9 +139,70 @@ def test_what_is_not_offered_is_refused_by_name(body):
 
 
 @pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        ({"n": 2}, "n", 2),
+        ({"best_of": 3}, "best_of", 3),
+        ({"logprobs": 0}, "logprobs", 0),
+        ({"logprobs": 5}, "logprobs", 5),
+        ({"presence_penalty": 0.1}, "presence_penalty", 0.1),
+        ({"frequency_penalty": -1}, "frequency_penalty", -1),
+        ({"logit_bias": {"5": 1}}, "logit_bias", {5: 1}),
+        ({"bad_words": "no"}, "bad_words", ("no",)),
+        ({"stop_token_ids": [4]}, "stop_token_ids", (4,)),
+        ({"logits_processors": {"mine": [1, "a"]}}, "logits_processors", {"mine": [1, "a"]}),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["simple", "batch"])
+def test_sampling_fields_are_read(body, field, value, wrapped):
+    line = {"prompt": "hi"} | body
+    assert getattr(parse(batch(line) if wrapped else line).sampling, field) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+    ],
+)
+def test_chat_logprobs_are_a_flag_and_a_count(fields, count):
+    assert parse(chat("hi", **fields)).sampling.logprobs == count
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"logprobs": 3}, "logprobs must be true or false"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs must be from 0 to 20"),
+        ({"echo": True}, "echo is for completions"),
+    ],
+)
+def test_chat_logprobs_that_make_no_sense_are_refused(fields, says):
+    with pytest.raises(UserError, match=says):
+        parse(chat("hi", **fields))
+
+
+def test_an_echo_with_logprobs_brings_the_prompts():
+    sampling = parse(batch({"prompt": "hi", "echo": True, "logprobs": 2})).sampling
+    assert (sampling.logprobs, sampling.prompt_logprobs) == (2, 2)
+
+
+def test_a_salt_goes_with_the_prompt():
+    assert parse({"prompt": "hi", "cache_salt": "a"}).prompt == {"prompt": "hi", "cache_salt": "a"}
+    assert parse(batch({"prompt": "hi", "cache_salt": "a"})).prompt == {"prompt": "hi", "cache_salt": "a"}
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
         (batch({"prompt": "hi", "spice": 1}), "spice"),
+        (batch({"prompt": "hi", "top_logprobs": 0}), "top_logprobs"),
+        (batch({"prompt": "hi", "logprobs": True}), "logprobs must be a number"),
         (batch({"prompt": "hi"}, method="GET"), "GET"),
         (batch({"prompt": "hi"}, url="/v1/embeddings"), "/v1/embeddings"),
         (batch({"prompt": "hi"}, extra=1), "extra"),

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from labinfer.comm import wire
+from labinfer.engine.sequence import token_sampling
 from labinfer.errors import UserError
-from labinfer.plan import MAX_SEED, SamplingParams, SequenceStart, TokenSampling
+from labinfer.plan import MAX_SEED, SamplingParams, SequenceStart
 from labinfer.protocol import COMPLETIONS_URL, custom_id_of, parse_line
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
@@ -101,7 +102,7 @@ def test_what_is_accepted_can_go_on_the_wire(field, value):
         s = parse({"prompt": "hi", field: value}).sampling
     except UserError:
         return
-    wire.pack(SequenceStart(0, [1], 0, TokenSampling(s.temperature, s.top_p, s.top_k, s.seed)))
+    wire.pack(SequenceStart(0, [1], 0, token_sampling(s, 1, 0, [2], [])))
 
 
 # Broken lines.

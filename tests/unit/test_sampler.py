@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from labinfer.plan import TokenSampling
+from labinfer.worker.logits_processors.registry import SampledRow
 from labinfer.worker.sampler import Sampler, gumbel_noise, sample_row, split_mix
 
 MASK = (1 << 64) - 1
@@ -25,13 +26,14 @@ def signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def sampling(temperature=1.0, top_p=1.0, top_k=0, seed=0) -> TokenSampling:
-    return TokenSampling(temperature, top_p, top_k, seed)
+def row(position: int = 0, temperature: float = 1.0, **sampling) -> SampledRow:
+    """A sequence whose token at ``position`` is to be chosen."""
+    return SampledRow(TokenSampling(num_prompt_tokens=position, temperature=temperature, **sampling), [0] * position)
 
 
 def drawn(logits_V: torch.Tensor, count: int, **params) -> list[int]:
     """One token for each of ``count`` seeds."""
-    return [sample_row(logits_V, sampling(seed=seed, **params), 0) for seed in range(count)]
+    return [sample_row(logits_V, row(seed=seed, **params)) for seed in range(count)]
 
 
 @pytest.mark.parametrize("state", [0, 1, 2, 12345, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 0xDEADBEEFCAFEF00D])
@@ -78,14 +80,14 @@ def test_noise_changes_with_seed_and_with_position():
 
 def test_temperature_0_takes_the_largest_logit_whatever_the_rest_says():
     logits_BV = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
-    params = [sampling(0.0, 0.1, 3, seed) for seed in range(6)]
-    assert Sampler()(logits_BV, params, list(range(6))) == logits_BV.argmax(-1).tolist()
+    rows = [row(seed, 0.0, top_p=0.1, top_k=3, seed=seed) for seed in range(6)]
+    assert Sampler({})(logits_BV, rows) == logits_BV.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_may_be_of_any_float_type(dtype):
     logits_BV = torch.tensor([[0.0, 30.0, 0.0], [9.0, -30.0, -30.0]], dtype=dtype)
-    assert Sampler()(logits_BV, [sampling(0.0), sampling(1.0)], [0, 0]) == [1, 0]
+    assert Sampler({})(logits_BV, [row(0, 0.0), row()]) == [1, 0]
 
 
 def test_many_seeds_follow_the_softmax():
@@ -98,7 +100,7 @@ def test_many_seeds_follow_the_softmax():
 
 def test_many_positions_follow_the_softmax_too():
     logits_V, count = torch.tensor([1.0, 0.0, -1.0]), 4000
-    tokens = [sample_row(logits_V, sampling(seed=42), position) for position in range(count)]
+    tokens = [sample_row(logits_V, row(position, seed=42)) for position in range(count)]
     expected = logits_V.softmax(-1) * count
     counts = torch.bincount(torch.tensor(tokens), minlength=3)
     assert ((counts - expected) ** 2 / expected).sum().item() < 13.8
@@ -152,11 +154,10 @@ def test_top_k_of_everything_draws_the_same_as_no_filter():
 
 def test_a_row_draws_the_same_in_every_batch():
     logits_BV = torch.randn(8, 100, generator=torch.Generator().manual_seed(2))
-    params = [sampling(0.7 if row % 3 else 0.0, 0.9, 0, seed=row * 11) for row in range(8)]
-    positions = [row * 5 for row in range(8)]
-    together = Sampler()(logits_BV, params, positions)
-    backwards = Sampler()(logits_BV.flip(0), params[::-1], positions[::-1])
-    alone = [Sampler()(logits_BV[row : row + 1], [params[row]], [positions[row]])[0] for row in range(8)]
+    rows = [row(5 * i, 0.7 if i % 3 else 0.0, top_p=0.9, seed=i * 11) for i in range(8)]
+    together = Sampler({})(logits_BV, rows)
+    backwards = Sampler({})(logits_BV.flip(0), rows[::-1])
+    alone = [Sampler({})(logits_BV[i : i + 1], [rows[i]])[0] for i in range(8)]
     assert together == backwards[::-1] == alone
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from labinfer.config import SchedulerOptions
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.scheduler import Scheduler
-from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.engine.sequence import FinishReason, Sequence, token_sampling
 from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams
 
 
@@ -96,7 +96,8 @@ class Bench:
         seq_id = len(self.sequences)
         prompt = [1000 + position if position < shared else -1 - seq_id for position in range(prompt_tokens)]
         params = SamplingParams(max_tokens=max_tokens, **sampling)
-        self.sequences.append(Sequence(seq_id, prompt, prompt_tokens, params, max_tokens))
+        wanted = token_sampling(params, prompt_tokens, 0, [], [])
+        self.sequences.append(Sequence(seq_id, prompt, prompt_tokens, params, wanted, max_tokens))
         self.scheduler.add(self.sequences[-1])
         return self.sequences[-1]
 

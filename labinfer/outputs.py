@@ -1,0 +1,193 @@
+"""A request on rank 0, from its prompt to its answers: what is asked, what streams out, what comes of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.plan import SamplingParams, TokenLogprobs
+from labinfer.text.detokenizer import Detokenizer
+from labinfer.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request; ``key`` is the caller's own name for it."""
+
+    key: Any
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one answer of a request has got since the last one; texts of an answer joined are its whole text."""
+
+    key: Any
+    index: int
+    """Which of the request's answers."""
+    text: str | None
+    """None where the checkpoint has no tokenizer. Never half a character, nor the beginning of a stop string."""
+    token_ids: list[int]
+    finish_reason: str | None
+    """Set with the last one."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer."""
+
+    index: int
+    text: str | None
+    """None where the checkpoint has no tokenizer."""
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    """The stop string or stop token id that ended it; None if something else did."""
+    logprobs: list[TokenLogprobs] | None
+    """Of each token, where the request wants them."""
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. Times in seconds."""
+
+    key: Any
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+    """As many as ``n`` says; with ``best_of`` the best first."""
+    prompt_logprobs: list[TokenLogprobs] | None
+    """Of each prompt token but the first, where the request wants them."""
+    num_cached_tokens: int
+    """Prompt tokens that were found in the KV cache; of the first answer."""
+    num_output_tokens: int
+    """Of all answers, those that ``best_of`` drops included."""
+    time_to_first_token: float
+    time_per_output_token: float
+    """Mean over the tokens after the first of the answer that took longest; 0 for a single token."""
+    total_time: float
+
+    @property
+    def text(self) -> str | None:
+        """The first answer's."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first answer's."""
+        return self.completions[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """The first answer's."""
+        return self.completions[0].finish_reason
+
+
+class OpenRequest:
+    """A request whose answers are being generated.
+
+    Args:
+        sequences: one for each answer, in order.
+        tokenizer: None where the checkpoint has none; there are no stop strings then.
+        streams: whether ``take_delta`` will be called.
+    """
+
+    def __init__(self, request: Request, sequences: list[Sequence], tokenizer: Tokenizer | None, streams: bool):
+        self.request, self._sequences, self._tokenizer = request, sequences, tokenizer
+        sampling = request.sampling
+        self._detokenizers: dict[int, Detokenizer] = {}
+        if tokenizer is not None and (sampling.stop or streams):
+            for sequence in sequences:
+                self._detokenizers[sequence.seq_id] = Detokenizer(
+                    tokenizer, sampling.stop, sampling.include_stop_str_in_output
+                )
+        self._num_streamed = {sequence.seq_id: 0 for sequence in sequences}
+
+    def add_token(self, sequence: Sequence) -> bool:
+        """Look at a sequence's new token. Returns whether it completes a stop string."""
+        if not sequence.first_token_time:
+            sequence.first_token_time = time.monotonic()
+        detokenizer = self._detokenizers.get(sequence.seq_id)
+        if detokenizer is None or self._num_text_tokens(sequence) < sequence.num_output_tokens:
+            return False
+        may_stop = sequence.num_output_tokens > sequence.sampling.min_tokens
+        return detokenizer.add(sequence.token_ids[-1], may_stop)
+
+    def take_delta(self, sequence: Sequence) -> Delta:
+        """What came since the last call."""
+        begin, self._num_streamed[sequence.seq_id] = self._num_streamed[sequence.seq_id], sequence.num_output_tokens
+        detokenizer = self._detokenizers.get(sequence.seq_id)
+        if detokenizer is not None and sequence.finish_reason is not None:
+            detokenizer.finish()
+        return Delta(
+            key=self.request.key,
+            index=self._sequences.index(sequence),
+            text=detokenizer.take_new() if detokenizer else None,
+            token_ids=sequence.output_ids[begin:],
+            finish_reason=sequence.finish_reason.value if sequence.finish_reason else None,
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self._sequences)
+
+    def output(self) -> RequestOutput:
+        """All answers, once all are finished."""
+        now = time.monotonic()
+        first, sampling = self._sequences[0], self.request.sampling
+        completions = [self._completion(index, sequence) for index, sequence in enumerate(self._sequences)]
+        if sampling.num_choices > sampling.n:
+            ranked = sorted(zip(completions, self._sequences, strict=True), key=lambda pair: -_mean_logprob(pair[1]))
+            completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
+        first_token = min(sequence.first_token_time or now for sequence in self._sequences)
+        longest = max(sequence.num_output_tokens for sequence in self._sequences)
+        return RequestOutput(
+            key=self.request.key,
+            prompt_token_ids=self.request.prompt_token_ids,
+            completions=completions,
+            prompt_logprobs=None if sampling.prompt_logprobs is None else first.prompt_logprobs,
+            num_cached_tokens=first.num_cached_tokens,
+            num_output_tokens=sum(sequence.num_output_tokens for sequence in self._sequences),
+            time_to_first_token=first_token - first.arrival_time,
+            time_per_output_token=(now - first_token) / (longest - 1) if longest > 1 else 0.0,
+            total_time=now - first.arrival_time,
+        )
+
+    def _completion(self, index: int, sequence: Sequence) -> Completion:
+        detokenizer = self._detokenizers.get(sequence.seq_id)
+        text: str | None = None
+        if detokenizer is not None:
+            detokenizer.finish()
+            text = detokenizer.text
+        elif self._tokenizer is not None:
+            text = self._tokenizer.decode(sequence.output_ids[: self._num_text_tokens(sequence)])
+        stop_reason: str | int | None = detokenizer.stopped_by if detokenizer else None
+        if stop_reason is None and _ended_by_token(sequence):
+            stop_reason = sequence.token_ids[-1]
+        return Completion(
+            index=index,
+            text=text,
+            token_ids=sequence.output_ids,
+            finish_reason=sequence.finish_reason.value,
+            stop_reason=stop_reason,
+            logprobs=None if sequence.sampling.logprobs is None else sequence.logprobs,
+        )
+
+    def _num_text_tokens(self, sequence: Sequence) -> int:
+        """Output tokens that belong to the text: all but a stop token that is not to be included."""
+        ended = _ended_by_token(sequence) and not sequence.sampling.include_stop_str_in_output
+        return sequence.num_output_tokens - ended
+
+
+def _ended_by_token(sequence: Sequence) -> bool:
+    """Whether one of the request's own stop tokens ended it."""
+    return sequence.finish_reason is FinishReason.STOP and sequence.token_ids[-1] in sequence.sampling.stop_token_ids
+
+
+def _mean_logprob(sequence: Sequence) -> float:
+    return fmean(measured.logprob for measured in sequence.logprobs) if sequence.logprobs else float("-inf")

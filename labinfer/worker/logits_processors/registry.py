@@ -1,0 +1,55 @@
+"""Logits processors by name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labinfer.plan import TokenSampling
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """A sequence whose next token is to be chosen."""
+
+    sampling: TokenSampling
+    token_ids: list[int]
+    """Prompt and answer so far."""
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.sampling.num_prompt_tokens :]
+
+
+Processor = Callable[[torch.Tensor, Any, SampledRow], None]
+"""Changes a row's logits (V), float32, in place; given the request's argument and the sequence."""
+
+_PROCESSOR_NAME = "_labinfer_processor_name"
+
+
+def processor(name: str) -> Callable[[Processor], Processor]:
+    """Mark a function as the processor of this name."""
+
+    def mark(function: Processor) -> Processor:
+        setattr(function, _PROCESSOR_NAME, name)
+        return function
+
+    return mark
+
+
+def find_processors() -> dict[str, Processor]:
+    """Every marked function of the files beside this one."""
+    package = importlib.import_module(__package__)
+    found: dict[str, Processor] = {}
+    for module_info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{__package__}.{module_info.name}")
+        for function in vars(module).values():
+            name = getattr(function, _PROCESSOR_NAME, None)
+            if isinstance(name, str):
+                assert found.setdefault(name, function) is function, f"two processors are called {name!r}"
+    return found
