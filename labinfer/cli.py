@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     from labinfer.commands.session import Session, set_up_logging
     from labinfer.executor.failure import end_process_with, leave_agreed
 
-    set_up_logging(rank)
+    set_up_logging(rank, options.runtime.log_level)
     session = Session(environment, options, signals)
     try:
         return command(session)

@@ -14,6 +14,9 @@ from typing import Any
 from labinfer.errors import UserError
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
+LOG_LEVELS = ("debug", "info", "warning")
+BATCH_POLICIES = ("throttle", "greedy", "phases")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_TIMEOUT = 1e9
 TRANSPORTS = ("auto", "mpi", "torch")
@@ -90,6 +93,18 @@ class SchedulerOptions:
     max_num_seqs: int = option(64, "sequences running at once", metavar="N")
     max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N")
     chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N")
+    max_queued_requests: int = option(0, "requests that may wait; 0 for any number", metavar="N")
+    scheduling_policy: str = option(
+        "fcfs",
+        "who is next: the first to come, the lowest priority, or the users in turn",
+        choices=SCHEDULING_POLICIES,
+    )
+    batch_policy: str = option(
+        "throttle",
+        "how work is split over micro-batches: throttle deals decodes and prompt tokens evenly, greedy takes all there "
+        "is, phases runs prompts and answers in turn",
+        choices=BATCH_POLICIES,
+    )
     pipeline_schedule: str = option(
         "1f1b",
         "1f1b keeps every stage busy; gpipe flushes; lockstep runs one batch at a time",
@@ -103,6 +118,9 @@ class RuntimeOptions:
     """How a rank behaves on its machine."""
 
     threads: int = option(0, "CPU threads of a rank (default: its share of the node's cores)", metavar="N")
+    log_level: str = option(
+        "info", "what rank 0 says on standard error; debug has a line for every step", choices=LOG_LEVELS
+    )
     timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from labinfer.config import EngineOptions
 from labinfer.engine.block_manager import BlockManager
-from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.llm_engine import LLMEngine, QueueFull
+from labinfer.engine.request import Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import FinishReason
 from labinfer.errors import Interrupted, UserError
@@ -27,7 +28,7 @@ from labinfer.executor.failure import end_group_on_uncaught
 from labinfer.executor.group import RankGroup, join_group
 from labinfer.executor.spmd import SpmdExecutor, follow
 from labinfer.observe.report import RunReport
-from labinfer.outputs import Delta, OpenRequest, Request, RequestOutput
+from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.spmd.environment import detect
 from labinfer.text.tokenizer import Tokenizer
@@ -80,6 +81,7 @@ class LLM:
         self.tokenizer: Tokenizer | None = None
         self._tokenizer_error: UserError | None = None
         self._closed = self._broken = False
+        self._overflow: Request | None = None  # it found the queue full, and is next
         with self.group.together():
             if self.is_rank0:
                 self._load_tokenizer()
@@ -126,14 +128,19 @@ class LLM:
             raise
         return sorted(self.run(requests, on_delta=on_delta), key=lambda output: output.key)
 
-    def make_request(self, key: Any, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def make_request(
+        self, key: Any, prompt: Prompt, sampling: SamplingParams, priority: int = 0, user: str = ""
+    ) -> Request:
         """Tokenize and check a prompt (rank 0).
+
+        Args:
+            priority: see ``--scheduling-policy priority``.
+            user: see ``--scheduling-policy fair``.
 
         Raises:
             UserError: what is wrong with it.
         """
         token_ids = self._encode(prompt)
-        self.engine.check_request(token_ids, sampling)
         if sampling.stop:
             self._need_tokenizer()
         known = self.parts.worker.runner.processors
@@ -143,7 +150,10 @@ class LLM:
         salt = prompt.get("cache_salt") or "" if isinstance(prompt, dict) else ""
         if not isinstance(salt, str):
             raise UserError(f"cache_salt must be a string, not {salt!r:.60}")
-        return Request(key, token_ids, sampling, salt, self._encode_bad_words(sampling.bad_words))
+        bad_token_ids = self._encode_bad_words(sampling.bad_words)
+        request = Request(key, token_ids, sampling, salt, bad_token_ids, priority, user)
+        self.engine.check_request(request)
+        return request
 
     def run(
         self,
@@ -161,6 +171,7 @@ class LLM:
         if self._broken:
             raise UserError("an earlier run of this LLM was broken off in the middle of a step; make a new LLM")
         source = iter(requests)
+        self._overflow = None
         self.report = report = RunReport()
         open_requests: dict[int, OpenRequest] = {}
         scheduler = self.engine.scheduler
@@ -232,18 +243,16 @@ class LLM:
         """
         while len(self.engine.scheduler.waiting) < self.options.scheduler.max_num_seqs:
             try:
-                request = next(source)
+                request, self._overflow = self._overflow or next(source), None
             except StopIteration:
                 return False
             if request is None:
                 break
-            bad_token_ids = [list(word) for word in request.bad_token_ids]
-            sequences = [
-                self.engine.add_request(
-                    request.prompt_token_ids, request.sampling, request.cache_salt, bad_token_ids, choice
-                )
-                for choice in range(request.sampling.num_choices)
-            ]
+            try:
+                sequences = self.engine.add_request(request)
+            except QueueFull:
+                self._overflow = request
+                break
             opened = OpenRequest(request, sequences, self.tokenizer, streams)
             open_requests |= {sequence.seq_id: opened for sequence in sequences}
         return True

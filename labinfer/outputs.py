@@ -7,21 +7,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from labinfer.engine.request import Request
 from labinfer.engine.sequence import FinishReason, Sequence
-from labinfer.plan import SamplingParams, TokenLogprobs
+from labinfer.plan import TokenLogprobs
 from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Request:
-    """A checked request; ``key`` is the caller's own name for it."""
-
-    key: Any
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
-    cache_salt: str = ""
-    bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ class Sampling(msgspec.Struct, kw_only=True):
     logprobs: Any = None
     """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
     prompt_logprobs: int | None = None
+    priority: int = 0
+    """With ``--scheduling-policy priority`` the lowest goes first."""
+    user: str = ""
+    """With ``--scheduling-policy fair`` users take turns."""
     cache_salt: str | None = None
     """Only requests with the same salt find each other's tokens in the KV cache."""
     echo: bool = False
@@ -104,7 +108,6 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     """The fields of OpenAI's bodies; for the second group see ``NEUTRAL_VALUES``."""
 
     model: str | None = None
-    user: str | None = None
     metadata: dict | None = None
     max_completion_tokens: int | None = None
 
@@ -173,6 +176,8 @@ class ParsedLine:
     url: str | None = None
     model: str | None = None
     echo: bool = False
+    priority: int = 0
+    user: str = ""
 
     @property
     def is_batch(self) -> bool:
@@ -212,7 +217,14 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
     if body.max_tokens is None:
         body.max_tokens = body.max_completion_tokens
     return ParsedLine(
-        prompt, body.params(defaults), custom_id=parsed.custom_id, url=parsed.url, model=body.model, echo=body.echo
+        prompt,
+        body.params(defaults),
+        custom_id=parsed.custom_id,
+        url=parsed.url,
+        model=body.model,
+        echo=body.echo,
+        priority=body.priority,
+        user=body.user,
     )
 
 
@@ -248,6 +260,8 @@ def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
         line.params(defaults),
         id=line.id,
         echo=line.echo,
+        priority=line.priority,
+        user=line.user,
     )
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import error_record, result_record
+from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.llm import LLM
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.progress_line import ProgressLine
-from labinfer.outputs import Request
 from labinfer.plan import SamplingParams
 from labinfer.protocol import ParsedLine, custom_id_of, own_id_of, parse_line
 
@@ -69,7 +69,9 @@ class BatchJob:
             number, text = line
             try:
                 parsed = parse_line(text, self._defaults)
-                yield llm.make_request(JobLine(number, parsed), parsed.prompt, parsed.sampling)
+                yield llm.make_request(
+                    JobLine(number, parsed), parsed.prompt, parsed.sampling, parsed.priority, parsed.user
+                )
             except UserError as error:
                 self._output.write_json(error_record(number, custom_id_of(text), own_id_of(text), str(error)))
                 self.num_failed += 1

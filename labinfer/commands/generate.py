@@ -14,12 +14,13 @@ from labinfer.batch.records import result_record
 from labinfer.commands.plan import layout_table
 from labinfer.commands.session import Session
 from labinfer.config import JobOptions
+from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.llm import LLM
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.observe.table import format_bytes
-from labinfer.outputs import Request, RequestOutput
+from labinfer.outputs import RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.protocol import ParsedLine
 

@@ -40,13 +40,13 @@ class Session:
         return group
 
 
-def set_up_logging(rank: int) -> None:
-    """Notices of rank 0 and warnings of all to standard error."""
+def set_up_logging(rank: int, level: str) -> None:
+    """What rank 0 has to say from this level on, and warnings of all, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         logging.Formatter("labinfer: %(message)s" if rank == 0 else f"labinfer: rank {rank}: %(message)s")
     )
     package = logging.getLogger("labinfer")
     package.handlers[:] = [handler]
-    package.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    package.setLevel(level.upper() if rank == 0 else logging.WARNING)
     package.propagate = False

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from enum import Enum
 
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.executor import Executor
+from labinfer.engine.request import Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import FinishReason, Sequence, token_sampling
 from labinfer.errors import UserError
-from labinfer.plan import SamplingParams, WorkerStats
+from labinfer.plan import WorkerStats
+
+logger = logging.getLogger(__name__)
 
 
 class EngineState(Enum):
@@ -18,6 +22,10 @@ class EngineState(Enum):
     SCHEDULING = "scheduling"
     WAITING_WORKER = "waiting for a worker"
     ERROR = "error"
+
+
+class QueueFull(UserError):
+    """No room in the waiting queue now."""
 
 
 class LLMEngine:
@@ -46,41 +54,39 @@ class LLMEngine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add_request(
-        self,
-        prompt_ids: list[int],
-        sampling: SamplingParams,
-        cache_salt: str = "",
-        bad_token_ids: list[list[int]] | None = None,
-        choice: int = 0,
-    ) -> Sequence:
-        """Queue one answer to a request; never blocks. Its tokens appear in the returned sequence as ``step`` is called.
-
-        Args:
-            cache_salt: only requests with the same one share KV blocks.
-            bad_token_ids: the request's bad words as token ids.
-            choice: which of the request's ``n`` answers this is.
+    def add_request(self, request: Request) -> list[Sequence]:
+        """Queue a request; never blocks. The tokens of its answers appear in these sequences as ``step`` is called.
 
         Raises:
+            QueueFull: too many are waiting; try again when some have been admitted.
             UserError: the prompt is empty, too long, or holds an id outside the vocabulary.
         """
-        self.check_request(prompt_ids, sampling)
-        room = self.max_model_len - len(prompt_ids)
+        self.check_request(request)
+        sampling = request.sampling
+        if not self.scheduler.has_room(sampling.num_choices):
+            raise QueueFull(f"{len(self.scheduler.waiting)} requests are waiting already; try again later")
+        room = self.max_model_len - len(request.prompt_token_ids)
         eos = sorted(self.scheduler.eos_token_ids)
-        sequence = Sequence(
-            self._next_seq_id,
-            list(prompt_ids),
-            len(prompt_ids),
-            sampling,
-            token_sampling(sampling, len(prompt_ids), choice, eos, bad_token_ids or []),
-            min(sampling.max_tokens, room),
-            cache_salt=cache_salt,
-        )
-        self._next_seq_id += 1
-        self.scheduler.add(sequence)
-        return sequence
+        sequences = []
+        for choice in range(sampling.num_choices):
+            sequences.append(
+                Sequence(
+                    self._next_seq_id,
+                    request,
+                    list(request.prompt_token_ids),
+                    token_sampling(request, choice, eos),
+                    min(sampling.max_tokens, room),
+                )
+            )
+            self._next_seq_id += 1
+            self.scheduler.add(sequences[-1])
+        return sequences
 
-    def check_request(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
+    def check_request(self, request: Request) -> None:
+        """Raises:
+        UserError: it can never run.
+        """
+        prompt_ids, sampling = request.prompt_token_ids, request.sampling
         if not prompt_ids:
             raise UserError("the prompt is empty; give at least one token")
         if len(prompt_ids) >= self.max_model_len:
@@ -91,6 +97,9 @@ class LLMEngine:
         self._check_ids("token id", prompt_ids)
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(f"{name}: token id", getattr(sampling, name))
+        limit = self.scheduler.max_queued
+        if limit and sampling.num_choices > limit:
+            raise UserError(f"{sampling.num_choices} answers are wanted, but at most {limit} can wait in the queue")
 
     def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:
         low, high = min(token_ids, default=0), max(token_ids, default=0)
@@ -106,6 +115,7 @@ class LLMEngine:
         self.state = EngineState.SCHEDULING
         try:
             while (plan := self.scheduler.schedule()) is not None:
+                logger.debug("%s", self.scheduler.describe(plan))
                 self._executor.launch(plan)
             return self.poll_result()
         except BaseException:

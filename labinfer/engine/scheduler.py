@@ -1,20 +1,22 @@
-"""The scheduler: continuous batching, first come first served, over micro-batches in flight.
+"""The scheduler: continuous batching over micro-batches in flight.
 
 ``schedule`` composes the next micro-batch or returns None; ``update`` takes the tokens of one that came back. Neither
-blocks. Decodes go first, a share of them in each micro-batch so that all stages stay busy; what is left of the token
-budget goes to prompts, in chunks (Agrawal et al. 2023, arXiv:2308.16369). A prompt may have several chunks in flight.
+blocks. Decodes go first; what is left of the token budget goes to prompts, in chunks (Agrawal et al. 2023,
+arXiv:2308.16369). A prompt may have several chunks in flight. Who comes first, and how much of each kind of work a
+micro-batch gets, is for ``policies`` to say.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from labinfer.config import SchedulerOptions
 from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.pipeline_schedule import make_schedule
+from labinfer.engine.policies import ORDERS, SPLITS, Budget, Load, Rank
 from labinfer.engine.sequence import FinishReason, Sequence
 from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, TokenLogprobs
 
@@ -43,9 +45,11 @@ class Scheduler:
         self._options = options
         self._blocks = blocks
         self._schedule = make_schedule(options.pipeline_schedule, options.max_inflight or num_stages)
+        self._order, self._split = ORDERS[options.scheduling_policy], SPLITS[options.batch_policy]
+        self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # oldest first
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []  # by rank
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
         self._next_step_id = 0
@@ -57,6 +61,15 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.in_flight)
 
+    @property
+    def max_queued(self) -> int:
+        """Sequences that may wait, 0 for any number."""
+        return self._options.max_queued_requests
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more may wait."""
+        return not self.max_queued or len(self.waiting) + count <= self.max_queued
+
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
@@ -64,13 +77,9 @@ class Scheduler:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
         if not self._schedule.may_launch(len(self.in_flight)):
             return None
-        chosen: list[tuple[Sequence, int]] = []
-        preemptions_before = self.num_preemptions
-        budget = self._options.max_num_batched_tokens
-        budget -= self._choose_decodes(chosen, budget)
-        budget -= self._choose_prefills(chosen, budget)
-        if self.num_preemptions == preemptions_before:  # no room for those who run is no room for others
-            self._admit(chosen, budget)
+        chosen = self._compose(self._split(self._load()))
+        if not chosen and not self.in_flight:  # the policy would wait for what will not come
+            chosen = self._compose(Budget(self._options.max_num_batched_tokens, self._options.max_num_batched_tokens))
         return self._make_plan(chosen) if chosen else None
 
     def update(self, result: BatchResult) -> list[Sequence]:
@@ -114,16 +123,50 @@ class Scheduler:
         finished, self._finished_ids = self._finished_ids, []
         return finished
 
+    def describe(self, plan: BatchPlan) -> str:
+        """A step in one line, for the log."""
+        decodes = sum(entry.num_tokens == 1 and entry.sample for entry in plan.entries)
+        return (
+            f"step {plan.step_id}: {plan.num_tokens} tokens ({decodes} decodes, {len(plan.entries) - decodes} chunks), "
+            f"{len(self.running)} running, {len(self.waiting)} waiting, {self._blocks.num_free} blocks free, "
+            f"{self.num_preemptions} preempted"
+        )
+
     # How a micro-batch is composed.
 
+    def _compose(self, budget: Budget) -> list[tuple[Sequence, int]]:
+        """Sequences and how many of their tokens to run."""
+        chosen: list[tuple[Sequence, int]] = []
+        preemptions_before = self.num_preemptions
+        num_decodes = self._choose_decodes(chosen, min(budget.num_decodes, self._options.max_num_batched_tokens))
+        room = min(budget.num_prefill_tokens, self._options.max_num_batched_tokens - num_decodes)
+        room -= self._choose_prefills(chosen, room)
+        if self.num_preemptions == preemptions_before:  # no room for those who run is no room for others
+            self._admit(chosen, room)
+        self._was_prefilling = len(chosen) > num_decodes
+        return chosen
+
+    def _load(self) -> Load:
+        unscheduled = sum(s.num_unscheduled for s in self.running if not s.is_decoding)
+        return Load(
+            num_decoding=len(self._decoding()),
+            prefill_tokens=unscheduled + sum(len(s.token_ids) for s in self.waiting),
+            free_fraction=self._blocks.num_free / max(1, self._blocks.num_blocks),
+            num_micro_batches=self._schedule.num_micro_batches,
+            max_tokens=self._options.max_num_batched_tokens,
+            was_prefilling=self._was_prefilling,
+        )
+
+    def _decoding(self) -> list[Sequence]:
+        """Sequences that generate, those whose token is on its way included."""
+        return [s for s in self.running if s.is_decoding or (s.num_in_flight and s.num_unscheduled == 0)]
+
     def _choose_decodes(self, chosen: list[tuple[Sequence, int]], budget: int) -> int:
-        decoding = [s for s in self.running if s.is_decoding or (s.num_in_flight and s.num_unscheduled == 0)]
-        share = -(-len(decoding) // self._schedule.num_micro_batches)
         used = 0
-        for sequence in decoding:
-            if used == min(share, budget):
+        for sequence in self._decoding():
+            if used == budget:
                 break
-            # Looked at again: an older sequence may have taken this one's blocks a moment ago.
+            # Looked at again: another sequence may have taken this one's blocks a moment ago.
             if sequence.is_decoding and self._grow(sequence):
                 self._choose(chosen, sequence, 1)
                 used += 1
@@ -140,11 +183,12 @@ class Scheduler:
 
     def _admit(self, chosen: list[tuple[Sequence, int]], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self._options.max_num_seqs:
-            sequence = self.waiting[0]
+            running_of_user = Counter(sequence.request.user for sequence in self.running)
+            sequence = min(self.waiting, key=lambda waiting: self._order(waiting, running_of_user))
             if not self._take_blocks(sequence):
                 return
-            self.waiting.popleft()
-            insort(self.running, sequence, key=_age)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=self._rank)
             count = min(sequence.num_unscheduled, budget, self._options.chunked_prefill_size)
             self._choose(chosen, sequence, count)
             budget -= count
@@ -173,7 +217,9 @@ class Scheduler:
         """Of its first full blocks; none where nothing is to be found."""
         if not self._blocks.prefix_caching:
             return []
-        extend_chain(sequence.digests, sequence.token_ids, self._blocks.block_size, sequence.cache_salt, num_blocks)
+        extend_chain(
+            sequence.digests, sequence.token_ids, self._blocks.block_size, sequence.request.cache_salt, num_blocks
+        )
         return sequence.digests[:num_blocks]
 
     def _choose(self, chosen: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
@@ -192,15 +238,20 @@ class Scheduler:
         sequence.num_registered = full
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Room for one more token, taken from the youngest sequence at rest where no block is free.
+        """Room for one more token, taken from the last sequence at rest where no block is free.
 
-        Only younger sequences give way, so the oldest always goes on: with nobody to take from, waiting is enough.
+        Only those of higher rank give way, so the first always goes on: with nobody to take from, waiting is enough.
         """
         while self._blocks.blocks_for(sequence.num_scheduled + 1) > len(sequence.block_table):
             blocks = self._blocks.allocate(1)
             if blocks is None:
                 victim = next(
-                    (s for s in reversed(self.running) if s.num_in_flight == 0 and _age(s) > _age(sequence)), None
+                    (
+                        s
+                        for s in reversed(self.running)
+                        if s.num_in_flight == 0 and self._rank(s) > self._rank(sequence)
+                    ),
+                    None,
                 )
                 if victim is None:
                     return False
@@ -216,7 +267,7 @@ class Scheduler:
         victim.forget_cache()
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(victim)
+        self.waiting.append(victim)
 
     def _make_plan(self, chosen: list[tuple[Sequence, int]]) -> BatchPlan:
         starts, entries = [], []
@@ -248,6 +299,10 @@ class Scheduler:
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)
 
+    def _rank(self, sequence: Sequence) -> Rank:
+        """Among those who run; it never changes."""
+        return self._order(sequence, {})
+
     def _append(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids.append(token)
         sequence.pending_token = token
@@ -256,8 +311,3 @@ class Scheduler:
             self.finish(sequence, FinishReason.STOP)
         elif sequence.num_output_tokens >= sequence.max_tokens:
             self.finish(sequence, FinishReason.LENGTH)
-
-
-def _age(sequence: Sequence) -> int:
-    """Sequences are numbered as they arrive."""
-    return sequence.seq_id

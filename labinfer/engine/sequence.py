@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from labinfer.engine.request import Request
 from labinfer.plan import MAX_SEED, NO_TOKEN, SamplingParams, TokenLogprobs, TokenSampling
 
 
@@ -23,9 +24,8 @@ class Sequence:
     """Token ids and positions are the whole state; everything else can be computed again."""
 
     seq_id: int
+    request: Request
     token_ids: list[int]
-    num_prompt_tokens: int
-    sampling: SamplingParams
     token_sampling: TokenSampling
     max_tokens: int
     """Tokens that may be generated: the request's limit, cut to the context."""
@@ -41,8 +41,6 @@ class Sequence:
     pending_token: int = NO_TOKEN
     """A sampled token the workers have not been told yet."""
     finish_reason: FinishReason | None = None
-    cache_salt: str = ""
-    """Only requests with the same salt find each other's blocks."""
     digests: list[bytes] = field(default_factory=list)
     """Of its full blocks, as far as they were needed; see ``block_manager.extend_chain``."""
     num_registered: int = 0
@@ -56,6 +54,14 @@ class Sequence:
     """Of the prompt's tokens but the first, where they are wanted."""
     arrival_time: float = field(default_factory=time.monotonic)
     first_token_time: float = 0.0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
 
     @property
     def num_unscheduled(self) -> int:
@@ -103,16 +109,14 @@ class Sequence:
         self.prompt_logprobs = []  # they come again
 
 
-def token_sampling(
-    sampling: SamplingParams, num_prompt_tokens: int, choice: int, eos: Iterable[int], bad_token_ids: list[list[int]]
-) -> TokenSampling:
+def token_sampling(request: Request, choice: int, eos: Iterable[int]) -> TokenSampling:
     """What the last stage is told of a request.
 
     Args:
         choice: which of the request's answers this is.
         eos: the checkpoint's end-of-sequence tokens.
-        bad_token_ids: the request's bad words as token ids.
     """
+    sampling = request.sampling
     ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)]
     processors = [
         ("logit_bias", sampling.logit_bias, {}),
@@ -121,12 +125,12 @@ def token_sampling(
         ("presence_penalty", sampling.presence_penalty, 0.0),
         ("frequency_penalty", sampling.frequency_penalty, 0.0),
         *((name, value, None) for name, value in sampling.logits_processors.items()),
-        ("bad_token_ids", bad_token_ids, []),
+        ("bad_token_ids", [list(word) for word in request.bad_token_ids], []),
         ("min_tokens", [sampling.min_tokens if ends else 0, ends], [0, ends]),
     ]
     ranked = sampling.num_choices > sampling.n  # the best are chosen by their log-probabilities
     return TokenSampling(
-        num_prompt_tokens=num_prompt_tokens,
+        num_prompt_tokens=len(request.prompt_token_ids),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,

@@ -18,8 +18,9 @@ ENGINE_FLAGS = {
     "--model", "--tokenizer", "--dtype", "--max-model-len",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
     "--block-size", "--num-kv-blocks", "--enable-prefix-caching", "--no-enable-prefix-caching", "--memory-utilization",
-    "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--pipeline-schedule", "--max-inflight",
-    "--threads", "--timeout",
+    "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
+    "--scheduling-policy", "--batch-policy", "--pipeline-schedule", "--max-inflight",
+    "--threads", "--log-level", "--timeout",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | {
     "--prompt", "--raw", "--input", "--output", "--report",
@@ -28,7 +29,7 @@ GENERATE_FLAGS = ENGINE_FLAGS | {
 }  # fmt: skip
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
-    "--threads", "--timeout",
+    "--threads", "--log-level", "--timeout",
 }  # fmt: skip
 
 

@@ -19,9 +19,9 @@ LEAVES = {"plan", "protocol", "comm", "spmd", "weights", "config", "errors", "ob
 MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"commands", "server", "batch", "llm", "executor"},
-    "commands": {"server", "batch", "llm", "outputs", "executor", "worker"},
+    "commands": {"server", "batch", "llm", "outputs", "executor", "worker", "engine"},
     "server": {"llm", "executor", "engine"},
-    "batch": {"llm", "outputs"},
+    "batch": {"llm", "outputs", "engine"},
     "llm": {"outputs", "executor", "engine"},
     "outputs": {"engine"},
     "executor": {"engine", "worker", "models", "layers", "functions"},

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
@@ -19,8 +20,8 @@ PROMPT, OUTPUT = [3, 4, 4, 5, 9], [7, 8, 7, 7, 3]
 
 
 def row(bad_token_ids=(), eos=(1,), **params) -> SampledRow:
-    sampling = SamplingParams(**params)
-    return SampledRow(token_sampling(sampling, len(PROMPT), 0, eos, [list(w) for w in bad_token_ids]), PROMPT + OUTPUT)
+    request = Request(0, PROMPT, SamplingParams(**params), bad_token_ids=tuple(map(tuple, bad_token_ids)))
+    return SampledRow(token_sampling(request, 0, eos), PROMPT + OUTPUT)
 
 
 def logits(seed: int = 0) -> torch.Tensor:
@@ -58,8 +59,8 @@ def test_presence_and_frequency_penalties_count_the_answer_only():
 
 
 def test_penalties_of_an_empty_answer_change_nothing():
-    sampling = SamplingParams(presence_penalty=1.0, frequency_penalty=1.0)
-    empty = SampledRow(token_sampling(sampling, len(PROMPT), 0, [], []), PROMPT)
+    request = Request(0, PROMPT, SamplingParams(presence_penalty=1.0, frequency_penalty=1.0))
+    empty = SampledRow(token_sampling(request, 0, []), PROMPT)
     assert torch.equal(processed(empty, logits()), logits())
 
 

@@ -6,7 +6,9 @@ import pytest
 from worker_model import Bench
 
 from labinfer.engine.block_manager import BlockManager, extend_chain
+from labinfer.engine.request import Request
 from labinfer.engine.sequence import FinishReason
+from labinfer.plan import SamplingParams
 
 
 def chain(tokens: list[int], salt: str = "", block_size: int = 4) -> list[bytes]:
@@ -139,8 +141,8 @@ def test_what_was_generated_is_found_in_the_next_turn():
     bench = Bench()
     first = bench.add(6, 9)
     bench.finish_all()
-    second = bench.add(0, 2)
-    second.token_ids, second.num_prompt_tokens = [*first.token_ids, 5, 5, 5], 18
+    bench.add_request(Request(1, [*first.token_ids, 5, 5, 5], SamplingParams(max_tokens=2)))
+    second = bench.sequences[1]
     bench.launch()
     assert second.num_cached_tokens == 12  # the last sampled token was never run
     bench.scheduler.finish(second, FinishReason.ABORT)
@@ -149,7 +151,7 @@ def test_what_was_generated_is_found_in_the_next_turn():
 def test_different_salts_share_nothing():
     bench = Bench()
     for salt in ("", "a", "b", "a"):
-        bench.add(17, 1, shared=17).cache_salt = salt
+        bench.add(17, 1, shared=17, cache_salt=salt)
         bench.finish_all()
     assert [sequence.num_cached_tokens for sequence in bench.sequences] == [0, 0, 0, 16]
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from labinfer.comm import wire
+from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.errors import UserError
 from labinfer.plan import MAX_SEED, SamplingParams, SequenceStart
@@ -102,7 +103,7 @@ def test_what_is_accepted_can_go_on_the_wire(field, value):
         s = parse({"prompt": "hi", field: value}).sampling
     except UserError:
         return
-    wire.pack(SequenceStart(0, [1], 0, token_sampling(s, 1, 0, [2], [])))
+    wire.pack(SequenceStart(0, [1], 0, token_sampling(Request(0, [1], s), 0, [2])))
 
 
 # Broken lines.

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worker_model import Bench
 
+from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
 from labinfer.engine.sequence import FinishReason
 
 NUM_BLOCKS, BLOCK_SIZE = 10, 3
@@ -31,6 +32,8 @@ SHAPES = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(1, 24),
         "chunked_prefill_size": st.integers(1, 16),
         "eos": st.sampled_from([(), tuple(range(0, 1000, 5))]),
+        "scheduling_policy": st.sampled_from(SCHEDULING_POLICIES),
+        "batch_policy": st.sampled_from(BATCH_POLICIES),
     }
 )
 
@@ -43,7 +46,7 @@ def test_any_order_of_events_keeps_plans_consistent(shape, events):
     aborted = set()
     for kind, value in events:
         if kind == "add":
-            bench.add(*value)
+            bench.add(*value, priority=value[0] % 3, user=str(value[1] % 3))
         elif kind == "launch":
             bench.launch()
         elif kind == "step":

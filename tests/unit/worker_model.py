@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from labinfer.config import SchedulerOptions
 from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.request import Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import FinishReason, Sequence, token_sampling
 from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams
@@ -91,15 +92,20 @@ class Bench:
         self.plans: list[BatchPlan] = []
         self.sequences: list[Sequence] = []
 
-    def add(self, prompt_tokens: int, max_tokens: int, shared: int = 0, **sampling) -> Sequence:
+    def add(self, prompt_tokens: int, max_tokens: int, shared: int = 0, ignore_eos: bool = False, **fields) -> Sequence:
         """A request whose first ``shared`` tokens are those of every other one that shares."""
         seq_id = len(self.sequences)
         prompt = [1000 + position if position < shared else -1 - seq_id for position in range(prompt_tokens)]
-        params = SamplingParams(max_tokens=max_tokens, **sampling)
-        wanted = token_sampling(params, prompt_tokens, 0, [], [])
-        self.sequences.append(Sequence(seq_id, prompt, prompt_tokens, params, wanted, max_tokens))
-        self.scheduler.add(self.sequences[-1])
+        self.add_request(
+            Request(seq_id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos), **fields)
+        )
         return self.sequences[-1]
+
+    def add_request(self, request: Request) -> None:
+        seq_id, wanted = len(self.sequences), token_sampling(request, 0, [])
+        prompt = list(request.prompt_token_ids)
+        self.sequences.append(Sequence(seq_id, request, prompt, wanted, request.sampling.max_tokens))
+        self.scheduler.add(self.sequences[-1])
 
     def launch(self) -> BatchPlan | None:
         """One ``schedule``; its plan is run at once, its result waits."""

@@ -1,0 +1,102 @@
+"""Scheduling policies: small pure functions, chosen by name. To add one, write it and name it in the table under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from labinfer.engine.sequence import Sequence
+
+# Who comes first. The least rank is admitted next; among those who run, the greatest gives way when blocks run out.
+
+Rank = tuple[int, ...]
+Order = Callable[[Sequence, Mapping[str, int]], Rank]
+"""A sequence's rank, given how many sequences of each user run."""
+
+
+def fcfs(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
+    """First come, first served."""
+    return (sequence.seq_id,)
+
+
+def priority(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
+    """The lowest ``priority`` first, as vLLM has it; first come, first served among equals."""
+    return (sequence.request.priority, sequence.seq_id)
+
+
+def fair(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
+    """The users in turn: the next is the one with the fewest running; first come, first served among equals."""
+    return (running_of_user.get(sequence.request.user, 0), sequence.seq_id)
+
+
+ORDERS: dict[str, Order] = {"fcfs": fcfs, "priority": priority, "fair": fair}
+
+
+# How the work is split over the micro-batches in flight.
+
+
+@dataclass(frozen=True)
+class Load:
+    """What there is to do when a micro-batch is composed."""
+
+    num_decoding: int
+    """Sequences that generate, those whose token is on its way included."""
+    prefill_tokens: int
+    """Prompt tokens still to run, of running and waiting sequences."""
+    free_fraction: float
+    """Of the KV blocks."""
+    num_micro_batches: int
+    """That are in flight at once."""
+    max_tokens: int
+    """In one micro-batch."""
+    was_prefilling: bool
+    """Whether the micro-batch before this one ran prompts."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a micro-batch may hold."""
+
+    num_decodes: int
+    num_prefill_tokens: int
+
+
+Split = Callable[[Load], Budget]
+
+MIN_PREFILL_TOKENS = 32
+"""Smaller pieces of a prompt cost more in launches than they balance."""
+FULL = 0.1
+HALF = 0.5
+
+
+def greedy(load: Load) -> Budget:
+    """Every decode that is ready, then prompts up to the limit: one micro-batch takes all, the next finds little."""
+    return Budget(load.max_tokens, load.max_tokens)
+
+
+def throttle(load: Load) -> Budget:
+    """Decodes and prompt tokens dealt evenly over the micro-batches in flight (after gLLM, arXiv:2504.14775).
+
+    As the KV cache fills, prompts slow down, so that those who run find blocks to go on.
+    """
+    pressure = min(1.0, load.free_fraction / HALF)
+    share = -(-load.prefill_tokens // load.num_micro_batches)
+    return Budget(
+        num_decodes=-(-load.num_decoding // load.num_micro_batches),
+        num_prefill_tokens=max(MIN_PREFILL_TOKENS, int(share * pressure)),
+    )
+
+
+def phases(load: Load) -> Budget:
+    """Prompts until the KV cache is full, then answers until half of it is free (after TD-Pipe, arXiv:2506.10470).
+
+    For offline jobs: stages that run the same kind of work all the time wait less for each other.
+    """
+    more = load.prefill_tokens > 0
+    room = load.free_fraction > (FULL if load.was_prefilling else HALF)
+    if more and (room or not load.num_decoding):
+        return Budget(0, load.max_tokens)
+    return Budget(-(-load.num_decoding // load.num_micro_batches), 0)
+
+
+SPLITS: dict[str, Split] = {"greedy": greedy, "throttle": throttle, "phases": phases}

@@ -1,0 +1,25 @@
+"""What the engine is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from labinfer.plan import SamplingParams
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and what is wanted of it; ``key`` is the caller's own name for it."""
+
+    key: Any
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    """Only requests with the same salt share KV blocks."""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The sampling's bad words as token ids."""
+    priority: int = 0
+    """With ``--scheduling-policy priority`` the lowest goes first."""
+    user: str = ""
+    """With ``--scheduling-policy fair`` users take turns."""

@@ -1,0 +1,141 @@
+"""Scheduling policies: who is next, who gives way, how the work is split, and what the queue refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from worker_model import Bench
+
+from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
+from labinfer.engine.policies import ORDERS, SPLITS, Budget, Load, greedy, phases, throttle
+
+LOAD = Load(
+    num_decoding=10, prefill_tokens=600, free_fraction=0.9, num_micro_batches=2, max_tokens=512, was_prefilling=False
+)
+
+
+def test_options_and_tables_name_the_same_policies():
+    assert set(SCHEDULING_POLICIES) == set(ORDERS) and set(BATCH_POLICIES) == set(SPLITS)
+
+
+def test_greedy_takes_all():
+    assert greedy(LOAD) == Budget(512, 512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget"),
+    [
+        ({}, Budget(5, 300)),
+        ({"num_decoding": 11}, Budget(6, 300)),
+        ({"num_micro_batches": 4}, Budget(3, 150)),
+        ({"free_fraction": 0.25}, Budget(5, 150)),
+        ({"free_fraction": 0.0}, Budget(5, 32)),
+        ({"prefill_tokens": 3}, Budget(5, 32)),
+    ],
+)
+def test_throttle_deals_evenly_and_slows_prompts_when_the_cache_fills(changes, budget):
+    assert throttle(replace(LOAD, **changes)) == budget
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget"),
+    [
+        ({}, Budget(0, 512)),
+        ({"free_fraction": 0.4}, Budget(5, 0)),
+        ({"free_fraction": 0.4, "was_prefilling": True}, Budget(0, 512)),
+        ({"free_fraction": 0.05, "was_prefilling": True}, Budget(5, 0)),
+        ({"prefill_tokens": 0}, Budget(5, 0)),
+        ({"free_fraction": 0.05, "num_decoding": 0}, Budget(0, 512)),
+    ],
+)
+def test_phases_change_when_the_cache_is_full_and_when_half_is_free(changes, budget):
+    assert phases(replace(LOAD, **changes)) == budget
+
+
+def admitted(bench: Bench) -> list[int]:
+    """Sequence ids in the order in which they start."""
+    bench.finish_all()
+    started = [start.seq_id for plan in bench.plans for start in plan.starts]
+    return list(dict.fromkeys(started))
+
+
+def test_first_come_first_served():
+    bench = Bench(max_num_seqs=1)
+    for value in (3, 1, 2):
+        bench.add(4, 2, priority=value, user=str(value))
+    assert admitted(bench) == [0, 1, 2]
+
+
+def test_the_lowest_priority_goes_first():
+    bench = Bench(max_num_seqs=1, scheduling_policy="priority")
+    for value in (3, 1, 2, 1, -5):
+        bench.add(4, 2, priority=value)
+    assert admitted(bench) == [4, 1, 3, 2, 0]
+
+
+def test_users_take_turns():
+    bench = Bench(max_num_seqs=2, scheduling_policy="fair")
+    for user in "aaaaabb":
+        bench.add(4, 3, user=user)
+    assert admitted(bench)[:4] == [0, 5, 1, 6]
+
+
+def test_the_lowest_priority_keeps_its_blocks():
+    bench = Bench(num_blocks=6, block_size=4, scheduling_policy="priority")
+    for value in (2, 1, 0):
+        bench.add(7, 9, priority=value)
+    bench.finish_all()
+    assert bench.scheduler.num_preemptions > 0
+    assert bench.sequences[2].num_preemptions == 0
+
+
+@pytest.mark.parametrize("order", SCHEDULING_POLICIES)
+@pytest.mark.parametrize("split", BATCH_POLICIES)
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("num_blocks", [17, 40])
+def test_under_every_policy_everything_finishes(order, split, num_stages, num_blocks):
+    bench = Bench(
+        num_blocks=num_blocks,
+        num_stages=num_stages,
+        scheduling_policy=order,
+        batch_policy=split,
+        chunked_prefill_size=8,
+    )
+    for index, (prompt_tokens, max_tokens) in enumerate([(1, 5), (30, 3), (7, 12), (16, 1), (5, 9), (64, 4)] * 3):
+        bench.add(prompt_tokens, max_tokens, shared=prompt_tokens // 2, priority=index % 3, user=str(index % 4))
+    bench.finish_all()
+
+
+def test_throttle_gives_every_micro_batch_its_share_and_greedy_does_not():
+    sizes = {}
+    for split in ("greedy", "throttle"):
+        bench = Bench(num_blocks=512, num_stages=2, batch_policy=split)
+        for _ in range(8):
+            bench.add(1, 20)
+        for _ in range(6):
+            bench.launch_all()
+            bench.update()
+        sizes[split] = sorted(len(plan.entries) for plan in list(bench.plans)[-4:])
+        bench.finish_all()
+    assert sizes["throttle"] == [4, 4, 4, 4]
+    assert sizes["greedy"][0] < 4 < sizes["greedy"][-1] or sizes["greedy"] == [8, 8, 8, 8]
+
+
+def test_the_queue_has_room_for_so_many_and_no_more():
+    bench = Bench(max_num_seqs=1, max_queued_requests=2)
+    assert bench.scheduler.has_room(2) and not bench.scheduler.has_room(3)
+    bench.add(4, 2)
+    assert bench.scheduler.has_room(1) and not bench.scheduler.has_room(2)
+    bench.launch()
+    assert bench.scheduler.has_room(2)
+    bench.finish_all()
+    assert Bench().scheduler.has_room(10**6)
+
+
+def test_a_step_is_told_in_one_line():
+    bench = Bench()
+    bench.add(9, 3)
+    line = bench.scheduler.describe(bench.launch())
+    assert line == "step 0: 9 tokens (0 decodes, 1 chunks), 1 running, 0 waiting, 61 blocks free, 0 preempted"
+    bench.finish_all()
