@@ -16,7 +16,7 @@ from labinfer.errors import UserError
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning")
-BATCH_POLICIES = ("throttle", "greedy", "phases")
+BATCH_POLICIES = ("balanced", "throttle", "greedy", "phases")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_TIMEOUT = 1e9
 TRANSPORTS = ("auto", "mpi", "torch")
@@ -93,16 +93,16 @@ class SchedulerOptions:
     max_num_seqs: int = option(64, "sequences running at once", metavar="N")
     max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N")
     chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N")
-    max_queued_requests: int = option(0, "requests that may wait; 0 for any number", metavar="N")
+    max_queued_requests: int = option(0, "sequences that may wait; 0 for any number", metavar="N")
     scheduling_policy: str = option(
         "fcfs",
         "who is next: the first to come, the lowest priority, or the users in turn",
         choices=SCHEDULING_POLICIES,
     )
     batch_policy: str = option(
-        "throttle",
-        "how work is split over micro-batches: throttle deals decodes and prompt tokens evenly, greedy takes all there "
-        "is, phases runs prompts and answers in turn",
+        "balanced",
+        "how work is split over micro-batches: balanced deals decodes evenly, throttle prompt tokens as well, greedy "
+        "takes all there is, phases runs prompts and answers in turn",
         choices=BATCH_POLICIES,
     )
     pipeline_schedule: str = option(

@@ -22,7 +22,7 @@ from labinfer.engine.llm_engine import LLMEngine, QueueFull
 from labinfer.engine.request import Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import FinishReason
-from labinfer.errors import Interrupted, UserError
+from labinfer.errors import UserError
 from labinfer.executor.build import build_rank
 from labinfer.executor.failure import end_group_on_uncaught
 from labinfer.executor.group import RankGroup, join_group
@@ -123,6 +123,8 @@ class LLM:
             return None
         try:
             requests = self._make_requests(prompts, params)
+            if on_delta and any(r.sampling.num_choices > r.sampling.n for r in requests):
+                raise UserError("best_of cannot stream: the best are known at the end; leave out best_of or on_delta")
         except UserError:
             self._executor.pause([])  # the others are in this call too
             raise
@@ -143,10 +145,7 @@ class LLM:
         token_ids = self._encode(prompt)
         if sampling.stop:
             self._need_tokenizer()
-        known = self.parts.worker.runner.processors
-        for name in sampling.logits_processors:
-            if name not in known:
-                raise UserError(f"there is no logits processor {name!r:.60}; known are {', '.join(sorted(known))}")
+        self.parts.worker.runner.check_processors(sampling, token_ids)
         salt = prompt.get("cache_salt") or "" if isinstance(prompt, dict) else ""
         if not isinstance(salt, str):
             raise UserError(f"cache_salt must be a string, not {salt!r:.60}")
@@ -177,6 +176,7 @@ class LLM:
         scheduler = self.engine.scheduler
         before = scheduler.num_preemptions, scheduler.num_looked_up, scheduler.num_found
         begin = time.monotonic()
+        in_step = False
         try:
             more = True
             while True:
@@ -187,7 +187,10 @@ class LLM:
                         break
                     time.sleep(IDLE_SECONDS)
                     continue
-                for sequence in self.engine.step():
+                in_step = True
+                advanced = self.engine.step()
+                in_step = False
+                for sequence in advanced:
                     opened = open_requests[sequence.seq_id]
                     if opened.add_token(sequence):
                         self.engine.abort(sequence, FinishReason.STOP)
@@ -196,14 +199,17 @@ class LLM:
                         on_delta(opened.take_delta(sequence))
                     if sequence.finish_reason is not None:
                         del open_requests[sequence.seq_id]
-                        if opened.is_finished:
+                        if opened.close(sequence):
                             output = opened.output()
                             self._count(report, output)
                             yield output
-        except (Interrupted, GeneratorExit, UserError):
-            self.engine.drain()
+        except (Exception, GeneratorExit):
+            if in_step:  # the ranks no longer agree on what runs
+                self._broken = True
+            else:
+                self.engine.drain()
             raise
-        except BaseException:  # somewhere in the middle of a step: the ranks no longer agree on what runs
+        except BaseException:  # Ctrl-C, wherever it came
             self._broken = True
             raise
         finally:
@@ -306,7 +312,9 @@ class LLM:
         if not words:
             return ()
         encode = self._need_tokenizer().encode
-        spelled = (prefix + word.lstrip() for word in words for prefix in ("", " "))
+        spelled = (
+            prefix + (word.lstrip(" ") or word) for word in words for prefix in ("", " ") if word.strip() or not prefix
+        )
         return tuple({ids: None for text in spelled if (ids := tuple(encode(text, add_special_tokens=False)))})
 
     def _load_tokenizer(self) -> None:

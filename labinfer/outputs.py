@@ -59,7 +59,7 @@ class RequestOutput:
     """Of all answers, those that ``best_of`` drops included."""
     time_to_first_token: float
     time_per_output_token: float
-    """Mean over the tokens after the first of the answer that took longest; 0 for a single token."""
+    """Mean over the tokens after the first, of the slowest answer; 0 for a single token."""
     total_time: float
 
     @property
@@ -97,6 +97,7 @@ class OpenRequest:
                     tokenizer, sampling.stop, sampling.include_stop_str_in_output
                 )
         self._num_streamed = {sequence.seq_id: 0 for sequence in sequences}
+        self._end_times: dict[int, float] = {}
 
     def add_token(self, sequence: Sequence) -> bool:
         """Look at a sequence's new token. Returns whether it completes a stop string."""
@@ -122,20 +123,18 @@ class OpenRequest:
             finish_reason=sequence.finish_reason.value if sequence.finish_reason else None,
         )
 
-    @property
-    def is_finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self._sequences)
+    def close(self, sequence: Sequence) -> bool:
+        """This answer is complete. Returns whether it was the last one."""
+        self._end_times[sequence.seq_id] = time.monotonic()
+        return len(self._end_times) == len(self._sequences)
 
     def output(self) -> RequestOutput:
-        """All answers, once all are finished."""
-        now = time.monotonic()
+        """All answers, once all are closed."""
         first, sampling = self._sequences[0], self.request.sampling
         completions = [self._completion(index, sequence) for index, sequence in enumerate(self._sequences)]
         if sampling.num_choices > sampling.n:
             ranked = sorted(zip(completions, self._sequences, strict=True), key=lambda pair: -_mean_logprob(pair[1]))
             completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
-        first_token = min(sequence.first_token_time or now for sequence in self._sequences)
-        longest = max(sequence.num_output_tokens for sequence in self._sequences)
         return RequestOutput(
             key=self.request.key,
             prompt_token_ids=self.request.prompt_token_ids,
@@ -143,9 +142,9 @@ class OpenRequest:
             prompt_logprobs=None if sampling.prompt_logprobs is None else first.prompt_logprobs,
             num_cached_tokens=first.num_cached_tokens,
             num_output_tokens=sum(sequence.num_output_tokens for sequence in self._sequences),
-            time_to_first_token=first_token - first.arrival_time,
-            time_per_output_token=(now - first_token) / (longest - 1) if longest > 1 else 0.0,
-            total_time=now - first.arrival_time,
+            time_to_first_token=min(s.first_token_time for s in self._sequences) - first.arrival_time,
+            time_per_output_token=max(map(self._time_per_token, self._sequences)),
+            total_time=max(self._end_times.values()) - first.arrival_time,
         )
 
     def _completion(self, index: int, sequence: Sequence) -> Completion:
@@ -167,6 +166,11 @@ class OpenRequest:
             stop_reason=stop_reason,
             logprobs=None if sequence.sampling.logprobs is None else sequence.logprobs,
         )
+
+    def _time_per_token(self, sequence: Sequence) -> float:
+        """Mean over the tokens after the first, 0 if there is none."""
+        after_first = sequence.num_output_tokens - 1
+        return (self._end_times[sequence.seq_id] - sequence.first_token_time) / after_first if after_first else 0.0
 
     def _num_text_tokens(self, sequence: Sequence) -> int:
         """Output tokens that belong to the text: all but a stop token that is not to be included."""

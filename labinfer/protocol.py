@@ -76,13 +76,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     logprobs: Any = None
     """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
     prompt_logprobs: int | None = None
-    priority: int = 0
+    priority: int | None = None
     """With ``--scheduling-policy priority`` the lowest goes first."""
-    user: str = ""
+    user: str | None = None
     """With ``--scheduling-policy fair`` users take turns."""
     cache_salt: str | None = None
     """Only requests with the same salt find each other's tokens in the KV cache."""
-    echo: bool = False
+    echo: bool | None = None
     """The answer's text begins with the prompt's."""
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
@@ -222,9 +222,9 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         custom_id=parsed.custom_id,
         url=parsed.url,
         model=body.model,
-        echo=body.echo,
-        priority=body.priority,
-        user=body.user,
+        echo=bool(body.echo),
+        priority=body.priority or 0,
+        user=body.user or "",
     )
 
 
@@ -259,9 +259,9 @@ def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
         {key: value for key, value in prompt.items() if value is not None},
         line.params(defaults),
         id=line.id,
-        echo=line.echo,
-        priority=line.priority,
-        user=line.user,
+        echo=bool(line.echo),
+        priority=line.priority or 0,
+        user=line.user or "",
     )
 
 

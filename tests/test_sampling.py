@@ -67,7 +67,7 @@ def test_logprobs_are_the_models_own_whatever_the_processors(llm):
 
 def test_n_answers_are_those_of_n_seeds(llm):
     params = {"max_tokens": 6, "temperature": 1.5, "ignore_eos": True}
-    several = llm.generate(PROMPTS[4], SamplingParams(n=3, seed=11, **params))[0]
+    (several,) = llm.generate(PROMPTS[4], SamplingParams(n=3, seed=11, **params))
     alone = [llm.generate(PROMPTS[4], SamplingParams(seed=11 + i, **params))[0].token_ids for i in range(3)]
     assert [completion.token_ids for completion in several.completions] == alone
     assert [completion.index for completion in several.completions] == [0, 1, 2]
@@ -89,8 +89,9 @@ def test_n_answers_share_the_prompts_blocks(checkpoint):
 
 def test_best_of_keeps_the_likeliest(llm):
     params = {"max_tokens": 6, "temperature": 1.5, "ignore_eos": True, "logprobs": 0}
-    every = llm.generate(PROMPTS[2], SamplingParams(n=6, **params))[0].completions
-    best = llm.generate(PROMPTS[2], SamplingParams(n=2, best_of=6, **params))[0].completions
+    (every,) = llm.generate(PROMPTS[2], SamplingParams(n=6, **params))
+    (best,) = llm.generate(PROMPTS[2], SamplingParams(n=2, best_of=6, **params))
+    every, best = every.completions, best.completions
     ranked = sorted(every, key=lambda completion: -sum(one.logprob for one in completion.logprobs))
     assert [completion.token_ids for completion in best] == [completion.token_ids for completion in ranked[:2]]
     assert [completion.index for completion in best] == [0, 1]
@@ -159,13 +160,28 @@ def test_streamed_pieces_are_the_text(demo):
             assert [token for delta in got for token in delta.token_ids] == completion.token_ids
             assert [delta.finish_reason for delta in got] == [None] * (len(got) - 1) + [completion.finish_reason]
             assert all("\ufffd" not in delta.text for delta in got)
-    assert len(pieces) == 6
+    assert len(pieces) == 6 and len(outputs) == 3
+
+
+def test_a_broken_listener_does_not_break_the_model(llm):
+    def listen(delta):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        llm.generate(PROMPTS, on_delta=listen)
+    assert len(llm.generate(PROMPTS, SamplingParams(max_tokens=2))) == len(PROMPTS)
+
+
+def test_the_best_of_several_cannot_stream(llm):
+    with pytest.raises(UserError, match="best_of cannot stream"):
+        llm.generate(PROMPTS, SamplingParams(best_of=2), on_delta=print)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"logits_processors": {"nonsense": 1}}, "there is no logits processor 'nonsense'; known are .*logit_bias"),
+        ({"logits_processors": {"nonsense": 1}}, "there is no logits processor 'nonsense'"),
+        ({"logits_processors": {"logit_bias": {10**6: 1}}}, "there is no logits processor 'logit_bias'"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias: token id 1000000 is outside the vocabulary"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids: token id -1 is outside"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids: token id"),

@@ -13,6 +13,12 @@ from labinfer.protocol import CHAT_URL, ParsedLine
 from labinfer.text.tokenizer import Tokenizer
 
 
+def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None) -> str:
+    """As it was given, or, if it was given as messages or ids, as its tokens read."""
+    given = line.prompt.get("prompt") if isinstance(line.prompt, dict) else None
+    return given or (tokenizer.decode(output.prompt_token_ids) if tokenizer else "")
+
+
 def usage_of(output: RequestOutput) -> dict[str, Any]:
     return {
         "prompt_tokens": len(output.prompt_token_ids),
@@ -26,7 +32,7 @@ def result_record(
     number: int, line: ParsedLine, output: RequestOutput, model: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
     """The output line of a request that finished. ``number`` is its input line's."""
-    echoed = tokenizer.decode(output.prompt_token_ids) if line.echo and tokenizer else ""
+    echoed = _prompt_text(line, output, tokenizer) if line.echo else ""
     if not line.is_batch:
         answers = [_simple_answer(completion, echoed) for completion in output.completions]
         record = {"id": number if line.id is None else line.id, **answers[0], "usage": usage_of(output)}
@@ -42,6 +48,11 @@ def result_record(
         kind, prefix = "text_completion", "cmpl"
         echo = Echo(echoed, output.prompt_token_ids, output.prompt_logprobs) if line.echo else None
         choices = [_text_choice(completion, tokenizer, echo) for completion in output.completions]
+    for choice, completion in zip(choices, output.completions, strict=True):
+        if completion.stop_reason is not None:
+            choice["stop_reason"] = completion.stop_reason
+        if output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = _plain_logprobs(output.prompt_logprobs)
     body = {
         "id": f"{prefix}-{number}",
         "object": kind,

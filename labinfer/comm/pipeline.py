@@ -16,8 +16,8 @@ from labinfer.comm.send_queue import SendQueue
 
 HEADER_BYTES = 16
 """Step id and number of rows, 8 bytes each; keeps the payload aligned."""
-TOKEN_HEADER = 2
-"""Step id and number of tokens."""
+TOKEN_HEADER = 3
+"""Step id, number of tokens, number of values that follow them."""
 
 
 class StepMismatch(RuntimeError):
@@ -99,7 +99,7 @@ class PipelineCommunicator:
 
     def send_tokens(self, step_id: int, token_ids: Sequence[int], values: Sequence[float] = ()) -> None:
         """The sampling rank: begin to send a step's tokens to rank 0; ``values`` travel as float64."""
-        head = torch.tensor([step_id, len(token_ids), *token_ids], dtype=torch.int64)
+        head = torch.tensor([step_id, len(token_ids), len(values), *token_ids], dtype=torch.int64)
         buffer = torch.cat([head, torch.tensor(values, dtype=torch.float64).view(torch.int64)])
         self._sends.keep(self._host_comm.isend(buffer, 0), f"{self._labels[0]} to take the tokens of step {step_id}")
 
@@ -121,10 +121,11 @@ class TokenArrival:
     def wait(self) -> tuple[list[int], list[float]]:
         self.handle.wait(f"the tokens of step {self.step_id} from {self.source}")
         expected = len(self.buffer) - TOKEN_HEADER - self.num_values
-        step_id, count, *token_ids = self.buffer[: TOKEN_HEADER + expected].tolist()
-        if step_id != self.step_id or count != expected:
+        step_id, count, num_values, *token_ids = self.buffer[: TOKEN_HEADER + expected].tolist()
+        if (step_id, count, num_values) != (self.step_id, expected, self.num_values):
             raise StepMismatch(
-                f"rank 0 expected {expected} tokens of step {self.step_id} from {self.source}, but got {count} of step {step_id}"
+                f"rank 0 expected {expected} tokens and {self.num_values} values of step {self.step_id} from "
+                f"{self.source}, but got {count} and {num_values} of step {step_id}"
             )
         return token_ids, self.buffer[TOKEN_HEADER + expected :].view(torch.float64).tolist()
 

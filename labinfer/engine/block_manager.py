@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
-"""Two different prefixes collide with probability 2**-64 only after four thousand million million blocks."""
+"""Among four thousand million blocks two have the same digest with probability 2**-65."""
 
 
 class BlockManager:
@@ -53,11 +53,14 @@ class BlockManager:
         self._holders.update(dict.fromkeys(blocks, 1))
         return blocks
 
-    def share(self, blocks: Sequence[int]) -> None:
-        """One more holder for each of these blocks, which are in use or idle."""
-        for block in blocks:
+    def share(self, found: Sequence[int], count: int) -> list[int] | None:
+        """One more holder for the blocks ``found``, and ``count`` more behind them; None where there is no room."""
+        if count > self.num_free - sum(block in self._idle for block in found):
+            return None
+        for block in found:
             self._holders[block] = self._holders.get(block, 0) + 1
             self._idle.pop(block, None)
+        return [*found, *self.allocate(count)]
 
     def free(self, blocks: Sequence[int]) -> None:
         """One holder less. ``blocks`` are in the order of their tokens, so that a prefix outlives what follows it."""
@@ -80,7 +83,7 @@ class BlockManager:
             self._digest_of[block] = digest
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
-        """The known blocks of the longest prefix of this chain; not yet held by the caller, see ``share``."""
+        """The known blocks of the longest prefix of this chain; not held by the caller before it calls ``share``."""
         blocks = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -88,13 +91,6 @@ class BlockManager:
                 break
             blocks.append(block)
         return blocks
-
-    def forget_prefixes(self) -> None:
-        """From now on nothing computed so far is found again."""
-        self._free += reversed(self._idle)
-        self._idle.clear()
-        self._block_of.clear()
-        self._digest_of.clear()
 
     def _evict(self) -> int:
         block = next(iter(self._idle))
@@ -121,6 +117,6 @@ def extend_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int, 
     whole prefix; the first parent is that of the salt, so that requests with different salts share nothing.
     """
     for index in range(len(chain), num_blocks):
-        parent = chain[-1] if chain else blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
+        parent = chain[-1] if chain else blake2b(salt.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
         tokens = array("q", token_ids[index * block_size : (index + 1) * block_size]).tobytes()
         chain.append(blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable
 from enum import Enum
@@ -61,12 +62,12 @@ class LLMEngine:
             QueueFull: too many are waiting; try again when some have been admitted.
             UserError: the prompt is empty, too long, or holds an id outside the vocabulary.
         """
-        self.check_request(request)
         sampling = request.sampling
         if not self.scheduler.has_room(sampling.num_choices):
-            raise QueueFull(f"{len(self.scheduler.waiting)} requests are waiting already; try again later")
+            raise QueueFull(f"{len(self.scheduler.waiting)} sequences are waiting already; try again later")
+        self.check_request(request)
         room = self.max_model_len - len(request.prompt_token_ids)
-        eos = sorted(self.scheduler.eos_token_ids)
+        eos = sorted(token for token in self.scheduler.eos_token_ids if token < self._vocab_size)
         sequences = []
         for choice in range(sampling.num_choices):
             sequences.append(
@@ -97,11 +98,18 @@ class LLMEngine:
         self._check_ids("token id", prompt_ids)
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(f"{name}: token id", getattr(sampling, name))
+        self._check_ids("bad_words: token id", itertools.chain(*request.bad_token_ids))
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(sampling, name) or 0) > self._vocab_size:
+                raise UserError(
+                    f"{name} {getattr(sampling, name)} is more than the vocabulary of {self._vocab_size} ids"
+                )
         limit = self.scheduler.max_queued
         if limit and sampling.num_choices > limit:
             raise UserError(f"{sampling.num_choices} answers are wanted, but at most {limit} can wait in the queue")
 
     def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:
+        token_ids = list(token_ids)
         low, high = min(token_ids, default=0), max(token_ids, default=0)
         if low < 0 or high >= self._vocab_size:
             raise UserError(f"{what} {low if low < 0 else high} is outside the vocabulary of {self._vocab_size} ids")
@@ -115,7 +123,8 @@ class LLMEngine:
         self.state = EngineState.SCHEDULING
         try:
             while (plan := self.scheduler.schedule()) is not None:
-                logger.debug("%s", self.scheduler.describe(plan))
+                if logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("%s", self.scheduler.describe(plan))
                 self._executor.launch(plan)
             return self.poll_result()
         except BaseException:

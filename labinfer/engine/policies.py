@@ -42,7 +42,7 @@ class Load:
     num_decoding: int
     """Sequences that generate, those whose token is on its way included."""
     prefill_tokens: int
-    """Prompt tokens still to run, of running and waiting sequences."""
+    """Prompt tokens still to run, of running sequences and of waiting ones if the next could be admitted."""
     free_fraction: float
     """Of the KV blocks."""
     num_micro_batches: int
@@ -63,10 +63,15 @@ class Budget:
 
 Split = Callable[[Load], Budget]
 
-MIN_PREFILL_TOKENS = 32
+MIN_PREFILL_TOKENS = 128
 """Smaller pieces of a prompt cost more in launches than they balance."""
-FULL = 0.1
-HALF = 0.5
+LITTLE_FREE, HALF_FREE = 0.1, 0.5
+"""Fractions of the KV blocks: below the first prompts stop, below the second they slow down or wait."""
+
+
+def balanced(load: Load) -> Budget:
+    """Decodes dealt evenly over the micro-batches in flight; prompts fill what is left of each."""
+    return Budget(-(-load.num_decoding // load.num_micro_batches), load.max_tokens)
 
 
 def greedy(load: Load) -> Budget:
@@ -79,7 +84,7 @@ def throttle(load: Load) -> Budget:
 
     As the KV cache fills, prompts slow down, so that those who run find blocks to go on.
     """
-    pressure = min(1.0, load.free_fraction / HALF)
+    pressure = min(1.0, load.free_fraction / HALF_FREE)
     share = -(-load.prefill_tokens // load.num_micro_batches)
     return Budget(
         num_decodes=-(-load.num_decoding // load.num_micro_batches),
@@ -93,10 +98,10 @@ def phases(load: Load) -> Budget:
     For offline jobs: stages that run the same kind of work all the time wait less for each other.
     """
     more = load.prefill_tokens > 0
-    room = load.free_fraction > (FULL if load.was_prefilling else HALF)
+    room = load.free_fraction > (LITTLE_FREE if load.was_prefilling else HALF_FREE)
     if more and (room or not load.num_decoding):
         return Budget(0, load.max_tokens)
     return Budget(-(-load.num_decoding // load.num_micro_batches), 0)
 
 
-SPLITS: dict[str, Split] = {"greedy": greedy, "throttle": throttle, "phases": phases}
+SPLITS: dict[str, Split] = {"balanced": balanced, "greedy": greedy, "throttle": throttle, "phases": phases}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from labinfer.config import SchedulerOptions
 from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.pipeline_schedule import make_schedule
-from labinfer.engine.policies import ORDERS, SPLITS, Budget, Load, Rank
+from labinfer.engine.policies import ORDERS, SPLITS, Budget, Load, Rank, balanced
 from labinfer.engine.sequence import FinishReason, Sequence
 from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, TokenLogprobs
 
@@ -48,7 +48,7 @@ class Scheduler:
         self._order, self._split = ORDERS[options.scheduling_policy], SPLITS[options.batch_policy]
         self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.waiting: list[Sequence] = []
+        self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []  # by rank
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
@@ -71,7 +71,7 @@ class Scheduler:
         return not self.max_queued or len(self.waiting) + count <= self.max_queued
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=self._rank)
 
     def schedule(self) -> BatchPlan | None:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
@@ -79,8 +79,11 @@ class Scheduler:
             return None
         chosen = self._compose(self._split(self._load()))
         if not chosen and not self.in_flight:  # the policy would wait for what will not come
-            chosen = self._compose(Budget(self._options.max_num_batched_tokens, self._options.max_num_batched_tokens))
-        return self._make_plan(chosen) if chosen else None
+            chosen = self._compose(balanced(self._load()))
+        if not chosen:
+            return None
+        self._was_prefilling = any(not sequence.is_decoding for sequence, _ in chosen)
+        return self._make_plan(chosen)
 
     def update(self, result: BatchResult) -> list[Sequence]:
         """Take the tokens of the oldest micro-batch in flight. Returns the sequences that got one."""
@@ -143,14 +146,16 @@ class Scheduler:
         room -= self._choose_prefills(chosen, room)
         if self.num_preemptions == preemptions_before:  # no room for those who run is no room for others
             self._admit(chosen, room)
-        self._was_prefilling = len(chosen) > num_decodes
         return chosen
 
     def _load(self) -> Load:
-        unscheduled = sum(s.num_unscheduled for s in self.running if not s.is_decoding)
+        prefill_tokens = sum(s.num_unscheduled for s in self.running if not s.is_decoding)
+        next_fits = self.waiting and self._blocks.blocks_for(len(self.waiting[0].token_ids)) <= self._blocks.num_free
+        if next_fits and len(self.running) < self._options.max_num_seqs:
+            prefill_tokens += sum(len(s.token_ids) for s in self.waiting)
         return Load(
             num_decoding=len(self._decoding()),
-            prefill_tokens=unscheduled + sum(len(s.token_ids) for s in self.waiting),
+            prefill_tokens=prefill_tokens,
             free_fraction=self._blocks.num_free / max(1, self._blocks.num_blocks),
             num_micro_batches=self._schedule.num_micro_batches,
             max_tokens=self._options.max_num_batched_tokens,
@@ -182,11 +187,23 @@ class Scheduler:
         return used
 
     def _admit(self, chosen: list[tuple[Sequence, int]], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self._options.max_num_seqs:
-            running_of_user = Counter(sequence.request.user for sequence in self.running)
-            sequence = min(self.waiting, key=lambda waiting: self._order(waiting, running_of_user))
+        limit = self._options.max_num_seqs
+        if not self.waiting or budget <= 0 or len(self.running) >= limit:
+            return
+        queues: dict[str, deque[Sequence]] = {}
+        for sequence in self.waiting:  # in the order of their ranks, so that only each user's first can be next
+            queues.setdefault(sequence.request.user, deque()).append(sequence)
+        running_of_user = Counter(sequence.request.user for sequence in self.running)
+        while queues and budget > 0 and len(self.running) < limit:
+            heads = (queue[0] for queue in queues.values())
+            sequence = min(heads, key=lambda head: self._order(head, running_of_user))
             if not self._take_blocks(sequence):
                 return
+            user = sequence.request.user
+            queues[user].popleft()
+            if not queues[user]:
+                del queues[user]
+            running_of_user[user] += 1
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self._rank)
             count = min(sequence.num_unscheduled, budget, self._options.chunked_prefill_size)
@@ -197,14 +214,12 @@ class Scheduler:
         """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""
         num_tokens, size = len(sequence.token_ids), self._blocks.block_size
         found = []
-        if sequence.sampling.prompt_logprobs is None:  # they take running the prompt
+        if sequence.token_sampling.prompt_logprobs is None:  # they take running the prompt
             found = self._blocks.find(self._digests(sequence, (num_tokens - 1) // size))  # the last token is always run
-        self._blocks.share(found)  # before others are allocated, which might evict them
-        blocks = self._blocks.allocate(self._blocks.blocks_for(num_tokens) - len(found))
+        blocks = self._blocks.share(found, self._blocks.blocks_for(num_tokens) - len(found))
         if blocks is None:
-            self._blocks.free(found)
             return False
-        sequence.block_table = found + blocks
+        sequence.block_table = blocks
         sequence.num_registered = len(found)
         sequence.num_scheduled = len(found) * size
         if not sequence.num_preemptions:
@@ -267,7 +282,7 @@ class Scheduler:
         victim.forget_cache()
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.append(victim)
+        insort(self.waiting, victim, key=self._rank)
 
     def _make_plan(self, chosen: list[tuple[Sequence, int]]) -> BatchPlan:
         starts, entries = [], []

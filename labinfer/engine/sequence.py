@@ -124,7 +124,6 @@ def token_sampling(request: Request, choice: int, eos: Iterable[int]) -> TokenSa
         ("repetition_penalty", sampling.repetition_penalty, 1.0),
         ("presence_penalty", sampling.presence_penalty, 0.0),
         ("frequency_penalty", sampling.frequency_penalty, 0.0),
-        *((name, value, None) for name, value in sampling.logits_processors.items()),
         ("bad_token_ids", [list(word) for word in request.bad_token_ids], []),
         ("min_tokens", [sampling.min_tokens if ends else 0, ends], [0, ends]),
     ]
@@ -138,6 +137,9 @@ def token_sampling(request: Request, choice: int, eos: Iterable[int]) -> TokenSa
         typical_p=sampling.typical_p,
         seed=(sampling.seed + choice) % (MAX_SEED + 1),
         logprobs=0 if ranked and sampling.logprobs is None else sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        processors=[(name, value) for name, value, neutral in processors if value != neutral],
+        prompt_logprobs=sampling.prompt_logprobs if choice == 0 else None,
+        processors=[
+            *((name, value) for name, value, neutral in processors if value != neutral),
+            *sampling.logits_processors.items(),
+        ],
     )

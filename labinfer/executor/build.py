@@ -103,7 +103,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         cache = KVCacheManager(num_layers, num_blocks, size, num_kv_heads, config.head_size, dtype, device)
         rotary = RotaryTable(config.head_size, config.rope, config.max_position, max_model_len, dtype, device)
     worker = Worker(
-        ModelRunner(model, cache, rotary, device, dtype),
+        ModelRunner(model, cache, rotary, device, dtype, layout.config.vocab_size),
         pipeline,
         group.progress,
         device,

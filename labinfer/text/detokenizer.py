@@ -60,11 +60,14 @@ class Detokenizer:
     def _append(self, piece: str, may_stop: bool) -> None:
         self._read = len(self._token_ids)
         self._prefix = max(0, self._read - CONTEXT_TOKENS)
-        longest = max((len(stop) for stop in self._stop), default=0)
-        search_from = max(0, len(self.text) - longest + 1)
+        before = len(self.text)
         self.text += piece
-        found = [(at, len(stop), stop) for stop in self._stop if (at := self.text.find(stop, search_from)) >= 0]
-        if found and may_stop:
+        found = []
+        for stop in self._stop if may_stop else ():  # what ended before this piece had its chance
+            at = self.text.find(stop, max(0, before - len(stop) + 1))
+            if at >= 0:
+                found.append((at, len(stop), stop))
+        if found:
             at, length, self.stopped_by = min(found)
             self.text = self.text[: at + length * self._include_stop]
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from labinfer.errors import UserError
 from labinfer.layers.input_batch import ModelInputBatch, PromptRow
 from labinfer.layers.rope import RotaryTable
-from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, TokenSampling
+from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams, TokenSampling
 from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.logits_processors.registry import SampledRow, find_processors
+from labinfer.worker.logits_processors.registry import OF_THE_ENGINE, SampledRow, find_processors
 from labinfer.worker.sampler import Sampler, log_probabilities
 
 LOGITS_ROWS = 64
@@ -39,13 +40,35 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: nn.Module, cache: KVCacheManager, rotary: RotaryTable, device: torch.device, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        cache: KVCacheManager,
+        rotary: RotaryTable,
+        device: torch.device,
+        dtype: torch.dtype,
+        vocab_size: int,
     ):
         self._model, self._cache, self._rotary = model, cache, rotary
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._vocab_size = device, dtype, vocab_size
         self._sequences: dict[int, SequenceState] = {}
         self.processors = find_processors()
         self.sampler = Sampler(self.processors)
+
+    def check_processors(self, sampling: SamplingParams, prompt_ids: list[int]) -> None:
+        """Try the request's own logits processors before any rank has to run them.
+
+        Raises:
+            UserError: there is none of that name, or it fails with this argument.
+        """
+        for name, value in sampling.logits_processors.items():
+            if name not in self.processors or name in OF_THE_ENGINE:
+                known = sorted(set(self.processors) - OF_THE_ENGINE)
+                raise UserError(f"there is no logits processor {name!r:.60}; there are: {', '.join(known) or 'none'}")
+            row = SampledRow(TokenSampling(num_prompt_tokens=len(prompt_ids)), prompt_ids)
+            try:
+                self.processors[name](torch.zeros(self._vocab_size), value, row)
+            except Exception as error:  # noqa: BLE001 - it may be anybody's code
+                raise UserError(f"the logits processor {name} refuses {value!r:.60}: {error!r:.200}") from None
 
     def prepare(self, plan: BatchPlan) -> ModelInputBatch:
         """Apply a plan's changes and build the inputs of its step."""
@@ -101,14 +124,18 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
-        """Last stage: what the plan's entries sample and measure, on its first rank; None on its others."""
+        """Last stage: what the plan's entries sample and measure, on its first rank.
+
+        None on the stage's other ranks, if there was anything to sample.
+        """
         values: list[list[float]] = [[] for _ in plan.entries]
         for start in range(0, len(batch.prompt_rows), LOGITS_ROWS):
             rows = batch.prompt_rows[start : start + LOGITS_ROWS]
             logits_BV = self._model.logits(hidden_TD[[row.row for row in rows]])
             if logits_BV is not None:
-                for row, logits_V in zip(rows, logits_BV, strict=True):
-                    values[row.entry] += log_probabilities(logits_V, row.next_token, row.top)
+                measured = log_probabilities(logits_BV, [row.next_token for row in rows], [row.top for row in rows])
+                for row, numbers in zip(rows, measured, strict=True):
+                    values[row.entry] += numbers
         token_ids: list[int] = []
         if batch.sample_seqs:
             logits_BV = self._model.logits(hidden_TD[batch.sample_rows_B])
@@ -116,10 +143,16 @@ class ModelRunner:
                 return None
             states = [self._sequences[seq_id] for seq_id in batch.sample_seqs]
             token_ids = self.sampler(logits_BV, [SampledRow(state.sampling, state.token_ids) for state in states])
-            sampling_entries = (index for index, entry in enumerate(plan.entries) if entry.sample)
-            for index, state, logits_V, token_id in zip(sampling_entries, states, logits_BV, token_ids, strict=True):
-                if state.sampling.logprobs is not None:
-                    values[index] += log_probabilities(logits_V, token_id, state.sampling.logprobs)
+            entries = [index for index, entry in enumerate(plan.entries) if entry.sample]
+            wanted = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+            if wanted:
+                measured = log_probabilities(
+                    logits_BV[wanted],
+                    [token_ids[row] for row in wanted],
+                    [states[row].sampling.logprobs for row in wanted],
+                )
+                for row, numbers in zip(wanted, measured, strict=True):
+                    values[entries[row]] += numbers
         return BatchResult(plan.step_id, token_ids, [value for found in values for value in found])
 
     def forget(self, seq_ids: list[int]) -> None:

@@ -65,12 +65,16 @@ def sample_row(logits_V: torch.Tensor, row: SampledRow) -> int:
     return int(candidates_N[noisy_N.argmax()])
 
 
-def log_probabilities(logits_V: torch.Tensor, token_id: int, top: int) -> list[float]:
-    """The token's log-probability, then id and log-probability of the ``top`` likeliest; float32 inside."""
-    logprobs_V = logits_V.float().log_softmax(dim=-1)
-    values_N, token_ids_N = logprobs_V.topk(top)
-    pairs = zip(token_ids_N.tolist(), values_N.tolist(), strict=True)
-    return [float(logprobs_V[token_id]), *(number for pair in pairs for number in pair)]
+def log_probabilities(logits_BV: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[list[float]]:
+    """For each row its token's log-probability, then id and log-probability of so many of the likeliest; in float32."""
+    logprobs_BV = logits_BV.float().log_softmax(dim=-1)
+    own_B = logprobs_BV[range(len(token_ids)), token_ids].tolist()
+    values_BN, ids_BN = (found.tolist() for found in logprobs_BV.topk(max(tops)))
+    measured = []
+    for own, values, ids, top in zip(own_B, values_BN, ids_BN, tops, strict=True):
+        pairs = zip(ids[:top], values[:top], strict=True)
+        measured.append([own, *(number for pair in pairs for number in pair)])
+    return measured
 
 
 def _candidates(scaled_V: torch.Tensor, sampling: TokenSampling) -> torch.Tensor:

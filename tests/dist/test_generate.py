@@ -42,7 +42,7 @@ def test_tokens_equal_transformers(group, golden, schedule):
 
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_prompts_found_in_the_cache_give_the_same_tokens(group, golden, chunk):
-    """Second time round, and two sharing a prefix in one call: everything but the last block is found."""
+    """Second time round everything but the last block is found, and so it is in the next turn of a conversation."""
     directory, prompts, tokens = golden
     for layout in layouts_of(group.size):
         flat = {"model": str(directory), "block_size": 4, "chunked_prefill_size": chunk, **layout}
@@ -60,6 +60,36 @@ def test_prompts_found_in_the_cache_give_the_same_tokens(group, golden, chunk):
         if llm.is_rank0:
             found = [output.num_cached_tokens for output in outputs]
             assert found == [(len(prompt) - 1) // 4 * 4 for prompt in whole]
+
+
+def test_processors_and_log_probabilities_are_those_of_one_rank(group, golden):
+    """All that travels beside the tokens, on every layout, with room for a part of the requests only."""
+    directory, prompts, _ = golden
+    params = [
+        SamplingParams(
+            max_tokens=6, n=1 + index % 2, temperature=1.2 * (index % 3 > 0), seed=index, ignore_eos=True, min_tokens=3,
+            logit_bias={7: 2.0}, repetition_penalty=1.3, presence_penalty=0.5, stop_token_ids=[5], min_p=0.01,
+            logprobs=(None, 0, 4)[index % 3], prompt_logprobs=(2, None)[index % 2],
+        )
+        for index in range(len(prompts))
+    ]  # fmt: skip
+    expected = None
+    for layout in [{"tensor_parallel_size": 1}] * (group.size == 1) + layouts_of(group.size):
+        flat = {"model": str(directory), "block_size": 4, "num_kv_blocks": 40, "chunked_prefill_size": 16, **layout}
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+        outputs = llm.generate(prompts, params)
+        if not llm.is_rank0:
+            continue
+        assert len(outputs) == len(prompts)
+        told = [
+            (
+                [(c.token_ids, [(m.token_id, pytest.approx(m.logprob, abs=1e-4)) for m in c.logprobs or []]) for c in o.completions],
+                [(m.token_id, list(m.top)) for m in o.prompt_logprobs or []],
+            )
+            for o in outputs
+        ]  # fmt: skip
+        expected = expected or told
+        assert told == expected, layout
 
 
 def test_a_refusal_is_heard_on_every_rank(group, golden):

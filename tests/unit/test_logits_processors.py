@@ -121,12 +121,19 @@ def test_candidate_sets_are_transformers(name, warper, value, seed):
 
 def test_sets_narrow_one_after_another():
     sampling = row(temperature=1.0, top_k=10, top_p=0.9, min_p=0.05, typical_p=0.8).sampling
-    alone = [
-        set(_candidates(logits().double(), row(temperature=1.0, **{name: value}).sampling).tolist())
-        for name, value in (("top_k", 10),)
-    ]
-    both = _candidates(logits().double(), sampling).tolist()
-    assert 0 < len(both) <= 10 and set(both) <= alone[0]
+    from transformers.generation.logits_process import (
+        MinPLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+        TypicalLogitsWarper,
+    )
+
+    kept = logits().double()
+    for warper in (TopKLogitsWarper(10), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05), TypicalLogitsWarper(0.8)):
+        kept = theirs(warper, kept, PROMPT)
+    ours = sorted(_candidates(logits().double(), sampling).tolist())
+    assert ours == torch.isfinite(kept).nonzero().flatten().tolist()
+    assert len(ours) < 10
 
 
 def test_a_new_file_with_a_processor_is_found(tmp_path, monkeypatch):

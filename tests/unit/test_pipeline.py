@@ -72,22 +72,31 @@ def test_the_header_keeps_the_payload_aligned():
 
 
 def test_tokens_go_back_to_rank_0():
-    tokens = two_stages(
-        lambda pipeline: pipeline.post_tokens(9, 3).wait(), lambda pipeline: pipeline.send_tokens(9, [7, 0, 2**40])
+    result = two_stages(
+        lambda pipeline: pipeline.post_tokens(9, 3, 2).wait(),
+        lambda pipeline: pipeline.send_tokens(9, [7, 0, 2**40], [-0.1, 151_935.0]),
     )[0]
-    assert tokens == [7, 0, 2**40]
+    assert result == ([7, 0, 2**40], [-0.1, 151_935.0])
 
 
 def test_a_step_without_samples_still_says_that_it_is_done():
     result = two_stages(
         lambda pipeline: pipeline.post_tokens(9, 0).wait(), lambda pipeline: pipeline.send_tokens(9, [])
     )
-    assert result[0] == []
+    assert result[0] == ([], [])
 
 
 def test_tokens_of_another_step_are_refused():
     with pytest.raises(StepMismatch, match="step 8 .* step 9"):
         two_stages(lambda pipeline: pipeline.post_tokens(8, 1).wait(), lambda pipeline: pipeline.send_tokens(9, [7]))
+
+
+def test_values_that_were_not_announced_are_refused():
+    with pytest.raises(StepMismatch, match="1 tokens and 2 values .* 2 and 1 of step 8"):
+        two_stages(
+            lambda pipeline: pipeline.post_tokens(8, 1, 2).wait(),
+            lambda pipeline: pipeline.send_tokens(8, [7, 7], [0.5]),
+        )
 
 
 def test_activations_that_never_come_name_step_and_sender():

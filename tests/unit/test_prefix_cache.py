@@ -41,7 +41,7 @@ def test_a_chain_grows_as_tokens_come():
 def test_shared_blocks_are_free_when_their_last_holder_is_gone():
     blocks = BlockManager(4, 4)
     held = filled(blocks, chain(list(range(8))))
-    blocks.share(held)
+    assert blocks.share(held, 0) == held
     blocks.free(held)
     assert blocks.num_free == 2 and blocks.find(chain(list(range(12)))) == held
     blocks.free(held)
@@ -59,8 +59,7 @@ def test_the_least_recently_used_block_is_forgotten_first_and_a_prefix_after_wha
     blocks.free(filled(blocks, young))
     blocks.allocate(1)
     assert len(blocks.find(old)) == 1 and len(blocks.find(young)) == 2
-    blocks.share(again := blocks.find(old))
-    blocks.free(again)  # now the most recently used
+    blocks.free(blocks.share(blocks.find(old), 0))  # now the most recently used
     blocks.allocate(2)
     blocks.check_integrity()
     assert len(blocks.find(old)) == 1 and blocks.find(young) == []
@@ -84,16 +83,16 @@ def test_the_first_of_two_equal_blocks_is_the_known_one():
     assert blocks.find(chain([1] * 4)) == first
 
 
-def test_prefixes_can_be_forgotten():
+def test_found_blocks_are_shared_with_room_behind_them_or_not_at_all():
     blocks = BlockManager(4, 4)
-    held = filled(blocks, chain([1] * 4))
-    blocks.free(filled(blocks, chain([2] * 4)))
-    blocks.forget_prefixes()
-    blocks.check_integrity()
-    assert blocks.find(chain([1] * 4)) == blocks.find(chain([2] * 4)) == []
+    held = filled(blocks, chain([1] * 8))
     blocks.free(held)
-    blocks.check_integrity()
+    assert blocks.share(held, 3) is None  # the two found ones are among the four that are free
     assert blocks.num_free == 4
+    both = blocks.share(held, 2)
+    assert both[:2] == held and sorted(both) == [0, 1, 2, 3]
+    blocks.free(both)
+    blocks.check_integrity()
 
 
 # Through the scheduler. Blocks hold 4 tokens.

@@ -127,7 +127,7 @@ def test_text_ends_before_a_stop_string_however_it_is_split(kind, text, stop, ke
     tokenizer = request.getfixturevalue(kind)
     detokenizer = Detokenizer(tokenizer, stop)
     stopped = [detokenizer.add(token) for token in tokenizer.encode(text, add_special_tokens=False)]
-    assert detokenizer.stopped and any(stopped)
+    assert detokenizer.stopped_by in stop and any(stopped)
     detokenizer = Detokenizer(tokenizer, stop)
     for token in tokenizer.encode(text, add_special_tokens=False):
         if detokenizer.add(token):
@@ -140,3 +140,24 @@ def test_a_stop_string_that_only_begins_does_not_stop(bpe):
     for token in bpe.encode("the quick brown fox"):
         assert not detokenizer.add(token)
     assert detokenizer.text == "the quick brown fox"
+
+
+def test_what_ended_before_it_could_stop_does_not_stop_later(bpe):
+    detokenizer = Detokenizer(bpe, ("q", "a long stop string"))
+    pieces = []
+    for index, token in enumerate(bpe.encode("the quick brown fox")):
+        detokenizer.add(token, may_stop=index > 8)
+        pieces.append(detokenizer.take_new())
+    detokenizer.finish()
+    assert detokenizer.text == "the quick brown fox" == "".join(pieces) + detokenizer.take_new()
+
+
+def test_the_beginning_of_a_stop_string_is_held_back(bpe):
+    detokenizer = Detokenizer(bpe, ("brown dog",), include_stop=True)
+    shown = ""
+    for token in bpe.encode("the brown fox"):
+        detokenizer.add(token)
+        shown += detokenizer.take_new()
+        assert not any(shown.endswith("brown dog"[:length]) for length in range(1, 9))
+    detokenizer.finish()
+    assert shown + detokenizer.take_new() == "the brown fox"

@@ -29,6 +29,19 @@ class SampledRow:
 Processor = Callable[[torch.Tensor, Any, SampledRow], None]
 """Changes a row's logits (V), float32, in place; given the request's argument and the sequence."""
 
+OF_THE_ENGINE = frozenset(
+    (
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_token_ids",
+        "min_tokens",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    )
+)
+"""Processors that a request asks for by a field of ``SamplingParams``, whose bounds are checked there."""
+
 _PROCESSOR_NAME = "_labinfer_processor_name"
 
 

@@ -1,0 +1,61 @@
+"""What the scheduler costs a step, without a model: many sequences that decode, with a full queue behind them.
+
+python benchmarks/scheduler_cost.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from labinfer.config import SCHEDULING_POLICIES, SchedulerOptions
+from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.request import Request
+from labinfer.engine.scheduler import Scheduler
+from labinfer.engine.sequence import Sequence, token_sampling
+from labinfer.observe.table import format_table
+from labinfer.plan import BatchResult, SamplingParams
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=256)
+    parser.add_argument("--prompt-tokens", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=400)
+    args = parser.parse_args()
+
+    rows = []
+    for policy in SCHEDULING_POLICIES:
+        for num_stages in (1, 2):
+            times = measure(args, policy, num_stages)
+            rows.append((policy, num_stages, f"{1e6 * statistics.median(times):.0f} us", f"{1e6 * max(times):.0f} us"))
+    print(format_table(("policy", "micro-batches", "schedule + update, median", "largest"), rows))
+
+
+def measure(args: argparse.Namespace, policy: str, num_stages: int) -> list[float]:
+    """Seconds of ``schedule`` and ``update`` for each step in which all of them decode."""
+    options = SchedulerOptions(max_num_seqs=args.running, max_num_batched_tokens=4096, scheduling_policy=policy)
+    per_sequence = -(-(args.prompt_tokens + 2 * args.steps) // 16)
+    scheduler = Scheduler(options, BlockManager(args.running * per_sequence, 16), num_stages)
+    for number in range(args.running + args.waiting):
+        prompt = [number] * args.prompt_tokens
+        request = Request(number, prompt, SamplingParams(max_tokens=10**6), user=str(number % 7))
+        scheduler.add(Sequence(number, request, list(prompt), token_sampling(request, 0, []), 10**6))
+    times = []
+    while len(times) < args.steps:
+        begin = time.perf_counter()
+        plans = []
+        while (plan := scheduler.schedule()) is not None:
+            plans.append(plan)
+        oldest = scheduler.in_flight[0].plan
+        scheduler.update(BatchResult(oldest.step_id, [7] * oldest.num_samples))
+        seconds = time.perf_counter() - begin
+        if len(plans) == 1 and plans[0].num_tokens == len(plans[0].entries):  # no prompts any more
+            times.append(seconds)
+    return times
+
+
+if __name__ == "__main__":
+    main()

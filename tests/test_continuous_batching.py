@@ -1,0 +1,82 @@
+"""Many requests at once, in one process: faster than one after another, and the same tokens whatever the room."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+from checkpoints import make_checkpoint, mixed_prompts
+
+from labinfer import LLM, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("batching") / "model"
+    make_checkpoint(directory, "qwen2-tied")
+    return directory
+
+
+PROMPTS = [prompt[:40] + [3 + index] * 4 for index, prompt in enumerate([*mixed_prompts(8), *mixed_prompts(8, seed=8)])]
+PARAMS = [
+    SamplingParams(max_tokens=24, ignore_eos=True, temperature=index % 3 * 0.7, seed=index, logprobs=index % 2 or None)
+    for index in range(16)
+]
+
+
+def test_sixteen_at_once_are_three_times_as_fast_as_one_after_another(checkpoint):
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    with LLM(str(checkpoint), enable_prefix_caching=False, num_kv_blocks=200) as llm:
+        llm.generate(PROMPTS, params)  # warm-up
+        together, alone = [], []
+        for _ in range(3):
+            begin = time.perf_counter()
+            llm.generate(PROMPTS, params)
+            together.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            for prompt in PROMPTS:
+                llm.generate(prompt, params)
+            alone.append(time.perf_counter() - begin)
+    assert statistics.median(alone) >= 3 * statistics.median(together)
+
+
+@pytest.fixture(scope="module")
+def with_room(checkpoint):
+    with LLM(str(checkpoint), num_kv_blocks=400, block_size=4) as llm:
+        return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.parametrize("policy", ["throttle", "greedy", "phases"])
+@pytest.mark.parametrize("order", ["fcfs", "priority", "fair"])
+def test_with_room_for_three_all_finish_with_the_same_tokens(checkpoint, with_room, policy, order):
+    longest = max(map(len, PROMPTS)) + 24
+    with LLM(
+        str(checkpoint),
+        block_size=4,
+        num_kv_blocks=3 * -(-longest // 4),
+        max_num_batched_tokens=32,
+        batch_policy=policy,
+        scheduling_policy=order,
+    ) as llm:
+        requests = [
+            llm.make_request(index, prompt, PARAMS[index], priority=index % 3, user=str(index % 4))
+            for index, prompt in enumerate(PROMPTS)
+        ]
+        outputs = sorted(llm.run(requests), key=lambda output: output.key)
+        assert [output.token_ids for output in outputs] == with_room
+        assert llm.report.num_preemptions > 0
+        for output, params in zip(outputs, PARAMS, strict=True):
+            if params.logprobs is not None:
+                assert len(output.completions[0].logprobs) == 24
+
+
+def test_a_short_queue_loses_nothing(checkpoint, with_room):
+    with LLM(str(checkpoint), block_size=4, num_kv_blocks=400, max_num_seqs=2, max_queued_requests=1) as llm:
+        assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == with_room
+
+
+def test_more_answers_than_may_wait_are_refused(checkpoint):
+    with LLM(str(checkpoint), num_kv_blocks=100, max_queued_requests=2) as llm:
+        with pytest.raises(Exception, match="3 answers are wanted, but at most 2 can wait"):
+            llm.generate(PROMPTS[0], SamplingParams(n=3))
