@@ -103,10 +103,10 @@ SEVERAL = replace(
 def test_a_simple_result_has_every_answer_and_its_log_probabilities():
     record = result_record(7, parsed(echo=True), SEVERAL, "m", Letters())
     first = {"token_id": 4, "logprob": -0.5, "top": {4: -0.5, 6: -1.5}}
-    assert (record["text"], record["stop_reason"], record["logprobs"][0]) == ("abcde", 5, first)
+    assert (record["text"], record["stop_reason"], record["logprobs"][0]) == ("hide", 5, first)
     assert [(one["index"], one["text"], one["token_ids"]) for one in record["choices"]] == [
-        (0, "abcde", [4, 5]),
-        (1, "abcf", [6]),
+        (0, "hide", [4, 5]),
+        (1, "hif", [6]),
     ]
     assert [one["token_id"] for one in record["prompt_logprobs"]] == [2, 3]
     assert record["usage"]["completion_tokens"] == 3
@@ -132,7 +132,7 @@ def test_chat_log_probabilities_have_openais_shape():
 def test_an_echoed_completion_has_the_prompts_log_probabilities_first():
     line = parsed(custom_id="c", url=COMPLETIONS_URL, echo=True)
     choice = result_record(7, line, SEVERAL, "m", Letters())["response"]["body"]["choices"][0]
-    assert choice["text"] == "abcde"
+    assert choice["text"] == "hide"
     assert choice["logprobs"] == {
         "tokens": ["a", "b", "c", "d", "e"],
         "token_logprobs": [None, -0.5, -0.5, -0.5, -0.5],

@@ -168,7 +168,7 @@ def batch_of(lengths: list[int], tables: list[torch.Tensor]) -> ModelInputBatch:
     ]
     row_ptr = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     return ModelInputBatch(
-        positions, positions, row_ptr, lengths, tables, torch.cat(slots), torch.tensor([row_ptr[-1] - 1]), [0]
+        positions, positions, row_ptr, lengths, tables, torch.cat(slots), torch.tensor([row_ptr[-1] - 1]), [0], []
     )
 
 
