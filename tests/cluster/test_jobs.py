@@ -45,6 +45,7 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
         {"prompt": "the quick", "max_tokens": 6},
         {"id": "ids", "prompt_token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True},
         {"id": "chat", "messages": chat, "max_tokens": 5},
+        {"id": "two", "prompt": "the quick", "max_tokens": 6, "n": 2, "logprobs": 1, "logit_bias": {"9": 0.0}},
         {"custom_id": "c-chat", "method": "POST", "url": "/v1/chat/completions", "body": body},
         {
             "custom_id": "c-text",
@@ -58,7 +59,7 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
         {"id": "long", "prompt_token_ids": [5] * 600},
         {"id": "outside", "prompt_token_ids": [5, 512]},
         {"id": "unknown", "prompt": "x", "temprature": 1.0},
-        {"custom_id": "c-bad", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "n": 2}},
+        {"custom_id": "c-bad", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "stream": True}},
         b"\xff\xfe",
     ]
     out = tmp_path / "out.jsonl"
@@ -84,6 +85,8 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
     assert records[1]["text"] == text
     assert records[1]["usage"]["prompt_tokens"] == len(prompt_ids)
     assert set(records[1]) == {"id", "text", "token_ids", "finish_reason", "usage"}
+    assert [choice["text"] for choice in records["two"]["choices"]] == [text, text]
+    assert [list(one["top"]) for one in records["two"]["logprobs"]] == [[str(i)] for i in records["two"]["token_ids"]]
     assert len(records["ids"]["token_ids"]) == 4
     assert records["ids"]["finish_reason"] == "length"
     chat_ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
@@ -96,13 +99,13 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
     assert records["c-text"]["response"]["body"]["choices"][0]["text"] == text
 
     messages = {key: record["error"]["message"] for key, record in records.items() if record.get("error")}
-    assert messages["empty"] == "line 8: the prompt is empty; give at least one token"
+    assert messages["empty"] == "line 9: the prompt is empty; give at least one token"
     assert "600 tokens, but at most 511 fit" in messages["long"]
     assert "token id 512 is outside the vocabulary of 512 ids" in messages["outside"]
     assert "temprature" in messages["unknown"]
-    assert {7, 13} <= set(messages), "broken lines are named by their number"
+    assert {8, 14} <= set(messages), "broken lines are named by their number"
     assert records["c-bad"]["response"]["status_code"] == 400
-    assert "n=2 is not supported" in records["c-bad"]["response"]["body"]["error"]["message"]
+    assert "stream=True is not supported" in records["c-bad"]["response"]["body"]["error"]["message"]
 
 
 def test_standard_input_and_output(model):
