@@ -13,12 +13,6 @@ from labinfer.protocol import CHAT_URL, ParsedLine
 from labinfer.text.tokenizer import Tokenizer
 
 
-def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None) -> str:
-    """As it was given, or, if it was given as messages or ids, as its tokens read."""
-    given = line.prompt.get("prompt") if isinstance(line.prompt, dict) else None
-    return given or (tokenizer.decode(output.prompt_token_ids) if tokenizer else "")
-
-
 def usage_of(output: RequestOutput) -> dict[str, Any]:
     return {
         "prompt_tokens": len(output.prompt_token_ids),
@@ -71,6 +65,12 @@ class Echo:
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
+
+
+def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None) -> str:
+    """As it was given, or, if it was given as messages or ids, as its tokens read."""
+    given = line.prompt.get("prompt") if isinstance(line.prompt, dict) else None
+    return given or (tokenizer.decode(output.prompt_token_ids) if tokenizer else "")
 
 
 def _simple_answer(completion: Completion, echoed: str) -> dict[str, Any]:

@@ -52,6 +52,11 @@ class Load:
     was_prefilling: bool
     """Whether the micro-batch before this one ran prompts."""
 
+    @property
+    def decode_share(self) -> int:
+        """Decodes of one micro-batch when they are dealt evenly."""
+        return -(-self.num_decoding // self.num_micro_batches)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -71,7 +76,7 @@ LITTLE_FREE, HALF_FREE = 0.1, 0.5
 
 def balanced(load: Load) -> Budget:
     """Decodes dealt evenly over the micro-batches in flight; prompts fill what is left of each."""
-    return Budget(-(-load.num_decoding // load.num_micro_batches), load.max_tokens)
+    return Budget(load.decode_share, load.max_tokens)
 
 
 def greedy(load: Load) -> Budget:
@@ -87,7 +92,7 @@ def throttle(load: Load) -> Budget:
     pressure = min(1.0, load.free_fraction / HALF_FREE)
     share = -(-load.prefill_tokens // load.num_micro_batches)
     return Budget(
-        num_decodes=-(-load.num_decoding // load.num_micro_batches),
+        num_decodes=load.decode_share,
         num_prefill_tokens=max(MIN_PREFILL_TOKENS, int(share * pressure)),
     )
 
@@ -101,7 +106,7 @@ def phases(load: Load) -> Budget:
     room = load.free_fraction > (LITTLE_FREE if load.was_prefilling else HALF_FREE)
     if more and (room or not load.num_decoding):
         return Budget(0, load.max_tokens)
-    return Budget(-(-load.num_decoding // load.num_micro_batches), 0)
+    return Budget(load.decode_share, 0)
 
 
 SPLITS: dict[str, Split] = {"balanced": balanced, "greedy": greedy, "throttle": throttle, "phases": phases}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from labinfer.config import SchedulerOptions
 from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.pipeline_schedule import make_schedule
-from labinfer.engine.policies import ORDERS, SPLITS, Budget, Load, Rank, balanced
+from labinfer.engine.policies import ORDERS, SPLITS, Load, Rank, Split, balanced
 from labinfer.engine.sequence import FinishReason, Sequence
 from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, TokenLogprobs
 
@@ -77,9 +77,9 @@ class Scheduler:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
         if not self._schedule.may_launch(len(self.in_flight)):
             return None
-        chosen = self._compose(self._split(self._load()))
+        chosen = self._compose(self._split)
         if not chosen and not self.in_flight:  # the policy would wait for what will not come
-            chosen = self._compose(balanced(self._load()))
+            chosen = self._compose(balanced)
         if not chosen:
             return None
         self._was_prefilling = any(not sequence.is_decoding for sequence, _ in chosen)
@@ -137,24 +137,27 @@ class Scheduler:
 
     # How a micro-batch is composed.
 
-    def _compose(self, budget: Budget) -> list[tuple[Sequence, int]]:
+    def _compose(self, split: Split) -> list[tuple[Sequence, int]]:
         """Sequences and how many of their tokens to run."""
         chosen: list[tuple[Sequence, int]] = []
         preemptions_before = self.num_preemptions
-        num_decodes = self._choose_decodes(chosen, min(budget.num_decodes, self._options.max_num_batched_tokens))
+        decoding = [s for s in self.running if s.is_decoding or (s.num_in_flight and s.num_unscheduled == 0)]
+        budget = split(self._load(len(decoding)))
+        limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
+        num_decodes = self._choose_decodes(chosen, decoding, limit)
         room = min(budget.num_prefill_tokens, self._options.max_num_batched_tokens - num_decodes)
         room -= self._choose_prefills(chosen, room)
         if self.num_preemptions == preemptions_before:  # no room for those who run is no room for others
             self._admit(chosen, room)
         return chosen
 
-    def _load(self) -> Load:
+    def _load(self, num_decoding: int) -> Load:
         prefill_tokens = sum(s.num_unscheduled for s in self.running if not s.is_decoding)
         next_fits = self.waiting and self._blocks.blocks_for(len(self.waiting[0].token_ids)) <= self._blocks.num_free
         if next_fits and len(self.running) < self._options.max_num_seqs:
             prefill_tokens += sum(len(s.token_ids) for s in self.waiting)
         return Load(
-            num_decoding=len(self._decoding()),
+            num_decoding=num_decoding,
             prefill_tokens=prefill_tokens,
             free_fraction=self._blocks.num_free / max(1, self._blocks.num_blocks),
             num_micro_batches=self._schedule.num_micro_batches,
@@ -162,13 +165,9 @@ class Scheduler:
             was_prefilling=self._was_prefilling,
         )
 
-    def _decoding(self) -> list[Sequence]:
-        """Sequences that generate, those whose token is on its way included."""
-        return [s for s in self.running if s.is_decoding or (s.num_in_flight and s.num_unscheduled == 0)]
-
-    def _choose_decodes(self, chosen: list[tuple[Sequence, int]], budget: int) -> int:
+    def _choose_decodes(self, chosen: list[tuple[Sequence, int]], decoding: list[Sequence], budget: int) -> int:
         used = 0
-        for sequence in self._decoding():
+        for sequence in decoding:
             if used == budget:
                 break
             # Looked at again: another sequence may have taken this one's blocks a moment ago.
