@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from labinfer.functions.layer_cache import LayerCache
 from labinfer.layers.context import StageContext
-from labinfer.layers.input_batch import LayerCache, ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.linear import QKVParallelLinear, RowParallelLinear
 from labinfer.spmd.topology import deal_heads
 
@@ -45,11 +46,10 @@ class Attention(nn.Module):
         q_THP, k_TKP, v_TKP = qkv_THP.split([shard.num_query, shard.num_kv, shard.num_kv], dim=1)
         q_THP = functions.rotary(q_THP, cos_TP, sin_TP)
         k_TKP = functions.rotary(k_TKP, cos_TP, sin_TP)
-        functions.write_kv(k_TKP, v_TKP, cache.k, cache.v, batch.slots_T)
+        functions.write_kv(k_TKP, v_TKP, cache, batch.slots_T)
         out_THP = functions.paged_attention(
             q_THP,
-            cache.k,
-            cache.v,
+            cache,
             batch.row_ptr,
             batch.context_lens,
             batch.block_tables,

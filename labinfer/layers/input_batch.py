@@ -39,11 +39,3 @@ class ModelInputBatch:
     """Sequence ids of those rows."""
     prompt_rows: list[PromptRow]
     """The prompt tokens whose log-probabilities are wanted."""
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """The KV pool of one layer: (blocks, block size, K, P) each."""
-
-    k: torch.Tensor
-    v: torch.Tensor

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from labinfer.functions.layer_cache import LayerCache
 from labinfer.layers.attention import Attention
 from labinfer.layers.context import StageContext
 from labinfer.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from labinfer.layers.input_batch import LayerCache, ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear, deal_columns
 from labinfer.layers.norm import RMSNorm
 from labinfer.layers.rope import RotaryTable

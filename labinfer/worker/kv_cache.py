@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from labinfer.layers.input_batch import LayerCache
+from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache
 
 
 class KVCacheManager:
@@ -13,6 +13,7 @@ class KVCacheManager:
     Args:
         num_kv_heads: this rank's, K.
         head_size: P.
+        dtype: of the cache; int8 brings scales, see ``LayerCache``.
     """
 
     def __init__(
@@ -27,15 +28,17 @@ class KVCacheManager:
     ):
         self.block_size = block_size
         # Not zeroed: what is never written is never read, and on a CPU a page is not resident before it is touched.
-        self._pool = torch.empty(
-            num_layers, 2, num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=device
-        )
-        self.layers = [LayerCache(self._pool[layer, 0], self._pool[layer, 1]) for layer in range(num_layers)]
+        shape = (num_layers, 2, num_blocks, block_size, num_kv_heads)
+        pools = [torch.empty(*shape, head_size, dtype=dtype, device=device)]
+        if dtype == torch.int8:
+            pools.append(torch.empty(shape, dtype=SCALE_DTYPE, device=device))
+        self.layers = [LayerCache(*(half for pool in pools for half in pool[layer])) for layer in range(num_layers)]
 
 
 def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block on one rank, over all its layers, keys and values."""
-    return num_layers * 2 * block_size * num_kv_heads * head_size * dtype.itemsize
+    """Bytes of one block on one rank, over all its layers, keys and values, with their scales."""
+    scale = SCALE_DTYPE.itemsize if dtype == torch.int8 else 0
+    return num_layers * 2 * block_size * num_kv_heads * (head_size * dtype.itemsize + scale)
 
 
 def blocks_that_fit(free_bytes: int, utilization: float, bytes_per_block: int, useful: int) -> int:

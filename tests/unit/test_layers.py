@@ -10,12 +10,13 @@ from tiny_llama import model_of
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference.attention import paged_attention, write_kv
 from labinfer.functions.reference.elementwise import rms_norm, rotary, silu_and_mul
 from labinfer.functions.reference.linear import embedding
 from labinfer.functions.registry import FunctionRegistry, Implementation, default_registry
 from labinfer.layers.context import StageContext
-from labinfer.layers.input_batch import LayerCache, ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.llama import LlamaDecoderLayer
@@ -77,19 +78,19 @@ BLOCK = 4
 
 
 def paged(sequences, num_blocks=32):
-    """Block tables in random order, and the caches that hold each sequence's keys and values."""
+    """Block tables in random order, and the cache that holds each sequence's keys and values."""
     order, tables = torch.randperm(num_blocks), []
     num_kv, head_size = sequences[0]["k"].shape[1:]
-    cache_k = torch.full((num_blocks, BLOCK, num_kv, head_size), float("nan"))  # what is not written must not be read
-    cache_v = cache_k.clone()
+    # What is not written must not be read.
+    cache = LayerCache(*(torch.full((num_blocks, BLOCK, num_kv, head_size), float("nan")) for _ in range(2)))
     for sequence in sequences:
         length = len(sequence["k"])
         table, order = order[: -(-length // BLOCK)], order[-(-length // BLOCK) :]
         positions = torch.arange(length)
         slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
-        write_kv(sequence["k"], sequence["v"], cache_k, cache_v, slots)
+        write_kv(sequence["k"], sequence["v"], cache, slots)
         tables.append(table)
-    return tables, cache_k, cache_v
+    return tables, cache
 
 
 def dense_attention(q_THP, k_SKP, v_SKP, kv_of_query, scale):
@@ -121,12 +122,12 @@ def test_paged_attention_is_dense_attention(num_kv, kv_of_query, mapped):
         {"k": torch.randn(context, num_kv, head_size), "v": torch.randn(context, num_kv, head_size), "new": new}
         for context, new in ((7, 7), (9, 1), (1, 1), (13, 5), (8, 4))
     ]
-    tables, cache_k, cache_v = paged(sequences)
+    tables, cache = paged(sequences)
     queries = [torch.randn(sequence["new"], num_heads, head_size) for sequence in sequences]
     row_ptr = [0, *torch.tensor([s["new"] for s in sequences]).cumsum(0).tolist()]
     kv_map = torch.tensor(kv_of_query) if mapped else None
     lengths = [len(s["k"]) for s in sequences]
-    out = paged_attention(torch.cat(queries), cache_k, cache_v, row_ptr, lengths, tables, kv_map, head_size**-0.5)
+    out = paged_attention(torch.cat(queries), cache, row_ptr, lengths, tables, kv_map, head_size**-0.5)
     expected = [
         dense_attention(q, s["k"], s["v"], kv_of_query, head_size**-0.5)
         for q, s in zip(queries, sequences, strict=True)
@@ -135,13 +136,13 @@ def test_paged_attention_is_dense_attention(num_kv, kv_of_query, mapped):
 
 
 def test_a_later_owner_overwrites_a_block():
-    cache_k, cache_v = torch.zeros(2, BLOCK, 1, 2), torch.zeros(2, BLOCK, 1, 2)
+    cache = LayerCache(torch.zeros(2, BLOCK, 1, 2), torch.zeros(2, BLOCK, 1, 2))
     slots = torch.tensor([6, 1])
     k, v = torch.ones(2, 1, 2), torch.full((2, 1, 2), 2.0)
-    write_kv(k * 9, v * 9, cache_k, cache_v, slots)
-    write_kv(k, v, cache_k, cache_v, slots)
-    assert cache_k.flatten(0, 1)[:, 0, 0].tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
-    assert cache_v.flatten(0, 1)[:, 0, 1].tolist() == [0, 2, 0, 0, 0, 0, 2, 0]
+    write_kv(k * 9, v * 9, cache, slots)
+    write_kv(k, v, cache, slots)
+    assert cache.k.flatten(0, 1)[:, 0, 0].tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
+    assert cache.v.flatten(0, 1)[:, 0, 1].tolist() == [0, 2, 0, 0, 0, 0, 2, 0]
 
 
 # Tensor parallelism.

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from labinfer.functions.layer_cache import LayerCache, read_keys, read_values, store
 
-def write_kv(
-    k_TKP: torch.Tensor, v_TKP: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, slots_T: torch.Tensor
-) -> None:
-    """Store each token's keys and values in its slot (block × block size + offset) of (blocks, block size, K, P) caches."""
-    cache_k.view(-1, *cache_k.shape[2:])[slots_T] = k_TKP
-    cache_v.view(-1, *cache_v.shape[2:])[slots_T] = v_TKP
+
+def write_kv(k_TKP: torch.Tensor, v_TKP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor) -> None:
+    """Store each token's keys and values in its slot (block × block size + offset), in the number type of the cache."""
+    slots = cache.by_slot()
+    store(k_TKP, slots.k, slots.k_scale, slots_T)
+    store(v_TKP, slots.v, slots.v_scale, slots_T)
 
 
 def paged_attention(
     q_THP: torch.Tensor,
-    cache_k: torch.Tensor,
-    cache_v: torch.Tensor,
+    cache: LayerCache,
     row_ptr: list[int],
     context_lens: list[int],
     block_tables: list[torch.Tensor],
@@ -28,7 +28,8 @@ def paged_attention(
 
     Args:
         q_THP: queries; the tokens of sequence b are rows ``row_ptr[b]:row_ptr[b + 1]``, the last of its context.
-        cache_k, cache_v: (blocks, block size, K, P), with the new tokens' keys and values written already.
+        cache: with the new tokens' keys and values written already. Whatever its number type, the arithmetic is in
+            that of the queries.
         context_lens: S per sequence, new tokens included.
         block_tables: the blocks of each sequence in order, int64.
         kv_of_query_H: the KV head of each query head, or None where query head h reads KV head ``h // (H / K)``.
@@ -41,8 +42,8 @@ def paged_attention(
     for b, context_len in enumerate(context_lens):
         rows = slice(row_ptr[b], row_ptr[b + 1])
         blocks = block_tables[b]
-        k_HSP = cache_k[blocks].flatten(0, 1)[:context_len].transpose(0, 1)
-        v_HSP = cache_v[blocks].flatten(0, 1)[:context_len].transpose(0, 1)
+        k_HSP = read_keys(cache, blocks, q_THP.dtype)[:context_len].transpose(0, 1)
+        v_HSP = read_values(cache, blocks, q_THP.dtype)[:context_len].transpose(0, 1)
         if kv_of_query_H is not None:
             k_HSP, v_HSP = k_HSP[kv_of_query_H], v_HSP[kv_of_query_H]
         q_HTP = q_THP[rows].transpose(0, 1)
