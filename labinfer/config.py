@@ -18,6 +18,7 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 LOG_LEVELS = ("debug", "info", "warning")
 BATCH_POLICIES = ("balanced", "throttle", "greedy", "phases")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = (*DTYPES, "int8")
 MAX_TIMEOUT = 1e9
 TRANSPORTS = ("auto", "mpi", "torch")
 
@@ -80,6 +81,11 @@ class CacheOptions:
 
     block_size: int = option(16, "tokens in one KV block", metavar="N")
     num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
+    kv_cache_dtype: str = option(
+        "auto",
+        "number type of cached keys and values (auto: each stage's --dtype); int8 has a scale for each token and head",
+        choices=KV_CACHE_DTYPES,
+    )
     enable_prefix_caching: bool = option(True, "find the tokens of earlier requests in the KV cache again")
     memory_utilization: float = option(
         0.8, "fraction of a device's free memory that weights and KV cache may take", metavar="F"

@@ -114,10 +114,11 @@ class Rank0Job:
         logger.info("model %s: %s", self.session.options.model.model, parts.directory)
         sys.stderr.write(layout_table(parts.layout, self.llm.group.everyone, kv_tokens) + "\n")
         logger.info(
-            "KV cache: %d blocks of %d tokens on every rank (%s on rank 0); context %d",
+            "KV cache: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
             parts.num_kv_blocks,
             block_size,
             format_bytes(parts.num_kv_blocks * parts.layout.block_bytes(parts.place, block_size)),
+            str(parts.layout.kv_dtype_of(parts.place)).removeprefix("torch."),
             parts.layout.max_model_len,
         )
 

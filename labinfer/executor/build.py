@@ -100,7 +100,8 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
     with group.together(), memory_for("the KV cache", device):
         num_layers, num_kv_heads = layout.num_layers(place), layout.num_kv_heads(place)
         size = options.cache.block_size
-        cache = KVCacheManager(num_layers, num_blocks, size, num_kv_heads, config.head_size, dtype, device)
+        kv_dtype = layout.kv_dtype_of(place)
+        cache = KVCacheManager(num_layers, num_blocks, size, num_kv_heads, config.head_size, kv_dtype, device)
         rotary = RotaryTable(config.head_size, config.rope, config.max_position, max_model_len, dtype, device)
     worker = Worker(
         ModelRunner(model, cache, rotary, device, dtype, layout.config.vocab_size),

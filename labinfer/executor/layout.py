@@ -21,6 +21,7 @@ from labinfer.spmd.topology import Place, Topology, deal_heads, make_topology, p
 from labinfer.worker.kv_cache import block_bytes
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = TORCH_DTYPES | {"int8": torch.int8}
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,15 @@ class Layout:
     """Of each rank."""
     dtypes: tuple[torch.dtype, ...]
     """Of each stage."""
+    kv_dtypes: tuple[torch.dtype, ...]
+    """Of each stage's KV cache."""
     max_model_len: int
 
     def dtype_of(self, place: Place) -> torch.dtype:
         return self.dtypes[place.stage]
+
+    def kv_dtype_of(self, place: Place) -> torch.dtype:
+        return self.kv_dtypes[place.stage]
 
     def num_layers(self, place: Place) -> int:
         begin, end = self.topology.layers[place.stage]
@@ -48,7 +54,11 @@ class Layout:
     def block_bytes(self, place: Place, block_size: int) -> int:
         """Bytes of one KV block on one rank."""
         return block_bytes(
-            self.num_layers(place), block_size, self.num_kv_heads(place), self.config.head_size, self.dtype_of(place)
+            self.num_layers(place),
+            block_size,
+            self.num_kv_heads(place),
+            self.config.head_size,
+            self.kv_dtype_of(place),
         )
 
     def useful_blocks(self, max_num_seqs: int, block_size: int) -> int:
@@ -91,6 +101,7 @@ class Layout:
             Topology((1,), ((0, self.config.num_layers),)),
             self.devices[:1],
             self.dtypes[:1],
+            self.kv_dtypes[:1],
             self.max_model_len,
         )
         return whole.build_meta(whole.topology.place(0))
@@ -113,7 +124,9 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     devices = tuple(resolve_device(wanted_devices[place.stage], everyone[place.rank]) for place in topology.places)
     wanted_dtypes = per_stage("--dtype", options.model.dtype, topology.num_stages)
     dtypes = tuple(_resolve_dtype(wanted, config) for wanted in wanted_dtypes)
-    return Layout(config, topology, devices, dtypes, _resolve_length(options.model.max_model_len, config))
+    wanted_kv = options.cache.kv_cache_dtype
+    kv_dtypes = tuple(dtype if wanted_kv == "auto" else KV_DTYPES[wanted_kv] for dtype in dtypes)
+    return Layout(config, topology, devices, dtypes, kv_dtypes, _resolve_length(options.model.max_model_len, config))
 
 
 def _resolve_dtype(wanted: str, config: ModelConfig) -> torch.dtype:

@@ -17,7 +17,7 @@ from labinfer.errors import UserError
 ENGINE_FLAGS = {
     "--model", "--tokenizer", "--dtype", "--max-model-len",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
-    "--block-size", "--num-kv-blocks", "--enable-prefix-caching", "--no-enable-prefix-caching", "--memory-utilization",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--memory-utilization",
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--pipeline-schedule", "--max-inflight",
     "--threads", "--log-level", "--timeout",
