@@ -79,10 +79,11 @@ bench-schedules: $(VENV)/.setup ## the pipeline schedules against each other
 	mpirun -n 2 $(BIN)/python benchmarks/pipeline_schedules.py --model .small
 	torchrun --nproc-per-node 2 benchmarks/pipeline_schedules.py --model .small
 
-bench-engine: $(VENV)/.setup ## what the prefix cache saves, and what the scheduler costs
+bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler costs, and what a smaller KV cache loses
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
 	$(BIN)/python benchmarks/prefix_cache.py --model .small
 	$(BIN)/python benchmarks/scheduler_cost.py
+	$(BIN)/python benchmarks/kv_cache_dtype.py
 
 # About an hour and a half on 2 cores.
 demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and measure them
