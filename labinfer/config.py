@@ -52,6 +52,9 @@ class ModelOptions:
         metavar="D[,D…]",
     )
     max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
+    sliding_window: int = option(
+        0, "every layer sees only the last N tokens (default: as the checkpoint says)", metavar="N"
+    )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ QWEN_SHAPE = {
     "eos_token_id": 1,
     "bos_token_id": 0,
 }
+QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 LLAMA_SHAPE = QWEN_SHAPE | {
     "hidden_size": 12 * 8,
     "num_attention_heads": 12,
@@ -55,6 +56,8 @@ def make_checkpoint(directory: Path, kind: str) -> Path:
         model = Qwen2ForCausalLM(Qwen2Config(**QWEN_SHAPE, tie_word_embeddings=True))
     elif kind == "qwen2-untied-sharded":
         model = Qwen2ForCausalLM(Qwen2Config(**QWEN_SHAPE, tie_word_embeddings=False))
+    elif kind == "qwen2-windows":
+        model = Qwen2ForCausalLM(Qwen2Config(**QWEN_SHAPE, **QWEN_WINDOWS, tie_word_embeddings=True))
     elif kind == "llama-untied":
         model = LlamaForCausalLM(LlamaConfig(**LLAMA_SHAPE, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE))
     elif kind == "llama-tied-biased":

@@ -69,6 +69,8 @@ def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelCon
     with group.together():
         if digests[group.rank] != digests[0]:
             raise UserError(f"{directory / 'config.json'} differs from rank 0's; put the same checkpoint on every node")
+    if window := options.model.sliding_window:
+        config = dataclasses.replace(config, windows=(window,) * config.num_layers)
     return directory, config
 
 

@@ -13,7 +13,11 @@ from labinfer.spmd.topology import deal_heads
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) for this rank's heads."""
+    """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) for this rank's heads.
+
+    Args:
+        window: tokens that a token sees, itself included; 0 for all.
+    """
 
     def __init__(
         self,
@@ -23,9 +27,11 @@ class Attention(nn.Module):
         head_size: int,
         qkv_bias: bool,
         out_bias: bool,
+        window: int,
         ctx: StageContext,
     ):
         super().__init__()
+        self._window = window
         self._shard = shard = deal_heads(num_heads, num_kv_heads, ctx.tp.size, ctx.tp.rank)
         self._head_size = head_size
         self._functions = ctx.functions
@@ -55,5 +61,6 @@ class Attention(nn.Module):
             batch.block_tables,
             self._kv_of_query_H,
             self._head_size**-0.5,
+            self._window,
         )
         return self.o_proj(out_THP.reshape(num_tokens, -1))

@@ -31,6 +31,8 @@ class ModelConfig:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
+    windows: tuple[int, ...]
+    """Of each layer: the tokens that a token sees, itself included; 0 for all."""
     dtype: str
     eos_token_ids: tuple[int, ...]
 

@@ -34,7 +34,9 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, ctx: StageContext):
+    """Layer ``number`` of the whole model, counted from 0."""
+
+    def __init__(self, config: ModelConfig, number: int, ctx: StageContext):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
         self.self_attn = Attention(
@@ -44,6 +46,7 @@ class LlamaDecoderLayer(nn.Module):
             config.head_size,
             config.qkv_bias,
             config.out_bias,
+            config.windows[number],
             ctx,
         )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
@@ -69,7 +72,7 @@ class LlamaModel(nn.Module):
         if ctx.is_first:
             self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
         self.layers = nn.ModuleDict(
-            {str(n): LlamaDecoderLayer(config, ctx) for n in range(ctx.first_layer, ctx.last_layer)}
+            {str(n): LlamaDecoderLayer(config, n, ctx) for n in range(ctx.first_layer, ctx.last_layer)}
         )
         if ctx.is_last:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
@@ -122,12 +125,13 @@ def read_llama_config(file: ConfigFile) -> ModelConfig:
     head_size = file.size("head_dim", hidden_size // num_heads)
     max_position = file.size("max_position_embeddings", 2048)
     attention_bias = file.get("attention_bias", bool, False)
+    num_layers = file.size("num_hidden_layers")
     return ModelConfig(
         architecture=file.architecture,
         vocab_size=file.size("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=file.size("intermediate_size"),
-        num_layers=file.size("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
@@ -138,6 +142,7 @@ def read_llama_config(file: ConfigFile) -> ModelConfig:
         qkv_bias=attention_bias,
         out_bias=attention_bias,
         mlp_bias=file.get("mlp_bias", bool, False),
+        windows=(0,) * num_layers,
         dtype=file.values.get("dtype") or file.values.get("torch_dtype") or "float32",
         eos_token_ids=read_eos_ids(file),
     )

@@ -15,7 +15,7 @@ from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
 from labinfer.errors import UserError
 
 ENGINE_FLAGS = {
-    "--model", "--tokenizer", "--dtype", "--max-model-len",
+    "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--memory-utilization",
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
@@ -139,6 +139,8 @@ def test_unknown_keys_are_refused_with_the_known_ones(key):
         ("chunked_prefill_size", 0),
         ("max_inflight", -2),
         ("max_model_len", -1),
+        ("sliding_window", -1),
+        ("sliding_window", "8,8"),
         ("threads", -1),
         ("timeout", 0),
         ("timeout", float("nan")),

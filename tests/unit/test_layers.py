@@ -93,15 +93,16 @@ def paged(sequences, num_blocks=32):
     return tables, cache
 
 
-def dense_attention(q_THP, k_SKP, v_SKP, kv_of_query, scale):
+def dense_attention(q_THP, k_SKP, v_SKP, kv_of_query, scale, window=10**9):
     """One head and one row at a time."""
     num_new, context = len(q_THP), len(k_SKP)
     out = torch.empty_like(q_THP)
     for t in range(num_new):
-        seen = context - num_new + t + 1
+        end = context - num_new + t + 1
+        seen = slice(max(0, end - window), end)
         for head, kv in enumerate(kv_of_query):
-            weights = (k_SKP[:seen, kv] @ q_THP[t, head] * scale).softmax(0)
-            out[t, head] = weights @ v_SKP[:seen, kv]
+            weights = (k_SKP[seen, kv] @ q_THP[t, head] * scale).softmax(0)
+            out[t, head] = weights @ v_SKP[seen, kv]
     return out
 
 
@@ -135,6 +136,36 @@ def test_paged_attention_is_dense_attention(num_kv, kv_of_query, mapped):
     torch.testing.assert_close(out, torch.cat(expected), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 8, 100])
+@pytest.mark.parametrize("chunks", [(13,), (5, 8), (4, 4, 5), (12, 1), (1,) * 13], ids=str)
+def test_a_window_shows_the_last_tokens_only(window, chunks):
+    """Prompts whole and in chunks, and decodes; what no query of a chunk sees is not even read."""
+    kv_of_query, head_size = (0, 0, 1, 1), 8
+    k, v, q = torch.randn(3, sum(chunks), 4, head_size).unbind()
+    k, v = k[:, :2], v[:, :2]
+    expected = dense_attention(q, k, v, kv_of_query, head_size**-0.5, window)
+    end = 0
+    for num_new in chunks:
+        begin, end = end, end + num_new
+        visible_k, visible_v = k[:end].clone(), v[:end].clone()
+        visible_k[: max(0, begin - window + 1)] = visible_v[: max(0, begin - window + 1)] = float("nan")
+        tables, cache = paged([{"k": visible_k, "v": visible_v}])
+        out = paged_attention(q[begin:end], cache, [0, num_new], [end], tables, None, head_size**-0.5, window)
+        torch.testing.assert_close(out, expected[begin:end], rtol=1e-5, atol=1e-5)
+
+
+def test_sequences_of_a_batch_have_windows_of_their_own():
+    lengths, new, window = (7, 1, 13), (1, 1, 6), 4
+    sequences = [{"k": torch.randn(n, 2, 8), "v": torch.randn(n, 2, 8)} for n in lengths]
+    queries = [torch.randn(n, 4, 8) for n in new]
+    tables, cache = paged(sequences)
+    out = paged_attention(torch.cat(queries), cache, [0, 1, 2, 8], list(lengths), tables, None, 0.3, window)
+    expected = [
+        dense_attention(q, s["k"], s["v"], (0, 0, 1, 1), 0.3, window) for q, s in zip(queries, sequences, strict=True)
+    ]
+    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-5, atol=1e-5)
+
+
 def test_a_later_owner_overwrites_a_block():
     cache = LayerCache(torch.zeros(2, BLOCK, 1, 2), torch.zeros(2, BLOCK, 1, 2))
     slots = torch.tensor([6, 1])
@@ -151,7 +182,7 @@ def test_a_later_owner_overwrites_a_block():
 def config_of(num_heads: int, num_kv: int, intermediate: int, biased: bool, vocab: int = 50) -> ModelConfig:
     return ModelConfig(
         "LlamaForCausalLM", vocab, num_heads * 8, intermediate, 1, num_heads, num_kv, 8, 1e-5,
-        {"rope_type": "default", "rope_theta": 10000.0}, 64, False, biased, biased, biased, "float32", (),
+        {"rope_type": "default", "rope_theta": 10000.0}, 64, False, biased, biased, biased, (0,), "float32", (),
     )  # fmt: skip
 
 
@@ -177,7 +208,7 @@ def run_layer(config: ModelConfig, comm: LocalCommunicator, tensors: dict, x_TD:
     """One decoder layer's attention, MLP and whole output on one rank."""
     tp = TensorParallelCommunicator(comm)
     functions = default_registry().select(CPU, torch.float32)
-    layer = LlamaDecoderLayer(config, StageContext(tp, functions, torch.float32, 0, 1, True, True))
+    layer = LlamaDecoderLayer(config, 0, StageContext(tp, functions, torch.float32, 0, 1, True, True))
     fill(layer, tensors)
     num_kv = layer.self_attn.qkv_proj.weight.shape[0] // 8 - layer.self_attn.o_proj.weight.shape[1] // 8
     cache = LayerCache(*(torch.full((16, BLOCK, num_kv // 2, 8), float("nan")) for _ in range(2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tiny_llama import CONFIG
+from tiny_llama import CONFIG, model_of
 
 from labinfer.errors import UserError
 from labinfer.layers.rope import inverse_frequencies
@@ -152,9 +152,45 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
         read(tmp_path, architectures=["MambaForCausalLM"])
 
 
-def test_sliding_windows_are_refused(tmp_path):
-    with pytest.raises(UserError, match="use_sliding_window"):
-        read(tmp_path, architectures=["Qwen2ForCausalLM"], use_sliding_window=True)
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"use_sliding_window": "yes"}, "use_sliding_window should be bool"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window must be at least 1, not 0"),
+        ({"use_sliding_window": True, "sliding_window": "8"}, "sliding_window should be int"),
+        ({"use_sliding_window": True, "max_window_layers": "1"}, "max_window_layers should be int"),
+        ({"layer_types": ["full_attention"]}, "layer_types should be a list of 2 times"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types should be .* not .*chunked_attention"),
+        ({"layer_types": "sliding_attention"}, "layer_types should be"),
+        ({"layer_types": ["full_attention", ["x"]]}, "layer_types should be"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types has sliding_attention, but no window: set",
+        ),
+    ],
+)
+def test_windows_that_make_no_sense_are_named_with_their_file(tmp_path, changes, complaint):
+    with pytest.raises(UserError, match=f"config.json: {complaint}"):
+        read(tmp_path, architectures=["Qwen2ForCausalLM"], **changes)
+
+
+def test_llama_has_no_windows(tmp_path):
+    """Nor does it in Transformers, whatever its config says of them."""
+    assert read(tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=0).windows == (0, 0)
+
+
+def test_a_stage_has_the_windows_of_its_own_layers(tmp_path):
+    config = read(
+        tmp_path,
+        architectures=["Qwen2ForCausalLM"],
+        num_hidden_layers=4,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=3,
+    )
+    stages = [model_of(config, layers=layers).model.layers for layers in ((0, 2), (2, 4))]
+    windows = {number: layer.self_attn._window for stage in stages for number, layer in stage.items()}
+    assert windows == {"0": 0, "1": 0, "2": 0, "3": 8}
 
 
 @pytest.mark.parametrize(

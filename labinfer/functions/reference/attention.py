@@ -23,6 +23,7 @@ def paged_attention(
     block_tables: list[torch.Tensor],
     kv_of_query_H: torch.Tensor | None,
     scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
     """Causal attention of a flat batch of new tokens over everything their sequences have cached.
 
@@ -34,6 +35,7 @@ def paged_attention(
         block_tables: the blocks of each sequence in order, int64.
         kv_of_query_H: the KV head of each query head, or None where query head h reads KV head ``h // (H / K)``.
         scale: factor on the scores.
+        window: a query sees this many tokens, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all.
 
     Returns:
         (T, H, P) in the type of the queries.
@@ -41,18 +43,21 @@ def paged_attention(
     out_THP = torch.empty_like(q_THP)
     for b, context_len in enumerate(context_lens):
         rows = slice(row_ptr[b], row_ptr[b + 1])
-        blocks = block_tables[b]
-        k_HSP = read_keys(cache, blocks, q_THP.dtype)[:context_len].transpose(0, 1)
-        v_HSP = read_values(cache, blocks, q_THP.dtype)[:context_len].transpose(0, 1)
+        num_new = row_ptr[b + 1] - row_ptr[b]
+        first = max(0, context_len - num_new - window + 1) if window else 0  # what no query sees is not read
+        skipped, offset = divmod(first, cache.k.shape[1])
+        blocks = block_tables[b][skipped:]
+        num_seen = context_len - first
+        k_HSP = read_keys(cache, blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
+        v_HSP = read_values(cache, blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
         if kv_of_query_H is not None:
             k_HSP, v_HSP = k_HSP[kv_of_query_H], v_HSP[kv_of_query_H]
         q_HTP = q_THP[rows].transpose(0, 1)
-        num_new = q_HTP.shape[1]
         mask_TS = None
         if num_new > 1:
-            mask_TS = torch.ones(num_new, context_len, dtype=torch.bool, device=q_THP.device).tril(
-                context_len - num_new
-            )
+            mask_TS = torch.ones(num_new, num_seen, dtype=torch.bool, device=q_THP.device).tril(num_seen - num_new)
+            if window:
+                mask_TS = mask_TS.triu(num_seen - num_new - window + 1)
         attended_HTP = F.scaled_dot_product_attention(
             q_HTP.unsqueeze(0),
             k_HSP.unsqueeze(0),
