@@ -11,6 +11,7 @@ import time
 
 from labinfer.config import SCHEDULING_POLICIES, SchedulerOptions
 from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.request import Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
@@ -38,11 +39,12 @@ def measure(args: argparse.Namespace, policy: str, num_stages: int) -> list[floa
     """Seconds of ``schedule`` and ``update`` for each step in which all of them decode."""
     options = SchedulerOptions(max_num_seqs=args.running, max_num_batched_tokens=4096, scheduling_policy=policy)
     per_sequence = -(-(args.prompt_tokens + 2 * args.steps) // 16)
-    scheduler = Scheduler(options, BlockManager(args.running * per_sequence, 16), num_stages)
+    blocks, host = BlockManager(args.running * per_sequence, 16), BlockManager(0, 16, prefix_caching=False)
+    scheduler = Scheduler(options, BlockTables(blocks, host), num_stages)
     for number in range(args.running + args.waiting):
         prompt = [number] * args.prompt_tokens
         request = Request(number, prompt, SamplingParams(max_tokens=10**6), user=str(number % 7))
-        scheduler.add(Sequence(number, request, list(prompt), token_sampling(request, 0, []), 10**6))
+        scheduler.add(Sequence(number, request, list(prompt), token_sampling(request, 0, []), 10**6, 10**6))
     times = []
     while len(times) < args.steps:
         begin = time.perf_counter()

@@ -15,6 +15,7 @@ from labinfer.errors import UserError
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
+PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning")
 BATCH_POLICIES = ("balanced", "throttle", "greedy", "phases")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -90,6 +91,12 @@ class CacheOptions:
         choices=KV_CACHE_DTYPES,
     )
     enable_prefix_caching: bool = option(True, "find the tokens of earlier requests in the KV cache again")
+    swap_space: float = option(
+        0.0,
+        "GiB of host memory on every rank for sequences that give way (default: 4 where a rank uses an accelerator or "
+        "--preemption-mode is swap; none where all use CPUs, as the KV cache has their memory already)",
+        metavar="GIB",
+    )
     memory_utilization: float = option(
         0.8, "fraction of a device's free memory that weights and KV cache may take", metavar="F"
     )
@@ -114,6 +121,16 @@ class SchedulerOptions:
         "takes all there is, phases runs prompts and answers in turn",
         choices=BATCH_POLICIES,
     )
+    preemption_mode: str = option(
+        "auto",
+        "what becomes of a sequence that gives way: it is computed again, swapped to host memory (as far as --swap-space "
+        "goes), or whichever was measured to be faster",
+        choices=PREEMPTION_MODES,
+    )
+    context_shift: bool = option(
+        False, "where the context is full, drop half of it and go on, instead of ending the answer"
+    )
+    keep: int = option(0, "tokens at the beginning that a context shift keeps, in whole blocks", metavar="N")
     pipeline_schedule: str = option(
         "1f1b",
         "1f1b keeps every stage busy; gpipe flushes; lockstep runs one batch at a time",
@@ -160,6 +177,8 @@ class SamplingOptions:
     frequency_penalty: float = option(0.0, "taken from them for each time they occur", metavar="F")
     min_tokens: int = option(0, "before this many, nothing ends an answer", metavar="N")
     n: int = option(1, "answers to each prompt", metavar="N")
+    num_beams: int = option(1, "beam search over so many continuations", metavar="N")
+    length_penalty: float = option(1.0, "above 0, beam search favours longer answers", metavar="F")
     seed: int = option(0, "the same seed gives the same tokens on every layout (fp32)", metavar="N")
     stop: tuple[str, ...] = option((), "end before this text; may be given several times", metavar="TEXT")
     ignore_eos: bool = option(False, "go on after an end-of-sequence token")

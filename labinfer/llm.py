@@ -18,10 +18,10 @@ from typing import Any
 
 from labinfer.config import EngineOptions
 from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.llm_engine import LLMEngine, QueueFull
-from labinfer.engine.request import Request
+from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
-from labinfer.engine.sequence import FinishReason
 from labinfer.errors import UserError
 from labinfer.executor.build import build_rank
 from labinfer.executor.failure import end_group_on_uncaught
@@ -86,13 +86,17 @@ class LLM:
             if self.is_rank0:
                 self._load_tokenizer()
         if self.is_rank0:
-            blocks = BlockManager(parts.num_kv_blocks, options.cache.block_size, options.cache.enable_prefix_caching)
+            capacity, cache, config = parts.capacity, options.cache, parts.layout.config
+            tables = BlockTables(
+                BlockManager(capacity.num_blocks, cache.block_size, cache.enable_prefix_caching),
+                BlockManager(capacity.num_host_blocks, cache.block_size, prefix_caching=False),
+            )
             scheduler = Scheduler(
-                options.scheduler, blocks, parts.layout.topology.num_stages, parts.layout.config.eos_token_ids
+                options.scheduler, tables, parts.layout.topology.num_stages, config.eos_token_ids, parts.step_times
             )
             self._executor = SpmdExecutor(parts.channel, parts.worker, parts.pipeline, parts.stats)
             self.engine = LLMEngine(
-                scheduler, blocks, self._executor, parts.layout.config.vocab_size, parts.layout.max_model_len
+                scheduler, tables, self._executor, config.vocab_size, parts.layout.max_model_len, options.scheduler
             )
 
     @property
@@ -123,8 +127,10 @@ class LLM:
             return None
         try:
             requests = self._make_requests(prompts, params)
-            if on_delta and any(r.sampling.num_choices > r.sampling.n for r in requests):
-                raise UserError("best_of cannot stream: the best are known at the end; leave out best_of or on_delta")
+            if on_delta and any(r.sampling.num_choices != r.sampling.n or r.sampling.num_beams > 1 for r in requests):
+                raise UserError(
+                    "best_of and num_beams cannot stream: the best are known at the end; leave them or on_delta out"
+                )
         except UserError:
             self._executor.pause([])  # the others are in this call too
             raise
@@ -173,8 +179,7 @@ class LLM:
         self._overflow = None
         self.report = report = RunReport()
         open_requests: dict[int, OpenRequest] = {}
-        scheduler = self.engine.scheduler
-        before = scheduler.num_preemptions, scheduler.num_looked_up, scheduler.num_found
+        before = self.engine.scheduler.counts.copy()
         begin = time.monotonic()
         in_step = False
         try:
@@ -215,10 +220,8 @@ class LLM:
         finally:
             if not self._broken:
                 report.wall_time = time.monotonic() - begin
-                after = scheduler.num_preemptions, scheduler.num_looked_up, scheduler.num_found
-                report.num_preemptions, report.num_looked_up, report.num_found = (
-                    now - then for now, then in zip(after, before, strict=True)
-                )
+                report.counts = self.engine.scheduler.counts.copy()
+                report.counts.subtract(before)
                 report.workers = self.engine.pause()
 
     def follow(self) -> None:

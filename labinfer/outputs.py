@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from labinfer.engine.request import Request
-from labinfer.engine.sequence import FinishReason, Sequence
+from labinfer.engine.beam_search import FinishedBeam
+from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.sequence import Sequence
 from labinfer.plan import TokenLogprobs
 from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ class Completion:
     """The stop string or stop token id that ended it; None if something else did."""
     logprobs: list[TokenLogprobs] | None
     """Of each token, where the request wants them."""
+    score: float | None = None
+    """With beam search; see ``SamplingParams.length_penalty``."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class RequestOutput:
     key: Any
     prompt_token_ids: list[int]
     completions: list[Completion]
-    """As many as ``n`` says; with ``best_of`` the best first."""
+    """As many as ``n`` says; with ``best_of`` and beam search the best first."""
     prompt_logprobs: list[TokenLogprobs] | None
     """Of each prompt token but the first, where the request wants them."""
     num_cached_tokens: int
@@ -131,7 +134,10 @@ class OpenRequest:
     def output(self) -> RequestOutput:
         """All answers, once all are closed."""
         first, sampling = self._sequences[0], self.request.sampling
-        completions = [self._completion(index, sequence) for index, sequence in enumerate(self._sequences)]
+        if first.beams is not None:
+            completions = [self._beam(index, beam) for index, beam in enumerate(first.beams.finished[: sampling.n])]
+        else:
+            completions = [self._completion(index, sequence) for index, sequence in enumerate(self._sequences)]
         if sampling.num_choices > sampling.n:
             ranked = sorted(zip(completions, self._sequences, strict=True), key=lambda pair: -_mean_logprob(pair[1]))
             completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
@@ -141,7 +147,7 @@ class OpenRequest:
             completions=completions,
             prompt_logprobs=None if sampling.prompt_logprobs is None else first.prompt_logprobs,
             num_cached_tokens=first.num_cached_tokens,
-            num_output_tokens=sum(sequence.num_output_tokens for sequence in self._sequences),
+            num_output_tokens=self._num_output_tokens(),
             time_to_first_token=min(s.first_token_time for s in self._sequences) - first.arrival_time,
             time_per_output_token=max(map(self._time_per_token, self._sequences)),
             total_time=max(self._end_times.values()) - first.arrival_time,
@@ -166,6 +172,21 @@ class OpenRequest:
             stop_reason=stop_reason,
             logprobs=None if sequence.sampling.logprobs is None else sequence.logprobs,
         )
+
+    def _beam(self, index: int, beam: FinishedBeam) -> Completion:
+        last, sampling = beam.token_ids[-1], self.request.sampling
+        stop_token = last if last in sampling.stop_token_ids else None
+        dropped = stop_token is not None and not sampling.include_stop_str_in_output
+        text = None
+        if self._tokenizer is not None:
+            text = self._tokenizer.decode(beam.token_ids[: len(beam.token_ids) - dropped])
+        return Completion(index, text, beam.token_ids, beam.finish_reason.value, stop_token, None, beam.score)
+
+    def _num_output_tokens(self) -> int:
+        group = self._sequences[0].beams
+        if group is not None:
+            return sum(len(beam.token_ids) for beam in group.finished)
+        return sum(sequence.num_output_tokens for sequence in self._sequences)
 
     def _time_per_token(self, sequence: Sequence) -> float:
         """Mean over the tokens after the first, 0 if there is none."""

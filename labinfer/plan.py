@@ -6,7 +6,7 @@ keeps the same picture of the running sequences, because every rank sees the sam
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ MAX_STOP_LENGTH = 256
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 NO_TOKEN = -1
+MoveKind = Literal["copy", "swap_out", "swap_in"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +76,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Answers to one prompt. The i-th one's seed is ``seed + i``."""
     best_of: int = 0
     """Generate this many and keep the ``n`` with the highest mean log-probability; 0 is ``n``."""
+    num_beams: int = 1
+    """Beam search over so many continuations, of which the best ``n`` are the answers; greedy, without stop strings."""
+    length_penalty: float = 1.0
+    """A beam's score is its log-probability over its length to this power: above 0 favours longer answers."""
+    early_stopping: bool | Literal["never"] = False
+    """When beam search ends: with as many answers as beams (true), when the best beam is unlikely to become better than
+    them (false), or when it cannot ("never")."""
+    max_context_len: int = 0
+    """Prompt and answer together at most, or with a context shift what is in the context at once; 0 is the model's."""
     logprobs: int | None = None
     """Log-probabilities of the chosen tokens and of this many likeliest ones, before any processor."""
     prompt_logprobs: int | None = None
@@ -92,6 +102,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be true or false, not {getattr(self, name)!r:.60}")
+        if self.early_stopping not in (True, False, "never") or type(self.early_stopping) is int:
+            raise UserError(f'early_stopping must be true, false or "never", not {self.early_stopping!r:.60}')
+        if self.num_beams > 1:
+            self._check_beams()
         if self.min_tokens > self.max_tokens:
             raise UserError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         if self.best_of and self.best_of < self.n:
@@ -110,10 +124,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"logits_processors cannot be sent to the ranks: {error}") from None
 
+    def _check_beams(self) -> None:
+        if self.n > self.num_beams:
+            raise UserError(f"n {self.n} is more than num_beams {self.num_beams}")
+        for name, neutral in (("temperature", 0.0), ("best_of", 0), ("stop", ()), ("logprobs", None)):
+            if getattr(self, name) != neutral:
+                raise UserError(f"{name} {getattr(self, name)!r:.60} does not go with num_beams; leave it out")
+
     @property
     def num_choices(self) -> int:
-        """Answers that are generated, of which ``n`` are kept."""
-        return self.best_of or self.n
+        """Answers that are generated on their own, of which ``n`` are kept; the beams of a search are one."""
+        return 1 if self.num_beams > 1 else self.best_of or self.n
 
     def _make_tuple(self, name: str, item: type) -> None:
         value = getattr(self, name)
@@ -149,6 +170,9 @@ _BOUNDS = {
     "seed": (int, 0, MAX_SEED, "from 0 to 2**63-1"),
     "n": (int, 1, MAX_CHOICES, f"from 1 to {MAX_CHOICES}"),
     "best_of": (int, 0, MAX_CHOICES, f"from 0 to {MAX_CHOICES}"),
+    "num_beams": (int, 1, MAX_CHOICES, f"from 1 to {MAX_CHOICES}"),
+    "length_penalty": (float, -10.0, 10.0, "from -10 to 10"),
+    "max_context_len": (int, 0, MAX_COUNT, f"from 0 to {MAX_COUNT}"),
 }
 """Number fields: type, smallest and largest value, and how to say so."""
 
@@ -174,6 +198,8 @@ class TokenSampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     typical_p: float = 1.0
     seed: int = 0
     logprobs: int | None = None
+    after_processors: bool = False
+    """Whether ``logprobs`` are measured after the processors (beam search) instead of before them."""
     prompt_logprobs: int | None = None
     processors: list[tuple[str, Any]] = []
     """Name and argument of each logits processor, in order."""
@@ -208,13 +234,28 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
     sampling: TokenSampling
 
 
+class CacheMove(msgspec.Struct, frozen=True, array_like=True):
+    """What is done to whole KV blocks before a step runs; a list of moves is carried out in order."""
+
+    kind: MoveKind
+    source: list[int]
+    dest: list[int]
+    """As many as ``source``. Blocks of the host pool on the far side of a swap."""
+    shift: int = 0
+    """Positions that copied keys move by: they are rotated by so much."""
+
+
 class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
     """What one sequence does in a step: run its next ``num_tokens`` tokens through the model."""
 
     seq_id: int
     num_tokens: int
+    position: int
+    """Of the first of them: its index in the sequence, less the tokens that were shifted out of the context."""
+    first_block: int
+    """The sequence's block table is cut to this many blocks …"""
     new_blocks: list[int]
-    """KV blocks appended to the sequence's block table by this step."""
+    """… and goes on with these."""
     new_token: int
     """The token sampled for this sequence since it was last planned, or ``NO_TOKEN``."""
     sample: bool
@@ -230,6 +271,8 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     starts: list[SequenceStart]
     finished: list[int]
     """Sequences to forget; applied before ``starts``."""
+    moves: list[CacheMove]
+    """Done before anything is run."""
     entries: list[BatchEntry]
 
     @property
@@ -262,6 +305,33 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
 
 Command = BatchPlan | Pause
 """What rank 0 sends down the control channel."""
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """What steps cost on these ranks, as measured before the first request; in seconds, of the slowest rank."""
+
+    sizes: list[int]
+    """Decoding sequences of the steps that were timed, ascending."""
+    of_stage: list[list[float]]
+    """t(batch) of each stage, for each of these sizes."""
+    hop: float = 0.0
+    """From the end of one stage's step to the beginning of the next one's; 0 with one stage."""
+    swapped_block: float = 0.0
+    """To move one KV block to the host pool and back; 0 without a host pool."""
+
+    def at(self, stage: int, size: float) -> float:
+        """t(batch) of a stage, on straight lines through what was measured."""
+        sizes, times = self.sizes, self.of_stage[stage]
+        if len(sizes) == 1 or size <= sizes[0]:
+            return times[0]
+        right = next((index for index in range(1, len(sizes)) if size <= sizes[index]), len(sizes) - 1)
+        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
+        return times[right - 1] + max(0.0, slope) * (size - sizes[right - 1])
+
+    @property
+    def per_token(self) -> float:
+        """To run one token of a long prompt through the busiest stage."""
+        return max(times[-1] for times in self.of_stage) / self.sizes[-1]
 
 
 class WorkerStats(msgspec.Struct, frozen=True):

@@ -73,6 +73,10 @@ class Sampling(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     n: int | None = None
     best_of: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    max_context_len: int | None = None
     logprobs: Any = None
     """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
     prompt_logprobs: int | None = None

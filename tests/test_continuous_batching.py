@@ -65,7 +65,7 @@ def test_with_room_for_three_all_finish_with_the_same_tokens(checkpoint, with_ro
         ]
         outputs = sorted(llm.run(requests), key=lambda output: output.key)
         assert [output.token_ids for output in outputs] == with_room
-        assert llm.report.num_preemptions > 0
+        assert llm.report.counts["preemptions"] > 0
         for output, params in zip(outputs, PARAMS, strict=True):
             if params.logprobs is not None:
                 assert len(output.completions[0].logprobs) == 24

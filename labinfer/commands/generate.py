@@ -110,17 +110,21 @@ class Rank0Job:
     def _announce(self) -> None:
         """The table of ranks, and what the KV cache holds."""
         parts, block_size = self.llm.parts, self.session.options.cache.block_size
-        kv_tokens = [parts.num_kv_blocks * block_size] * self.llm.group.size
+        kv_tokens = [count * block_size for count in parts.capacity.blocks_of_rank]
         logger.info("model %s: %s", self.session.options.model.model, parts.directory)
         sys.stderr.write(layout_table(parts.layout, self.llm.group.everyone, kv_tokens) + "\n")
         logger.info(
             "KV cache: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
-            parts.num_kv_blocks,
+            parts.capacity.num_blocks,
             block_size,
-            format_bytes(parts.num_kv_blocks * parts.layout.block_bytes(parts.place, block_size)),
+            format_bytes(parts.capacity.num_blocks * parts.layout.block_bytes(parts.place, block_size)),
             str(parts.layout.kv_dtype_of(parts.place)).removeprefix("torch."),
             parts.layout.max_model_len,
         )
+        if limit := parts.capacity.describe_limit(parts.layout.topology.places):
+            logger.info("KV cache: %s", limit)
+        if parts.capacity.num_host_blocks:
+            logger.info("host memory for swapped sequences: %d blocks", parts.capacity.num_host_blocks)
 
     def _answer(self, requests: list[Request]) -> None:
         """--prompt: to a file each answer when it is finished, to the terminal each when its turn has come."""

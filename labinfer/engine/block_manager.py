@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
@@ -62,6 +63,10 @@ class BlockManager:
             self._idle.pop(block, None)
         return [*found, *self.allocate(count)]
 
+    def is_shared(self, block: int) -> bool:
+        """Whether a block in use has more than one holder, so that none of them may write to it."""
+        return self._holders[block] > 1
+
     def free(self, blocks: Sequence[int]) -> None:
         """One holder less. ``blocks`` are in the order of their tokens, so that a prefix outlives what follows it."""
         for block in reversed(blocks):
@@ -81,6 +86,12 @@ class BlockManager:
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
+
+    def unregister(self, block: int) -> None:
+        """The block is about to hold something else."""
+        digest = self._digest_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
         """The known blocks of the longest prefix of this chain; not held by the caller before it calls ``share``."""
@@ -108,6 +119,10 @@ class BlockManager:
         assert {block: digest for digest, block in self._block_of.items()} == self._digest_of, "digests disagree"
         assert idle <= set(self._digest_of), "an idle block cannot be found"
         assert not free & set(self._digest_of), "a free block can be found"
+
+    def check_holders(self, held: Iterable[int]) -> None:
+        """The blocks in use are these, each as often as it has holders."""
+        assert Counter(held) == self._holders, "holders disagree with the count"
 
 
 def extend_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int, salt: str, num_blocks: int) -> None:

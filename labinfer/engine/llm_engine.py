@@ -7,11 +7,13 @@ import logging
 from collections.abc import Iterable
 from enum import Enum
 
-from labinfer.engine.block_manager import BlockManager
+from labinfer.config import SchedulerOptions
+from labinfer.engine.beam_search import BeamGroup
+from labinfer.engine.block_tables import BlockTables, SequenceCache
 from labinfer.engine.executor import Executor
-from labinfer.engine.request import Request
+from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
-from labinfer.engine.sequence import FinishReason, Sequence, token_sampling
+from labinfer.engine.sequence import Sequence, token_sampling
 from labinfer.errors import UserError
 from labinfer.plan import WorkerStats
 
@@ -34,17 +36,25 @@ class LLMEngine:
 
     Args:
         scheduler: composes micro-batches.
-        blocks: the KV blocks the scheduler hands out.
+        tables: the KV blocks the scheduler hands out.
         executor: runs the plans.
         vocab_size: ids a prompt may hold.
-        max_model_len: tokens a sequence may have, prompt and output together.
+        max_model_len: tokens of a sequence that may be in the context at once.
+        options: the scheduler's.
     """
 
     def __init__(
-        self, scheduler: Scheduler, blocks: BlockManager, executor: Executor, vocab_size: int, max_model_len: int
+        self,
+        scheduler: Scheduler,
+        tables: BlockTables,
+        executor: Executor,
+        vocab_size: int,
+        max_model_len: int,
+        options: SchedulerOptions,
     ):
         self.scheduler = scheduler
-        self.blocks = blocks
+        self.blocks = tables.blocks
+        self._options = options
         self.max_model_len = max_model_len
         self.state = EngineState.IDLE
         self._executor = executor
@@ -66,22 +76,36 @@ class LLMEngine:
         if not self.scheduler.has_room(sampling.num_choices):
             raise QueueFull(f"{len(self.scheduler.waiting)} sequences are waiting already; try again later")
         self.check_request(request)
-        room = self.max_model_len - len(request.prompt_token_ids)
-        eos = sorted(token for token in self.scheduler.eos_token_ids if token < self._vocab_size)
-        sequences = []
-        for choice in range(sampling.num_choices):
-            sequences.append(
-                Sequence(
-                    self._next_seq_id,
-                    request,
-                    list(request.prompt_token_ids),
-                    token_sampling(request, choice, eos),
-                    min(sampling.max_tokens, room),
-                )
-            )
-            self._next_seq_id += 1
-            self.scheduler.add(sequences[-1])
+        ends = [token for token in self.scheduler.ends_of(request) if token < self._vocab_size]
+        if sampling.num_beams > 1:
+            beams = [self._make_sequence(request, 0, ends) for _ in range(sampling.num_beams)]
+            group = BeamGroup(beams, sampling, ends, beams[0].max_tokens)
+            for beam in beams:
+                beam.beams = group
+            sequences = beams[:1]
+        else:
+            sequences = [self._make_sequence(request, choice, ends) for choice in range(sampling.num_choices)]
+        for sequence in sequences:
+            self.scheduler.add(sequence)
         return sequences
+
+    def _make_sequence(self, request: Request, choice: int, ends: list[int]) -> Sequence:
+        sampling, context = request.sampling, self._context_of(request)
+        room = sampling.max_tokens if self._options.context_shift else context - len(request.prompt_token_ids)
+        self._next_seq_id += 1
+        return Sequence(
+            self._next_seq_id - 1,
+            request,
+            list(request.prompt_token_ids),
+            token_sampling(request, choice, ends),
+            min(sampling.max_tokens, room),
+            context,
+            SequenceCache(request.cache_salt),
+        )
+
+    def _context_of(self, request: Request) -> int:
+        """Tokens of a request's sequences that may be in the context at once."""
+        return min(self.max_model_len, request.sampling.max_context_len or self.max_model_len)
 
     def check_request(self, request: Request) -> None:
         """Raises:
@@ -90,11 +114,14 @@ class LLMEngine:
         prompt_ids, sampling = request.prompt_token_ids, request.sampling
         if not prompt_ids:
             raise UserError("the prompt is empty; give at least one token")
-        if len(prompt_ids) >= self.max_model_len:
+        context = self._context_of(request)
+        if len(prompt_ids) >= context:
             raise UserError(
-                f"the prompt has {len(prompt_ids)} tokens, but at most {self.max_model_len - 1} fit beside one new token "
-                f"(context {self.max_model_len}); shorten it"
+                f"the prompt has {len(prompt_ids)} tokens, but at most {context - 1} fit beside one new token "
+                f"(context {context}); shorten it"
             )
+        self._check_shift(context)
+        self._check_beams(request, context)
         self._check_ids("token id", prompt_ids)
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(f"{name}: token id", getattr(sampling, name))
@@ -107,6 +134,35 @@ class LLMEngine:
         limit = self.scheduler.max_queued
         if limit and sampling.num_choices > limit:
             raise UserError(f"{sampling.num_choices} answers are wanted, but at most {limit} can wait in the queue")
+
+    def _check_shift(self, context: int) -> None:
+        size = self.blocks.block_size
+        least = (self.blocks.blocks_for(self._options.keep) + 2) * size
+        if self._options.context_shift and context < least:
+            raise UserError(
+                f"the context of {context} tokens is too short to be shifted: --keep {self._options.keep} and two blocks of "
+                f"{size} take {least}; lower --keep or --block-size"
+            )
+
+    def _check_beams(self, request: Request, context: int) -> None:
+        sampling = request.sampling
+        if sampling.num_beams == 1:
+            return
+        if sampling.num_beams > self._options.max_num_seqs:
+            raise UserError(f"num_beams {sampling.num_beams} is more than --max-num-seqs {self._options.max_num_seqs}")
+        num_candidates = BeamGroup.num_candidates(sampling, self.scheduler.ends_of(request))
+        if num_candidates > self._vocab_size:
+            raise UserError(
+                f"num_beams {sampling.num_beams} looks at {num_candidates} tokens, more than the vocabulary of "
+                f"{self._vocab_size}; lower it"
+            )
+        longest = min(context, len(request.prompt_token_ids) + sampling.max_tokens)
+        needed = sampling.num_beams * self.blocks.blocks_for(longest)
+        if needed > self.blocks.num_blocks:
+            raise UserError(
+                f"{sampling.num_beams} beams of up to {longest} tokens need {needed} KV blocks, but there are "
+                f"{self.blocks.num_blocks}; lower num_beams or max_tokens"
+            )
 
     def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:
         token_ids = list(token_ids)
@@ -155,6 +211,5 @@ class LLMEngine:
     def pause(self) -> list[WorkerStats]:
         """End of a run: every request is done; the workers report what they did."""
         assert not self.has_work, "pause with requests running"
-        self.blocks.check_integrity()
-        assert self.blocks.num_free == self.blocks.num_blocks, "a finished run left blocks behind"
+        self.scheduler.check_integrity()  # nobody holds a block
         return self._executor.pause(self.scheduler.take_finished_ids())

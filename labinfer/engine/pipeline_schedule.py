@@ -1,6 +1,7 @@
 """When the next micro-batch may start: three pipeline schedules, to be measured against each other.
 
-Each answers one question and keeps no state but its own. ``in_flight`` counts micro-batches launched and not returned.
+Each answers one question and keeps no state but its own. ``in_flight`` counts micro-batches launched and not returned,
+``wanted`` is into how many the running sequences are to be divided.
 """
 
 from __future__ import annotations
@@ -9,44 +10,45 @@ from typing import Protocol
 
 
 class PipelineSchedule(Protocol):
-    num_micro_batches: int
-    """Into how many micro-batches the running sequences are divided."""
+    def num_micro_batches(self, wanted: int) -> int:
+        """Into how many they are divided."""
 
-    def may_launch(self, in_flight: int) -> bool: ...
+    def may_launch(self, in_flight: int, wanted: int) -> bool: ...
 
 
 class Lockstep:
     """One batch of everything, all the way through, before the next: every stage but one is idle."""
 
-    num_micro_batches = 1
+    def num_micro_batches(self, wanted: int) -> int:
+        return 1
 
-    def may_launch(self, in_flight: int) -> bool:
+    def may_launch(self, in_flight: int, wanted: int) -> bool:
         return in_flight == 0
 
 
 class GPipe:
     """Fill the pipeline, drain it, fill it again (Huang et al. 2019, arXiv:1811.06965)."""
 
-    def __init__(self, num_micro_batches: int):
-        self.num_micro_batches = num_micro_batches
+    def __init__(self) -> None:
         self._filled = 0  # micro-batches launched since the pipeline was last empty
 
-    def may_launch(self, in_flight: int) -> bool:
+    def num_micro_batches(self, wanted: int) -> int:
+        return wanted
+
+    def may_launch(self, in_flight: int, wanted: int) -> bool:
         self._filled = max(self._filled, in_flight) if in_flight else 0
-        return in_flight == self._filled and in_flight < self.num_micro_batches
+        return in_flight == self._filled and in_flight < wanted
 
 
 class OneForwardOneBack:
     """One micro-batch in for each one out, so that no stage waits (after 1F1B, Narayanan et al. 2019, SOSP PipeDream)."""
 
-    def __init__(self, num_micro_batches: int):
-        self.num_micro_batches = num_micro_batches
+    def num_micro_batches(self, wanted: int) -> int:
+        return wanted
 
-    def may_launch(self, in_flight: int) -> bool:
-        return in_flight < self.num_micro_batches
+    def may_launch(self, in_flight: int, wanted: int) -> bool:
+        return in_flight < wanted
 
 
-def make_schedule(name: str, max_inflight: int) -> PipelineSchedule:
-    if name == "lockstep":
-        return Lockstep()
-    return GPipe(max_inflight) if name == "gpipe" else OneForwardOneBack(max_inflight)
+def make_schedule(name: str) -> PipelineSchedule:
+    return {"lockstep": Lockstep, "gpipe": GPipe, "1f1b": OneForwardOneBack}[name]()

@@ -16,17 +16,17 @@ Order = Callable[[Sequence, Mapping[str, int]], Rank]
 
 def fcfs(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
     """First come, first served."""
-    return (sequence.seq_id,)
+    return (sequence.order,)
 
 
 def priority(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
     """The lowest ``priority`` first, as vLLM has it; first come, first served among equals."""
-    return (sequence.request.priority, sequence.seq_id)
+    return (sequence.request.priority, sequence.order)
 
 
 def fair(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
     """The users in turn: the next is the one with the fewest running; first come, first served among equals."""
-    return (running_of_user.get(sequence.request.user, 0), sequence.seq_id)
+    return (running_of_user.get(sequence.request.user, 0), sequence.order)
 
 
 ORDERS: dict[str, Order] = {"fcfs": fcfs, "priority": priority, "fair": fair}

@@ -1,11 +1,20 @@
-"""What the engine is asked for."""
+"""What the engine is asked for, and how it may end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from labinfer.plan import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a request ended; ``stop`` and ``length`` as in OpenAI's API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,18 @@ from __future__ import annotations
 import itertools
 from bisect import insort
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from labinfer.config import SchedulerOptions
-from labinfer.engine.block_manager import BlockManager, extend_chain
+from labinfer.engine.beam_search import BeamGroup
+from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
 from labinfer.engine.policies import ORDERS, SPLITS, Load, Rank, Split, balanced
-from labinfer.engine.sequence import FinishReason, Sequence
-from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, TokenLogprobs
+from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.sequence import Sequence
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, StepTimes, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -34,28 +38,37 @@ class Scheduler:
 
     Args:
         options: the budgets.
-        blocks: the KV blocks, the same number on every rank.
+        tables: the KV blocks, the same number on every rank, and who holds them.
         num_stages: pipeline stages.
         eos_token_ids: tokens that end a sequence unless it ignores them.
+        times: what steps cost, where it was measured.
     """
 
     def __init__(
-        self, options: SchedulerOptions, blocks: BlockManager, num_stages: int, eos_token_ids: tuple[int, ...] = ()
+        self,
+        options: SchedulerOptions,
+        tables: BlockTables,
+        num_stages: int,
+        eos_token_ids: tuple[int, ...] = (),
+        times: StepTimes | None = None,
     ):
         self._options = options
-        self._blocks = blocks
-        self._schedule = make_schedule(options.pipeline_schedule, options.max_inflight or num_stages)
+        self._tables, self._blocks = tables, tables.blocks
+        self._schedule = make_schedule(options.pipeline_schedule)
+        self._micro_batches = MicroBatchCount(num_stages, times, options.max_inflight)
         self._order, self._split = ORDERS[options.scheduling_policy], SPLITS[options.batch_policy]
+        self._times = times
         self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []  # by rank
         self.in_flight: deque[InFlight] = deque()
+        self._beam_groups: list[BeamGroup] = []  # admitted
         self._finished_ids: list[int] = []
         self._next_step_id = 0
-        self.num_preemptions = 0
-        self.num_looked_up = self.num_found = 0
-        """Tokens of admitted sequences, and how many of them were in the cache."""
+        self.counts: Counter[str] = Counter()
+        """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
+        (how many of them were in the cache)."""
 
     @property
     def has_work(self) -> bool:
@@ -73,20 +86,32 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=self._rank)
 
+    def ends_of(self, request: Request) -> list[int]:
+        """Tokens that end its answers."""
+        eos = () if request.sampling.ignore_eos else self.eos_token_ids
+        return sorted({*eos, *request.sampling.stop_token_ids})
+
     def schedule(self) -> BatchPlan | None:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
-        if not self._schedule.may_launch(len(self.in_flight)):
+        if not self._schedule.may_launch(len(self.in_flight), self._wanted_micro_batches()):
             return None
         chosen = self._compose(self._split)
-        if not chosen and not self.in_flight:  # the policy would wait for what will not come
+        while not chosen and not self.in_flight:
+            # The policy would wait for what will not come, or beams that wait for each other hold all blocks.
             chosen = self._compose(balanced)
+            stuck = sorted(self._may_be_admitted(), key=self._needs_seats)
+            if not chosen and not (stuck and self._make_way(stuck[0])):
+                break
         if not chosen:
             return None
-        self._was_prefilling = any(not sequence.is_decoding for sequence, _ in chosen)
+        self._was_prefilling = any(count > 1 or not sequence.num_output_tokens for sequence, count in chosen.items())
         return self._make_plan(chosen)
 
     def update(self, result: BatchResult) -> list[Sequence]:
-        """Take the tokens of the oldest micro-batch in flight. Returns the sequences that got one."""
+        """Take the tokens of the oldest micro-batch in flight.
+
+        Returns the sequences that got one; of beams the first one, when all of them have.
+        """
         batch = self.in_flight.popleft()
         assert batch.plan.step_id == result.step_id, (
             f"step {result.step_id} came back, but {batch.plan.step_id} was awaited"
@@ -101,30 +126,40 @@ class Scheduler:
                 continue
             if numbers:
                 sequence.take_values(numbers, token)
-            if token is not None:
+            if token is None:
+                continue
+            group = sequence.beams
+            if group is None:
                 self._append(sequence, token)
                 advanced.append(sequence)
+            elif group.take(sequence, sequence.logprobs.pop().top):
+                self._advance_beams(group)
+                advanced.append(group.members[0])
         return advanced
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence now and free its blocks.
+        """End a sequence now, with all beams of its request, and free its blocks.
 
         A micro-batch in flight may still write to them; that does no harm, as every stage runs plans in order and a
         later owner's writes come after.
         """
         if sequence.finish_reason is not None:
             return
-        sequence.finish_reason = reason
-        if sequence in self.running:
-            self.running.remove(sequence)
-            self._release(sequence)
-        else:
-            self.waiting.remove(sequence)
+        if sequence.beams in self._beam_groups:
+            self._beam_groups.remove(sequence.beams)
+        for member in sequence.beams.members if sequence.beams else [sequence]:
+            member.finish_reason = reason
+            self._withdraw(member)
+            self._tables.release(member.cache)
 
     def take_finished_ids(self) -> list[int]:
         """Sequences that the workers have not been told to forget yet."""
         finished, self._finished_ids = self._finished_ids, []
         return finished
+
+    def check_integrity(self) -> None:
+        """Every block is held by those who run or are swapped out, and by nobody else."""
+        self._tables.check_integrity(sequence.cache for sequence in [*self.running, *self.waiting])
 
     def describe(self, plan: BatchPlan) -> str:
         """A step in one line, for the log."""
@@ -132,186 +167,212 @@ class Scheduler:
         return (
             f"step {plan.step_id}: {plan.num_tokens} tokens ({decodes} decodes, {len(plan.entries) - decodes} chunks), "
             f"{len(self.running)} running, {len(self.waiting)} waiting, {self._blocks.num_free} blocks free, "
-            f"{self.num_preemptions} preempted"
+            f"{self.counts['preemptions']} preempted"
         )
 
-    # How a micro-batch is composed.
+    # How a micro-batch is composed: the sequences chosen, and how many of their tokens to run.
 
-    def _compose(self, split: Split) -> list[tuple[Sequence, int]]:
-        """Sequences and how many of their tokens to run."""
-        chosen: list[tuple[Sequence, int]] = []
-        preemptions_before = self.num_preemptions
+    def _compose(self, split: Split) -> dict[Sequence, int]:
+        chosen: dict[Sequence, int] = {}
+        preemptions_before = self.counts["preemptions"]
         decoding = [s for s in self.running if s.is_decoding or (s.num_in_flight and s.num_unscheduled == 0)]
         budget = split(self._load(len(decoding)))
         limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
         num_decodes = self._choose_decodes(chosen, decoding, limit)
         room = min(budget.num_prefill_tokens, self._options.max_num_batched_tokens - num_decodes)
         room -= self._choose_prefills(chosen, room)
-        if self.num_preemptions == preemptions_before:  # no room for those who run is no room for others
+        if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
             self._admit(chosen, room)
         return chosen
 
     def _load(self, num_decoding: int) -> Load:
         prefill_tokens = sum(s.num_unscheduled for s in self.running if not s.is_decoding)
-        next_fits = self.waiting and self._blocks.blocks_for(len(self.waiting[0].token_ids)) <= self._blocks.num_free
-        if next_fits and len(self.running) < self._options.max_num_seqs:
-            prefill_tokens += sum(len(s.token_ids) for s in self.waiting)
+        next_fits = self.waiting and self._blocks.blocks_for(self.waiting[0].num_positions) <= self._blocks.num_free
+        if next_fits and self._num_seats < self._options.max_num_seqs:
+            prefill_tokens += sum(s.num_unscheduled for s in self.waiting)
         return Load(
             num_decoding=num_decoding,
             prefill_tokens=prefill_tokens,
             free_fraction=self._blocks.num_free / max(1, self._blocks.num_blocks),
-            num_micro_batches=self._schedule.num_micro_batches,
+            num_micro_batches=self._schedule.num_micro_batches(self._wanted_micro_batches()),
             max_tokens=self._options.max_num_batched_tokens,
             was_prefilling=self._was_prefilling,
         )
 
-    def _choose_decodes(self, chosen: list[tuple[Sequence, int]], decoding: list[Sequence], budget: int) -> int:
+    def _wanted_micro_batches(self) -> int:
+        prompts = bool(self.waiting) or any(not sequence.num_output_tokens for sequence in self.running)
+        return self._micro_batches.of(len(self.running), prompts)
+
+    @property
+    def _num_seats(self) -> int:
+        """Sequences that run, and beams that will: of ``max_num_seqs``."""
+        if not self._beam_groups:
+            return len(self.running)
+        return sum(s.beams is None for s in self.running) + sum(len(g.members) for g in self._beam_groups)
+
+    def _choose_decodes(self, chosen: dict[Sequence, int], decoding: list[Sequence], budget: int) -> int:
         used = 0
         for sequence in decoding:
             if used == budget:
                 break
             # Looked at again: another sequence may have taken this one's blocks a moment ago.
-            if sequence.is_decoding and self._grow(sequence):
-                self._choose(chosen, sequence, 1)
-                used += 1
+            if sequence.cache.blocks and sequence.is_decoding:
+                used += self._choose(chosen, sequence, 1)
         return used
 
-    def _choose_prefills(self, chosen: list[tuple[Sequence, int]], budget: int) -> int:
+    def _choose_prefills(self, chosen: dict[Sequence, int], budget: int) -> int:
         used = 0
-        for sequence in self.running:
+        for sequence in self.running:  # who gives way to one of them comes after it
             count = min(sequence.num_unscheduled, budget - used, self._options.chunked_prefill_size)
             if count > 0 and not sequence.is_decoding:
-                self._choose(chosen, sequence, count)  # its blocks were all allocated when it was admitted
-                used += count
+                used += self._choose(chosen, sequence, count)
         return used
 
-    def _admit(self, chosen: list[tuple[Sequence, int]], budget: int) -> None:
+    def _admit(self, chosen: dict[Sequence, int], budget: int) -> None:
         limit = self._options.max_num_seqs
-        if not self.waiting or budget <= 0 or len(self.running) >= limit:
+        if not self.waiting or budget <= 0:
             return
-        queues: dict[str, deque[Sequence]] = {}
-        for sequence in self.waiting:  # in the order of their ranks, so that only each user's first can be next
-            queues.setdefault(sequence.request.user, deque()).append(sequence)
+        queues: dict[str | None, deque[Sequence]] = {}
+        for sequence in self._may_be_admitted():  # in the order of their ranks: only each queue's first can be next
+            queues.setdefault(self._queue_of(sequence), deque()).append(sequence)
         running_of_user = Counter(sequence.request.user for sequence in self.running)
-        while queues and budget > 0 and len(self.running) < limit:
+        while queues and budget > 0:
             heads = (queue[0] for queue in queues.values())
-            sequence = min(heads, key=lambda head: self._order(head, running_of_user))
-            if not self._take_blocks(sequence):
+            sequence = min(heads, key=lambda head: (self._needs_seats(head), *self._order(head, running_of_user)))
+            seats = len(sequence.beams.members) if sequence.beams else 1
+            if self._num_seats + seats * self._needs_seats(sequence) > limit or not self._take_blocks(sequence):
                 return
-            user = sequence.request.user
-            queues[user].popleft()
-            if not queues[user]:
-                del queues[user]
-            running_of_user[user] += 1
+            queue = self._queue_of(sequence)
+            queues[queue].popleft()
+            if not queues[queue]:
+                del queues[queue]
+            running_of_user[sequence.request.user] += 1
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self._rank)
-            count = min(sequence.num_unscheduled, budget, self._options.chunked_prefill_size)
-            self._choose(chosen, sequence, count)
-            budget -= count
+            if sequence.beams is not None and sequence.beams not in self._beam_groups:
+                self._beam_groups.append(sequence.beams)
+            budget -= self._choose(
+                chosen, sequence, min(sequence.num_unscheduled, budget, self._options.chunked_prefill_size)
+            )
+
+    def _may_be_admitted(self) -> list[Sequence]:
+        """Those who wait for room, not for other beams."""
+        return [s for s in self.waiting if s.beams is None or not s.beams.has_token_of(s)]
+
+    def _needs_seats(self, sequence: Sequence) -> bool:
+        """Whether it is new. A beam that gave way has kept its seat, and others may wait for it, so it goes first."""
+        return sequence.beams is None or sequence.beams not in self._beam_groups
+
+    def _queue_of(self, sequence: Sequence) -> str | None:
+        return sequence.request.user if self._needs_seats(sequence) else None
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""
-        num_tokens, size = len(sequence.token_ids), self._blocks.block_size
-        found = []
-        if sequence.token_sampling.prompt_logprobs is None:  # they take running the prompt
-            found = self._blocks.find(self._digests(sequence, (num_tokens - 1) // size))  # the last token is always run
-        blocks = self._blocks.share(found, self._blocks.blocks_for(num_tokens) - len(found))
-        if blocks is None:
+        was_swapped = bool(sequence.cache.host_blocks)
+        find = sequence.token_sampling.prompt_logprobs is None  # they take running the prompt
+        if not self._tables.admit(sequence.cache, sequence.token_ids, sequence.num_positions, find):
             return False
-        sequence.block_table = blocks
-        sequence.num_registered = len(found)
-        sequence.num_scheduled = len(found) * size
-        if not sequence.num_preemptions:
-            sequence.num_cached_tokens = sequence.num_scheduled
-        self.num_looked_up += num_tokens
-        self.num_found += sequence.num_scheduled
+        if not was_swapped:
+            if not sequence.num_preemptions:
+                sequence.num_cached_tokens = sequence.num_scheduled
+            self.counts["looked_up"] += len(sequence.token_ids)
+            self.counts["found"] += sequence.num_scheduled
         return True
 
-    def _digests(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Of its first full blocks; none where nothing is to be found."""
-        if not self._blocks.prefix_caching:
-            return []
-        extend_chain(
-            sequence.digests, sequence.token_ids, self._blocks.block_size, sequence.request.cache_salt, num_blocks
-        )
-        return sequence.digests[:num_blocks]
+    def _choose(self, chosen: dict[Sequence, int], sequence: Sequence, count: int) -> int:
+        """Run the next ``count`` tokens of a sequence in this step, or as many of them as its context has room for.
 
-    def _choose(self, chosen: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
-        """Run the next ``count`` tokens of a sequence in this step; others can find the blocks they fill.
-
-        At once: whoever finds them runs in this step or a later one, and every stage runs steps in order, in each layer
-        writing keys and values before it reads any.
+        Blocks are taken from the last sequence at rest where none is free. Only those of higher rank give way, so the
+        first always goes on: with nobody to take from, waiting is enough. Returns how many tokens are run.
         """
-        chosen.append((sequence, count))
-        full = (sequence.num_scheduled + count) // self._blocks.block_size
-        if full == sequence.num_registered:
-            return
-        filled = zip(sequence.block_table, self._digests(sequence, full), strict=False)
-        for block, digest in itertools.islice(filled, sequence.num_registered, None):
-            self._blocks.register(block, digest)
-        sequence.num_registered = full
+        cache = sequence.cache
+        while cache.num_tokens == sequence.max_context and not self._shift_context(sequence):
+            if not self._make_way(sequence, chosen):
+                return 0
+        count = min(count, sequence.max_context - cache.num_tokens)
+        while not self._tables.reserve(cache, count):
+            if not self._make_way(sequence, chosen):
+                return 0
+        self._tables.advance(cache, sequence.token_ids, count)
+        chosen[sequence] = count
+        return count
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Room for one more token, taken from the last sequence at rest where no block is free.
+    def _shift_context(self, sequence: Sequence) -> bool:
+        """Half of what need not be kept leaves the context, in whole blocks."""
+        size = self._blocks.block_size
+        kept = self._blocks.blocks_for(self._options.keep) * size
+        dropped = max(1, (sequence.max_context - kept) // 2 // size) * size
+        return self._tables.shift(sequence.cache, kept, kept + dropped)
 
-        Only those of higher rank give way, so the first always goes on: with nobody to take from, waiting is enough.
-        """
-        while self._blocks.blocks_for(sequence.num_scheduled + 1) > len(sequence.block_table):
-            blocks = self._blocks.allocate(1)
-            if blocks is None:
-                victim = next(
-                    (
-                        s
-                        for s in reversed(self.running)
-                        if s.num_in_flight == 0 and self._rank(s) > self._rank(sequence)
-                    ),
-                    None,
-                )
-                if victim is None:
-                    return False
+    def _make_way(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:
+        """Preempt the last of those that rank behind this one and rest. Returns whether there was one."""
+        rank = self._rank(sequence)
+        for victim in reversed(self.running):
+            if self._rank(victim) <= rank:
+                return False
+            if not victim.num_in_flight and victim not in chosen:
                 self._preempt(victim)
-                continue
-            sequence.block_table += blocks
-        return True
+                return True
+        return False
 
     def _preempt(self, victim: Sequence) -> None:
-        """Back to waiting, to be computed again from its token ids."""
-        self.running.remove(victim)
-        self._release(victim)
-        victim.forget_cache()
+        """Back to waiting: swapped to host memory, or to be computed again from its token ids."""
+        self._withdraw(victim)
+        if self._prefers_swap(victim) and self._tables.swap_out(victim.cache):
+            self.counts["swaps"] += 1
+        else:
+            self._tables.release(victim.cache)
+            victim.prompt_logprobs = []  # they come again
         victim.num_preemptions += 1
-        self.num_preemptions += 1
+        self.counts["preemptions"] += 1
         insort(self.waiting, victim, key=self._rank)
 
-    def _make_plan(self, chosen: list[tuple[Sequence, int]]) -> BatchPlan:
+    def _prefers_swap(self, victim: Sequence) -> bool:
+        """By the mode, or by what would take less time."""
+        mode, num_tokens = self._options.preemption_mode, victim.cache.num_tokens
+        if mode != "auto" or self._times is None:
+            return mode == "swap"
+        swap = self._blocks.blocks_for(num_tokens) * self._times.swapped_block
+        return swap < victim.num_scheduled * self._times.per_token
+
+    def _make_plan(self, chosen: dict[Sequence, int]) -> BatchPlan:
         starts, entries = [], []
-        for sequence, count in chosen:
+        for sequence, count in chosen.items():
+            cache, wanted = sequence.cache, sequence.token_sampling
+            begin = sequence.num_scheduled - count
             if not sequence.started:
-                starts.append(
-                    SequenceStart(
-                        sequence.seq_id, list(sequence.token_ids), sequence.num_scheduled, sequence.token_sampling
-                    )
-                )
+                starts.append(SequenceStart(sequence.seq_id, list(sequence.token_ids), begin, wanted))
                 sequence.started, sequence.pending_token = True, NO_TOKEN
-            wanted = sequence.token_sampling
-            num_values = sequence.num_prompt_measures(count) * TokenLogprobs.count(wanted.prompt_logprobs)
-            sequence.num_scheduled += count
-            sequence.num_in_flight += 1
             sample = sequence.num_unscheduled == 0
+            num_values = sequence.num_prompt_measures(begin) * TokenLogprobs.count(wanted.prompt_logprobs)
             num_values += sample * TokenLogprobs.count(wanted.logprobs)
-            new_blocks = sequence.block_table[sequence.num_blocks_sent :]
-            entries.append(BatchEntry(sequence.seq_id, count, new_blocks, sequence.pending_token, sample, num_values))
-            sequence.num_blocks_sent, sequence.pending_token = len(sequence.block_table), NO_TOKEN
-        plan = BatchPlan(self._next_step_id, starts, self.take_finished_ids(), entries)
+            entries.append(
+                BatchEntry(
+                    sequence.seq_id,
+                    count,
+                    cache.num_tokens - count,
+                    cache.num_known,
+                    cache.blocks[cache.num_known :],
+                    sequence.pending_token,
+                    sample,
+                    num_values,
+                )
+            )
+            sequence.num_in_flight += 1
+            sequence.pending_token, cache.num_known = NO_TOKEN, len(cache.blocks)
+        plan = BatchPlan(self._next_step_id, starts, self.take_finished_ids(), self._tables.take_moves(), entries)
         self._next_step_id += 1
-        self.in_flight.append(InFlight(plan, [sequence for sequence, _ in chosen]))
+        self.in_flight.append(InFlight(plan, list(chosen)))
         return plan
 
-    def _release(self, sequence: Sequence) -> None:
-        self._blocks.free(sequence.block_table)
-        sequence.block_table = []
+    def _withdraw(self, sequence: Sequence) -> None:
+        """It neither waits nor runs any more, and the workers are to forget it."""
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)
+            sequence.started = False
 
     def _rank(self, sequence: Sequence) -> Rank:
         """Among those who run; it never changes."""
@@ -325,3 +386,34 @@ class Scheduler:
             self.finish(sequence, FinishReason.STOP)
         elif sequence.num_output_tokens >= sequence.max_tokens:
             self.finish(sequence, FinishReason.LENGTH)
+
+    def _advance_beams(self, group: BeamGroup) -> None:
+        """Each beam goes on with its best child; its others take the place of beams without any, sharing its blocks."""
+        children = group.advance()
+        if not children:
+            self.finish(group.members[0], FinishReason.STOP)
+            return
+        next_of, forks = {}, []
+        for child in children:
+            if child.parent in next_of:
+                forks.append(child)
+            else:
+                next_of[child.parent] = child
+        parents, free = list(next_of), [index for index in range(len(group.members)) if index not in next_of]
+        self._tables.keep([group.members[index].cache for index in parents], [m.cache for m in group.members])
+        for index in free:
+            self._withdraw(group.members[index])
+        for index, child in zip(free, forks, strict=False):
+            next_of[index] = child
+            self._fork(group.members[child.parent], group.members[index], child.token)
+        for index in parents:
+            group.members[index].token_ids.append(next_of[index].token)
+            group.members[index].pending_token = next_of[index].token
+        group.scores = {index: child.score for index, child in next_of.items()}
+
+    def _fork(self, parent: Sequence, member: Sequence, token: int) -> None:
+        """``member`` becomes what ``parent`` is, with another next token."""
+        member.token_ids = [*parent.token_ids, token]
+        shared = parent.cache.num_tokens if parent in self.running else 0  # it may have given way while it rested
+        self._tables.share(parent.cache, member.cache, shared)
+        insort(self.running if shared else self.waiting, member, key=self._rank)

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
-from labinfer.engine.request import Request
+from labinfer.engine.beam_search import BeamGroup
+from labinfer.engine.block_tables import SequenceCache
+from labinfer.engine.request import FinishReason, Request
 from labinfer.plan import MAX_SEED, NO_TOKEN, SamplingParams, TokenLogprobs, TokenSampling
-
-
-class FinishReason(str, Enum):
-    """Why a request ended; ``stop`` and ``length`` as in OpenAI's API."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
 
 
 @dataclass(eq=False)
@@ -29,22 +21,18 @@ class Sequence:
     token_sampling: TokenSampling
     max_tokens: int
     """Tokens that may be generated: the request's limit, cut to the context."""
-    num_scheduled: int = 0
-    """Tokens sent through the model so far, those in flight included."""
+    max_context: int
+    """Tokens of it that may be in the KV cache at once."""
+    cache: SequenceCache = field(default_factory=SequenceCache)
+    beams: BeamGroup | None = None
+    """With beam search: the group this sequence is one beam of."""
     num_in_flight: int = 0
     """Micro-batches on their way that contain this sequence."""
-    block_table: list[int] = field(default_factory=list)
-    num_blocks_sent: int = 0
-    """How many of these the workers know."""
     started: bool = False
     """Whether the workers know this sequence."""
     pending_token: int = NO_TOKEN
     """A sampled token the workers have not been told yet."""
     finish_reason: FinishReason | None = None
-    digests: list[bytes] = field(default_factory=list)
-    """Of its full blocks, as far as they were needed; see ``block_manager.extend_chain``."""
-    num_registered: int = 0
-    """Blocks of its table that can be found by others."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache when it was first admitted."""
     num_preemptions: int = 0
@@ -64,9 +52,24 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
+    def num_scheduled(self) -> int:
+        """Tokens sent through the model so far, those in flight included."""
+        return self.cache.num_tokens + self.cache.num_dropped
+
+    @property
     def num_unscheduled(self) -> int:
         """Tokens that are known but not sent through the model."""
         return len(self.token_ids) - self.num_scheduled
+
+    @property
+    def num_positions(self) -> int:
+        """Tokens it has in the KV cache when all it knows has run, as long as none is shifted out."""
+        return min(len(self.token_ids), self.max_context)
+
+    @property
+    def order(self) -> int:
+        """Smaller for those who came earlier; the same for all beams of a request."""
+        return self.beams.members[0].seq_id if self.beams else self.seq_id
 
     @property
     def output_ids(self) -> list[int]:
@@ -81,11 +84,11 @@ class Sequence:
         """One token to run, with all before it in the cache or on their way there."""
         return self.num_scheduled > 0 and self.num_unscheduled == 1 and self.num_output_tokens > 0
 
-    def num_prompt_measures(self, count: int) -> int:
-        """How many of its next ``count`` tokens to run have a log-probability of the prompt as their result."""
+    def num_prompt_measures(self, begin: int) -> int:
+        """How many of its scheduled tokens from ``begin`` on have a log-probability of the prompt as their result."""
         if self.token_sampling.prompt_logprobs is None:
             return 0
-        return max(0, min(self.num_scheduled + count, self.num_prompt_tokens - 1) - self.num_scheduled)
+        return max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin)
 
     def take_values(self, values: list[float], token: int | None) -> None:
         """Keep the log-probabilities that a step brought: those of prompt tokens, then the sampled token's, if any."""
@@ -99,25 +102,15 @@ class Sequence:
             token_id = self.token_ids[len(self.prompt_logprobs) + 1]
             self.prompt_logprobs.append(TokenLogprobs.read(token_id, values[start : start + width]))
 
-    def forget_cache(self) -> None:
-        """Back to having nothing computed (preemption by recompute)."""
-        self.num_scheduled = 0
-        self.block_table = []
-        self.num_blocks_sent = self.num_registered = 0
-        self.started = False
-        self.pending_token = NO_TOKEN
-        self.prompt_logprobs = []  # they come again
 
-
-def token_sampling(request: Request, choice: int, eos: Iterable[int]) -> TokenSampling:
+def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampling:
     """What the last stage is told of a request.
 
     Args:
         choice: which of the request's answers this is.
-        eos: the checkpoint's end-of-sequence tokens.
+        ends: tokens that end them.
     """
     sampling = request.sampling
-    ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)]
     processors = [
         ("logit_bias", sampling.logit_bias, {}),
         ("allowed_token_ids", list(sampling.allowed_token_ids), []),
@@ -127,7 +120,11 @@ def token_sampling(request: Request, choice: int, eos: Iterable[int]) -> TokenSa
         ("bad_token_ids", [list(word) for word in request.bad_token_ids], []),
         ("min_tokens", [sampling.min_tokens if ends else 0, ends], [0, ends]),
     ]
-    ranked = sampling.num_choices > sampling.n  # the best are chosen by their log-probabilities
+    logprobs = sampling.logprobs
+    if sampling.num_beams > 1:
+        logprobs = BeamGroup.num_candidates(sampling, ends)
+    elif sampling.num_choices > sampling.n and logprobs is None:
+        logprobs = 0  # the best are chosen by their log-probabilities
     return TokenSampling(
         num_prompt_tokens=len(request.prompt_token_ids),
         temperature=sampling.temperature,
@@ -136,7 +133,8 @@ def token_sampling(request: Request, choice: int, eos: Iterable[int]) -> TokenSa
         min_p=sampling.min_p,
         typical_p=sampling.typical_p,
         seed=(sampling.seed + choice) % (MAX_SEED + 1),
-        logprobs=0 if ranked and sampling.logprobs is None else sampling.logprobs,
+        logprobs=logprobs,
+        after_processors=sampling.num_beams > 1,
         prompt_logprobs=sampling.prompt_logprobs if choice == 0 else None,
         processors=[
             *((name, value) for name, value, neutral in processors if value != neutral),

@@ -18,19 +18,20 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.executor.group import RankGroup
+from labinfer.executor.kv_capacity import KVCapacity, agree_on_blocks
 from labinfer.executor.layout import Layout, make_layout
+from labinfer.executor.measure import StepMeter, time_swap
 from labinfer.executor.spmd import StatsReporter
 from labinfer.functions.registry import default_registry
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
-from labinfer.plan import Command, WorkerStats
-from labinfer.spmd.machine import free_memory
+from labinfer.plan import Command, StepTimes, WorkerStats
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_nothing_left_over, load_weights
 from labinfer.weights.resolve import resolve_model
-from labinfer.worker.kv_cache import KVCacheManager, blocks_that_fit
+from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.worker import Worker
 
@@ -48,7 +49,9 @@ class RankParts:
     pipeline: PipelineCommunicator | None
     worker: Worker
     stats: StatsReporter
-    num_kv_blocks: int
+    capacity: KVCapacity
+    step_times: StepTimes | None
+    """None where nothing depends on them."""
 
 
 def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelConfig]:
@@ -97,16 +100,34 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         with torch.device(device):
             model = model_class(config)(config, layout.stage_context(place, tp, default_registry())).eval()
         load_weights(model, checkpoint, on_progress)
-    num_blocks, max_model_len = _agree_on_blocks(group, options, layout, place)
-    layout = dataclasses.replace(layout, max_model_len=max_model_len)
+    capacity = agree_on_blocks(group, options, layout, place)
+    if capacity.max_model_len < layout.max_model_len and group.rank == 0:
+        logger.info(
+            "the context is cut from %d to %d tokens: that is all the KV cache holds",
+            layout.max_model_len,
+            capacity.max_model_len,
+        )
+    layout = dataclasses.replace(layout, max_model_len=capacity.max_model_len)
     with group.together(), memory_for("the KV cache", device):
-        num_layers, num_kv_heads = layout.num_layers(place), layout.num_kv_heads(place)
-        size = options.cache.block_size
-        kv_dtype = layout.kv_dtype_of(place)
-        cache = KVCacheManager(num_layers, num_blocks, size, num_kv_heads, config.head_size, kv_dtype, device)
-        rotary = RotaryTable(config.head_size, config.rope, config.max_position, max_model_len, dtype, device)
+        cache = KVCacheManager(
+            layout.num_layers(place),
+            capacity.num_blocks,
+            options.cache.block_size,
+            layout.num_kv_heads(place),
+            config.head_size,
+            layout.kv_dtype_of(place),
+            device,
+            capacity.num_host_blocks,
+        )
+        rotary = RotaryTable(config.head_size, config.rope, config.max_position, capacity.max_model_len, dtype, device)
+    runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size)
+    times = None
+    if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):
+        meter = StepMeter(layout, place, runner, pipeline)
+        swap_seconds = time_swap(cache, rotary) if capacity.num_host_blocks else 0.0
+        times = meter.measure(group, options.scheduler, swap_seconds)
     worker = Worker(
-        ModelRunner(model, cache, rotary, device, dtype, layout.config.vocab_size),
+        runner,
         pipeline,
         group.progress,
         device,
@@ -116,7 +137,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         is_sampling_rank=group.rank == topology.sampling_rank,
     )
     stats = StatsReporter(place, worker, device, checkpoint.bytes_read)
-    return RankParts(layout, place, directory, control, pipeline, worker, stats, num_blocks)
+    return RankParts(layout, place, directory, control, pipeline, worker, stats, capacity, times)
 
 
 def _connect(
@@ -156,30 +177,3 @@ def memory_for(what: str, device: torch.device) -> Iterator[None]:
             raise
         hint = "use more ranks, a smaller --dtype or a smaller --memory-utilization"
         raise UserError(f"{what} do not fit on {device} ({reason:.120}); {hint}") from None
-
-
-def _agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> tuple[int, int]:
-    """KV blocks on every rank (the least of what each has room for), and the context that fits in them."""
-    size, cache = options.cache.block_size, options.cache
-    useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
-    per_block = layout.block_bytes(place, size)
-    free = free_memory(layout.devices[group.rank]) // layout.sharing_device(group.rank, group.everyone)
-    mine = cache.num_kv_blocks or blocks_that_fit(free, cache.memory_utilization, per_block, useful)
-    all_blocks = [int(count) for count in group.comm.all_gather(torch.tensor([mine]))]
-    num_blocks = min(all_blocks)
-    with group.together():
-        if num_blocks * size < 2:
-            least = all_blocks.index(num_blocks)
-            raise UserError(
-                f"{layout.topology.place(least)} has no room for KV cache ({free >> 20} MiB free for it here); raise --memory-utilization or use more ranks"
-            )
-        if cache.num_kv_blocks and cache.num_kv_blocks * per_block > free:
-            raise UserError(
-                f"--num-kv-blocks {cache.num_kv_blocks} needs {cache.num_kv_blocks * per_block >> 20} MiB on {place}, but {free >> 20} MiB are free"
-            )
-    fits = min(layout.max_model_len, num_blocks * size)
-    if fits < layout.max_model_len and group.rank == 0:
-        logger.info(
-            "the context is cut from %d to %d tokens: that is all the KV cache holds", layout.max_model_len, fits
-        )
-    return num_blocks, fits

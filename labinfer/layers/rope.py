@@ -11,6 +11,7 @@ import math
 import torch
 
 from labinfer.errors import UserError
+from labinfer.functions.reference.elementwise import rotary
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -94,6 +95,7 @@ class RotaryTable:
         self, head_size: int, parameters: dict, max_position: int, length: int, dtype: torch.dtype, device: torch.device
     ):
         frequencies, factor = inverse_frequencies(head_size, parameters, max_position)
+        self._frequencies_P = frequencies.repeat(2).to(device)
         angles_SP = torch.outer(torch.arange(length).float(), frequencies).repeat(1, 2)
         self._cos_SP = (angles_SP.cos() * factor).to(device, dtype)
         self._sin_SP = (angles_SP.sin() * factor).to(device, dtype)
@@ -101,3 +103,8 @@ class RotaryTable:
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin for these positions, (T, P) each."""
         return self._cos_SP[positions_T], self._sin_SP[positions_T]
+
+    def turn(self, k_SKP: torch.Tensor, positions: int) -> torch.Tensor:
+        """Keys, float32, as they would be so many positions further on; a negative number moves them back."""
+        angles_1P = (self._frequencies_P * positions).unsqueeze(0)
+        return rotary(k_SKP, angles_1P.cos(), angles_1P.sin())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,11 +20,9 @@ class RunReport:
     num_failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    num_preemptions: int = 0
-    num_looked_up: int = 0
-    """Tokens of requests as they were admitted, after a preemption again."""
-    num_found: int = 0
-    """How many of these were in the KV cache."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What the scheduler counted: preemptions, swaps (preemptions by swapping), looked_up (tokens of requests as they were
+    admitted, when computed again once more), found (how many of these were in the KV cache)."""
     wall_time: float = 0.0
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
@@ -40,7 +39,7 @@ class RunReport:
     @property
     def hit_rate(self) -> float:
         """Fraction of the tokens of admitted requests that the KV cache still held."""
-        return self.num_found / self.num_looked_up if self.num_looked_up else 0.0
+        return self.counts["found"] / self.counts["looked_up"] if self.counts["looked_up"] else 0.0
 
     def as_dict(self) -> dict:
         """The same figures for machines."""
@@ -50,7 +49,8 @@ class RunReport:
             "wall_s": round(self.wall_time, 4),
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
-            "preemptions": self.num_preemptions,
+            "preemptions": self.counts["preemptions"],
+            "swaps": self.counts["swaps"],
             "cache_hit_rate": round(self.hit_rate, 4),
             "time_to_first_token_s": _percentile_dict(self.time_to_first_token),
             "time_per_output_token_s": _percentile_dict(self.time_per_output_token),
@@ -70,13 +70,14 @@ class RunReport:
             ("time to first token", _percentiles(self.time_to_first_token)),
             ("time per output token", _percentiles(self.time_per_output_token)),
         ]
-        if self.num_found:
-            rows.append(("found in KV cache", f"{self.num_found} tokens ({100 * self.hit_rate:.1f} %)"))
-        if self.num_preemptions:
+        if self.counts["found"]:
+            rows.append(("found in KV cache", f"{self.counts['found']} tokens ({100 * self.hit_rate:.1f} %)"))
+        if self.counts["preemptions"]:
             rows.append(
                 (
                     "preemptions",
-                    f"{self.num_preemptions} (the KV cache was full; raise --num-kv-blocks or lower --max-num-seqs)",
+                    f"{self.counts['preemptions']}, {self.counts['swaps']} of them swapped (the KV cache was full; raise "
+                    "--num-kv-blocks or lower --max-num-seqs)",
                 )
             )
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache
+from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache, read_keys, write_keys
+from labinfer.layers.rope import RotaryTable
+from labinfer.plan import CacheMove
 
 
 class KVCacheManager:
@@ -14,6 +18,7 @@ class KVCacheManager:
         num_kv_heads: this rank's, K.
         head_size: P.
         dtype: of the cache; int8 brings scales, see ``LayerCache``.
+        num_host_blocks: blocks in host memory for sequences that are swapped out.
     """
 
     def __init__(
@@ -25,14 +30,46 @@ class KVCacheManager:
         head_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_host_blocks: int = 0,
     ):
         self.block_size = block_size
-        # Not zeroed: what is never written is never read, and on a CPU a page is not resident before it is touched.
-        shape = (num_layers, 2, num_blocks, block_size, num_kv_heads)
-        pools = [torch.empty(*shape, head_size, dtype=dtype, device=device)]
-        if dtype == torch.int8:
-            pools.append(torch.empty(shape, dtype=SCALE_DTYPE, device=device))
-        self.layers = [LayerCache(*(half for pool in pools for half in pool[layer])) for layer in range(num_layers)]
+        self.layers = _make_pool((num_layers, 2, num_blocks, block_size, num_kv_heads), head_size, dtype, device)
+        host_shape = (num_layers, 2, num_host_blocks, block_size, num_kv_heads)
+        self._host_layers = _make_pool(host_shape, head_size, dtype, torch.device("cpu"))
+
+    def move(self, moves: Sequence[CacheMove], rotary: RotaryTable) -> None:
+        """Carry out what a plan says of whole blocks, in order.
+
+        Args:
+            rotary: turns keys that move to other positions.
+        """
+        for move in moves:
+            source, dest = torch.tensor(move.source), torch.tensor(move.dest)
+            for layer, host in zip(self.layers, self._host_layers, strict=True):
+                if move.kind == "swap_out":
+                    _copy(layer, source, host, dest)
+                elif move.kind == "swap_in":
+                    _copy(host, source, layer, dest)
+                else:
+                    if move.source != move.dest:
+                        _copy(layer, source, layer, dest)
+                    if move.shift:
+                        k_SKP = read_keys(layer, dest.to(layer.k.device), torch.float32)
+                        write_keys(layer, dest.to(layer.k.device), rotary.turn(k_SKP, move.shift))
+
+
+def _make_pool(shape: tuple[int, ...], head_size: int, dtype: torch.dtype, device: torch.device) -> list[LayerCache]:
+    """Pools of (layers, keys and values, blocks, block size, K, P), by layer."""
+    # Not zeroed: what is never written is never read, and on a CPU a page is not resident before it is touched.
+    pools = [torch.empty(*shape, head_size, dtype=dtype, device=device)]
+    if dtype == torch.int8:
+        pools.append(torch.empty(shape, dtype=SCALE_DTYPE, device=device))
+    return [LayerCache(*(half for pool in pools for half in pool[layer])) for layer in range(shape[0])]
+
+
+def _copy(source: LayerCache, source_blocks: torch.Tensor, dest: LayerCache, dest_blocks: torch.Tensor) -> None:
+    for taken, given in zip(source.tensors(), dest.tensors(), strict=True):
+        given[dest_blocks.to(given.device)] = taken[source_blocks.to(taken.device)].to(given.device)
 
 
 def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> int:

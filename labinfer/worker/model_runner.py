@@ -13,7 +13,7 @@ from labinfer.layers.rope import RotaryTable
 from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams, TokenSampling
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import OF_THE_ENGINE, SampledRow, find_processors
-from labinfer.worker.sampler import Sampler, log_probabilities
+from labinfer.worker.sampler import Sampler, measure
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are held at once: a row of a large vocabulary takes more than half a megabyte."""
@@ -83,7 +83,7 @@ class ModelRunner:
             state = self._sequences[entry.seq_id]
             if entry.new_token != NO_TOKEN:
                 state.token_ids.append(entry.new_token)
-            state.block_table += entry.new_blocks
+            state.block_table[entry.first_block :] = entry.new_blocks
             begin, end = state.num_computed, state.num_computed + entry.num_tokens
             assert end <= len(state.token_ids), (
                 f"sequence {entry.seq_id} has {len(state.token_ids)} tokens, but step {plan.step_id} wants {end}"
@@ -94,11 +94,12 @@ class ModelRunner:
                     next_token = state.token_ids[position + 1]
                     prompt_rows.append(PromptRow(row, index, next_token, state.sampling.prompt_logprobs))
             token_ids += state.token_ids[begin:end]
-            positions += range(begin, end)
-            slots += [state.block_table[p // size] * size + p % size for p in range(begin, end)]
+            context_len = entry.position + entry.num_tokens
+            positions += range(entry.position, context_len)
+            slots += [state.block_table[p // size] * size + p % size for p in range(entry.position, context_len)]
             row_ptr.append(row_ptr[-1] + entry.num_tokens)
-            context_lens.append(end)
-            block_tables.append(torch.tensor(state.block_table[: -(-end // size)], device=self._device))
+            context_lens.append(context_len)
+            block_tables.append(torch.tensor(state.block_table[: -(-context_len // size)], device=self._device))
             state.num_computed = end
             if entry.sample:
                 sample_rows.append(row_ptr[-1] - 1)
@@ -116,8 +117,9 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def run(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        """This stage's layers: (T, D) in (None on the first stage), (T, D) out."""
+    def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
+        """What the plan does to the KV cache, then this stage's layers: (T, D) in (None on the first), (T, D) out."""
+        self._cache.move(plan.moves, self._rotary)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
         return self._model(batch, hidden_TD, self._cache.layers, self._rotary)
@@ -133,7 +135,8 @@ class ModelRunner:
             rows = batch.prompt_rows[start : start + LOGITS_ROWS]
             logits_BV = self._model.logits(hidden_TD[[row.row for row in rows]])
             if logits_BV is not None:
-                measured = log_probabilities(logits_BV, [row.next_token for row in rows], [row.top for row in rows])
+                logprobs_BV = logits_BV.float().log_softmax(dim=-1)
+                measured = measure(logprobs_BV, [row.next_token for row in rows], [row.top for row in rows])
                 for row, numbers in zip(rows, measured, strict=True):
                     values[row.entry] += numbers
         token_ids: list[int] = []
@@ -142,15 +145,17 @@ class ModelRunner:
             if logits_BV is None:
                 return None
             states = [self._sequences[seq_id] for seq_id in batch.sample_seqs]
-            token_ids = self.sampler(logits_BV, [SampledRow(state.sampling, state.token_ids) for state in states])
+            sampled_rows = [SampledRow(state.sampling, state.token_ids) for state in states]
+            token_ids = self.sampler(logits_BV, sampled_rows)
             entries = [index for index, entry in enumerate(plan.entries) if entry.sample]
             wanted = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
             if wanted:
-                measured = log_probabilities(
-                    logits_BV[wanted],
-                    [token_ids[row] for row in wanted],
-                    [states[row].sampling.logprobs for row in wanted],
-                )
+                logprobs_BV = logits_BV[wanted].float().log_softmax(dim=-1)
+                for index, row in enumerate(wanted):
+                    if states[row].sampling.after_processors:
+                        logprobs_BV[index] = self.sampler.process(logprobs_BV[index], sampled_rows[row])
+                tops = [states[row].sampling.logprobs for row in wanted]
+                measured = measure(logprobs_BV, [token_ids[row] for row in wanted], tops)
                 for row, numbers in zip(wanted, measured, strict=True):
                     values[entries[row]] += numbers
         return BatchResult(plan.step_id, token_ids, [value for found in values for value in found])

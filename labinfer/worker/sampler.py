@@ -41,10 +41,11 @@ class Sampler:
         tokens_B = logits_BV.argmax(dim=-1).tolist()
         for index, row in enumerate(rows):
             if row.sampling.processors or row.sampling.temperature > 0:
-                tokens_B[index] = sample_row(self._process(logits_BV[index].float(), row), row)
+                tokens_B[index] = sample_row(self.process(logits_BV[index].float(), row), row)
         return tokens_B
 
-    def _process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor:
+    def process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor:
+        """What the row's logits processors make of its logits, float32."""
         if not row.sampling.processors:
             return logits_V
         processed_V = logits_V.clone()
@@ -65,9 +66,8 @@ def sample_row(logits_V: torch.Tensor, row: SampledRow) -> int:
     return int(candidates_N[noisy_N.argmax()])
 
 
-def log_probabilities(logits_BV: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[list[float]]:
-    """For each row its token's log-probability, then id and log-probability of so many of the likeliest; in float32."""
-    logprobs_BV = logits_BV.float().log_softmax(dim=-1)
+def measure(logprobs_BV: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[list[float]]:
+    """For each row its token's log-probability, then id and log-probability of so many of the likeliest."""
     own_B = logprobs_BV[range(len(token_ids)), token_ids].tolist()
     values_BN, ids_BN = (found.tolist() for found in logprobs_BV.topk(max(tops)))
     measured = []

@@ -62,7 +62,7 @@ class Worker:
         self.busy_time += time.perf_counter() - begin
         hidden_TD = arrival.wait() if arrival else None
         begin = time.perf_counter()
-        hidden_TD = self.runner.run(batch, hidden_TD)
+        hidden_TD = self.runner.run(plan, batch, hidden_TD)
         result = self.runner.sample(plan, batch, hidden_TD) if self._is_last else None
         self.busy_time += time.perf_counter() - begin
         self.num_steps += 1

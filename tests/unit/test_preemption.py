@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worker_model import Bench, token_at
 
-from labinfer.engine.sequence import FinishReason
+from labinfer.engine.request import FinishReason
 
 SCHEDULES = ("1f1b", "gpipe", "lockstep")
 MIX = [(1, 5), (30, 3), (7, 12), (16, 1), (5, 9), (64, 4), (3, 3), (12, 8)]
@@ -16,10 +16,10 @@ def test_without_room_a_younger_sequence_is_preempted_and_comes_back():
     for _ in range(3):
         bench.add(7, 9)  # two blocks each at first, four at the end
     bench.finish_all()
-    assert bench.scheduler.num_preemptions > 0
+    assert bench.scheduler.counts["preemptions"] > 0
     assert [s.num_output_tokens for s in bench.sequences] == [9, 9, 9]
     assert bench.sequences[0].num_preemptions == 0
-    assert sum(s.num_preemptions for s in bench.sequences) == bench.scheduler.num_preemptions
+    assert sum(s.num_preemptions for s in bench.sequences) == bench.scheduler.counts["preemptions"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -38,7 +38,7 @@ def test_the_youngest_gives_way_first():
     bench = Bench(num_blocks=6, block_size=4)
     for _ in range(3):
         bench.add(7, 9)
-    while not bench.scheduler.num_preemptions:
+    while not bench.scheduler.counts["preemptions"]:
         bench.launch_all()
         bench.update()
     assert [s.num_preemptions for s in bench.sequences] == [0, 0, 1]
@@ -58,7 +58,7 @@ def test_the_oldest_running_sequence_is_never_preempted(num_stages):
             if before:
                 assert bench.sequences[min(before)].num_preemptions == before[min(before)]
         bench.update()
-    assert bench.scheduler.num_preemptions > 0
+    assert bench.scheduler.counts["preemptions"] > 0
     bench.check_end()
 
 

@@ -6,8 +6,7 @@ import pytest
 from worker_model import Bench
 
 from labinfer.engine.block_manager import BlockManager, extend_chain
-from labinfer.engine.request import Request
-from labinfer.engine.sequence import FinishReason
+from labinfer.engine.request import FinishReason, Request
 from labinfer.plan import SamplingParams
 
 
@@ -106,7 +105,7 @@ def test_a_second_request_runs_only_what_differs():
     assert bench.launch().num_tokens == 8
     bench.finish_all()
     assert second.num_cached_tokens == 32
-    assert (bench.scheduler.num_found, bench.scheduler.num_looked_up) == (32, 80)
+    assert (bench.scheduler.counts["found"], bench.scheduler.counts["looked_up"]) == (32, 80)
 
 
 def test_the_last_token_is_always_run():
@@ -133,7 +132,7 @@ def test_a_shared_prompt_is_run_once_although_all_its_requests_come_at_once():
     for _ in range(16):
         bench.add(1008, 2, shared=1000)
     bench.finish_all()
-    assert bench.scheduler.num_found == 15 * 1000
+    assert bench.scheduler.counts["found"] == 15 * 1000
 
 
 def test_what_was_generated_is_found_in_the_next_turn():
@@ -162,7 +161,7 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_own_blocks():
     other = bench.add(7, 9)
     bench.finish_all()
     assert young.num_preemptions + other.num_preemptions > 0
-    assert bench.scheduler.num_found > 0
+    assert bench.scheduler.counts["found"] > 0
     assert [sequence.num_cached_tokens for sequence in bench.sequences] == [0, 0, 0]
 
 
@@ -172,4 +171,4 @@ def test_prefix_caching_can_be_turned_off():
     for _ in range(2):
         bench.add(16, 1, shared=16)
         bench.finish_all()
-    assert bench.scheduler.num_found == 0
+    assert bench.scheduler.counts["found"] == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worker_model import Bench, token_at
 
-from labinfer.engine.sequence import FinishReason
+from labinfer.engine.request import FinishReason
 from labinfer.plan import BatchResult
 
 SCHEDULES = ("1f1b", "gpipe", "lockstep")
@@ -21,7 +21,7 @@ def test_every_request_finishes_with_its_own_tokens(schedule, num_stages):
     bench.finish_all()
     assert [s.num_output_tokens for s in bench.sequences] == [max_tokens for _, max_tokens in MIX]
     assert {s.finish_reason for s in bench.sequences} == {FinishReason.LENGTH}
-    assert bench.scheduler.num_preemptions == 0
+    assert bench.scheduler.counts["preemptions"] == 0
 
 
 @pytest.mark.parametrize(("schedule", "limit"), [("1f1b", 3), ("gpipe", 3), ("lockstep", 1)])

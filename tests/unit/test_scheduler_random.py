@@ -1,71 +1,129 @@
-"""Random orders of arrivals, launches, results and aborts: whatever happens, plans stay consistent deltas."""
+"""A state machine of arrivals, launches, results and aborts in any order: plans stay consistent, nothing is leaked."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from worker_model import Bench
 
-from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
-from labinfer.engine.sequence import FinishReason
+from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
+from labinfer.engine.request import FinishReason
+from labinfer.plan import StepTimes
 
-NUM_BLOCKS, BLOCK_SIZE = 10, 3
-LONGEST = NUM_BLOCKS * BLOCK_SIZE  # what the engine's context limit guarantees
+NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 10, 3, 6
+ROOM = NUM_BLOCKS * BLOCK_SIZE
 
-
-@st.composite
-def lengths(draw) -> tuple[int, int, int]:
-    prompt_tokens = draw(st.one_of(st.integers(1, 8), st.integers(1, LONGEST - 1)))
-    shared = draw(st.one_of(st.just(0), st.integers(0, prompt_tokens)))
-    return prompt_tokens, draw(st.integers(1, min(20, LONGEST - prompt_tokens))), shared
-
-
-ADD = st.tuples(st.just("add"), lengths())
-LAUNCH, UPDATE, STEP = (st.just((kind, None)) for kind in ("launch", "update", "step"))
-ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
-EVENTS = st.lists(st.one_of(ADD, LAUNCH, LAUNCH, LAUNCH, UPDATE, UPDATE, STEP, STEP, ABORT), max_size=100)
+PROMPTS = st.one_of(st.integers(1, 8), st.integers(1, ROOM))
+FAST_SWAP = StepTimes([1, 8], [[1.0, 1.2]] * 4, hop=0.3, swapped_block=0.9)
+"""Cheaper than computing for two tokens or more in a block, dearer for one."""
 SHAPES = st.fixed_dictionaries(
     {
         "num_stages": st.integers(1, 4),
         "pipeline_schedule": st.sampled_from(["1f1b", "gpipe", "lockstep"]),
-        "max_num_seqs": st.integers(1, 6),
+        "max_inflight": st.integers(0, 5),
+        "max_num_seqs": st.integers(1, MAX_NUM_SEQS),
         "max_num_batched_tokens": st.integers(1, 24),
         "chunked_prefill_size": st.integers(1, 16),
-        "eos": st.sampled_from([(), tuple(range(0, 1000, 5))]),
+        "eos": st.sampled_from([(), tuple(range(0, 1000, 5)), (3,)]),
         "scheduling_policy": st.sampled_from(SCHEDULING_POLICIES),
         "batch_policy": st.sampled_from(BATCH_POLICIES),
+        "preemption_mode": st.sampled_from(PREEMPTION_MODES),
+        "num_host_blocks": st.sampled_from([0, 3, 10]),
+        "times": st.sampled_from([None, FAST_SWAP]),
+        "max_context": st.sampled_from([ROOM, 16, 9]),
+        "context_shift": st.booleans(),
+        "keep": st.sampled_from([0, 2]),
     }
 )
 
 
-@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(shape=SHAPES, events=EVENTS)
-def test_any_order_of_events_keeps_plans_consistent(shape, events):
+class SchedulerMachine(RuleBasedStateMachine):
     """``Bench`` and its ``WorkerModel`` check every plan; here only the order is left to chance."""
-    bench = Bench(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **shape)
-    aborted = set()
-    for kind, value in events:
-        if kind == "add":
-            bench.add(*value, priority=value[0] % 3, user=str(value[1] % 3))
-        elif kind == "launch":
-            bench.launch()
-        elif kind == "step":
-            bench.launch_all()
-        if kind in ("update", "step") and bench.results:
-            before = {s.seq_id: s.num_output_tokens for s in bench.sequences}
-            for sequence in bench.update():
-                assert sequence.num_output_tokens == before[sequence.seq_id] + 1
-                assert sequence.finish_reason is not FinishReason.ABORT
-        if kind == "abort" and value < len(bench.sequences):
-            sequence = bench.sequences[value]
-            if sequence.finish_reason is None:
-                aborted.add(value)
-            bench.scheduler.finish(sequence, FinishReason.ABORT)
-            bench.blocks.check_integrity()
-    bench.finish_all()
-    for sequence in bench.sequences:
-        assert (sequence.finish_reason is FinishReason.ABORT) == (sequence.seq_id in aborted)
-        if sequence.finish_reason is FinishReason.STOP:
-            assert sequence.output_ids[-1] % 5 == 0 and shape["eos"]
-        if sequence.finish_reason is not FinishReason.ABORT and shape["eos"]:
-            assert all(token % 5 for token in sequence.output_ids[:-1])
+
+    @initialize(shape=SHAPES)
+    def start(self, shape):
+        self.shape = shape
+        self.bench = Bench(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **shape)
+        self.aborted = set()
+
+    @rule(prompt_tokens=PROMPTS, max_tokens=st.integers(1, 40), shared=st.integers(0, ROOM), beams=st.integers(1, 4))
+    def add(self, prompt_tokens, max_tokens, shared, beams):
+        """Only what the engine would not refuse."""
+        context = self.shape["max_context"]
+        prompt_tokens = min(prompt_tokens, context - 1)
+        if not self.shape["context_shift"]:
+            max_tokens = min(max_tokens, context - prompt_tokens)
+        longest = min(context, prompt_tokens + max_tokens)
+        beams = min(beams, self.shape["max_num_seqs"], NUM_BLOCKS // -(-longest // BLOCK_SIZE))
+        if len(self.shape["eos"]) > 1:  # a search looks at more tokens than the model has if there are many ends
+            beams = 1
+        self.bench.add(
+            prompt_tokens,
+            max_tokens,
+            min(shared, prompt_tokens),
+            num_beams=beams,
+            priority=prompt_tokens % 3,
+            user=str(max_tokens % 3),
+        )
+
+    @rule()
+    def launch(self):
+        self.bench.launch()
+
+    @rule()
+    def launch_all(self):
+        self.bench.launch_all()
+
+    @precondition(lambda self: self.bench.results)
+    @rule()
+    def update(self):
+        before = {s.seq_id: s.num_output_tokens for s in self.bench.sequences}
+        for sequence in self.bench.update():
+            assert sequence.beams or sequence.num_output_tokens == before[sequence.seq_id] + 1
+            assert sequence.finish_reason is not FinishReason.ABORT
+
+    @precondition(lambda self: self.bench.sequences)
+    @rule(draw=st.integers(0, 1000))
+    def abort(self, draw):
+        sequence = self.bench.sequences[draw % len(self.bench.sequences)]
+        if sequence.finish_reason is None:
+            self.aborted |= {m.seq_id for m in (sequence.beams.members if sequence.beams else [sequence])}
+        self.bench.scheduler.finish(sequence, FinishReason.ABORT)
+
+    @invariant()
+    def every_block_has_its_holders(self):
+        self.bench.scheduler.check_integrity()
+
+    def teardown(self):
+        if not hasattr(self, "bench"):
+            return
+        self.bench.finish_all()
+        ends = self.shape["eos"]
+        for sequence in self.bench.sequences:
+            assert (sequence.finish_reason is FinishReason.ABORT) == (sequence.seq_id in self.aborted)
+            if sequence.finish_reason is FinishReason.STOP and not sequence.beams:
+                assert sequence.output_ids[-1] in ends
+            if sequence.finish_reason is not FinishReason.ABORT and not sequence.beams:
+                assert not set(sequence.output_ids[:-1]) & set(ends)
+
+
+def test_any_order_of_events_keeps_plans_consistent():
+    """About 50,000 steps."""
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=500,
+            stateful_step_count=50,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections import deque
+import random
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from labinfer.config import SchedulerOptions
+from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_manager import BlockManager
-from labinfer.engine.request import Request
+from labinfer.engine.block_tables import BlockTables, SequenceCache
+from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
-from labinfer.engine.sequence import FinishReason, Sequence, token_sampling
-from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams
+from labinfer.engine.sequence import Sequence, token_sampling
+from labinfer.plan import (
+    NO_TOKEN,
+    BatchEntry,
+    BatchPlan,
+    BatchResult,
+    CacheMove,
+    SamplingParams,
+    StepTimes,
+    TokenSampling,
+)
 
 
 def token_at(seq_id: int, position: int) -> int:
@@ -18,20 +31,55 @@ def token_at(seq_id: int, position: int) -> int:
     return (seq_id * 7919 + position * 104729) % 1000
 
 
+def likely_tokens(token_ids: list[int], count: int) -> dict[int, float]:
+    """The pretended model's likeliest next tokens, for beam search: a pure function of all tokens before."""
+    draw = random.Random(str(token_ids))
+    logprobs = sorted((-10 * draw.random() for _ in range(count)), reverse=True)
+    return dict(zip(draw.sample(range(1000), count), logprobs, strict=True))
+
+
+class Cell(NamedTuple):
+    """What a slot holds: the keys and values of a token, seen from what was in the context when it ran."""
+
+    history: int
+    """Hash of the tokens up to it."""
+    num_dropped: int
+    """Tokens that had left the context when it ran."""
+    position: int
+    """What its key is rotated by."""
+
+
 @dataclass
 class KnownSequence:
     token_ids: list[int]
+    sampling: TokenSampling
     num_computed: int
     block_table: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ContextShift:
+    """Where the context ends, and what is done then."""
+
+    context: int
+    kept: int
+    dropped: int
+
+    def num_dropped(self, index: int) -> int:
+        """Tokens that have left the context when the token with this index is run."""
+        past = index - self.context
+        return 0 if past < 0 else self.dropped * (past // self.dropped + 1)
 
 
 class WorkerModel:
     """Applies plans as deltas, in order, and asserts that each can be carried out."""
 
-    def __init__(self, num_blocks: int, block_size: int):
-        self.num_blocks, self.block_size = num_blocks, block_size
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int, shift: ContextShift):
+        self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, num_host_blocks
+        self.shift = shift
         self.sequences: dict[int, KnownSequence] = {}
-        self.slots: dict[int, int] = {}  # slot → hash of the tokens up to the one whose keys and values it holds
+        self.blocks: dict[int, dict[int, Cell]] = defaultdict(dict)
+        self.host: dict[int, dict[int, Cell]] = {}
         self.next_step_id = 0
 
     def run(self, plan: BatchPlan) -> BatchResult:
@@ -40,40 +88,66 @@ class WorkerModel:
         self.forget(plan.finished)
         for start in plan.starts:
             assert start.seq_id not in self.sequences, "a sequence is started twice"
-            self.sequences[start.seq_id] = KnownSequence(list(start.token_ids), start.num_cached)
+            self.sequences[start.seq_id] = KnownSequence(list(start.token_ids), start.sampling, start.num_cached)
         assert plan.entries, "an empty plan was launched"
         names = [entry.seq_id for entry in plan.entries]
         assert len(names) == len(set(names)), "a sequence is twice in one micro-batch"
+        for move in plan.moves:
+            self._move(move)
         for entry in plan.entries:  # in every layer, all keys and values are written before any are read
             self._write(entry)
-        sampled = [token for entry in plan.entries if (token := self._read(entry)) is not None]
-        return BatchResult(plan.step_id, sampled)
+        tokens, values = [], []
+        for entry in plan.entries:
+            self._read(entry, tokens, values)
+        return BatchResult(plan.step_id, tokens, values)
 
-    def _write(self, entry) -> None:
+    def _move(self, move: CacheMove) -> None:
+        assert len(move.source) == len(move.dest) == len(set(move.dest))
+        source, dest = (
+            self.host if move.kind == "swap_in" else self.blocks,
+            self.host if move.kind == "swap_out" else self.blocks,
+        )
+        limit = self.num_host_blocks if move.kind == "swap_out" else self.num_blocks
+        assert all(0 <= block < limit for block in move.dest)
+        taken = [dict(source[block]) for block in move.source]
+        for block, cells in zip(move.dest, taken, strict=True):
+            dest[block] = {offset: cell._replace(position=cell.position + move.shift) for offset, cell in cells.items()}
+
+    def _write(self, entry: BatchEntry) -> None:
         known = self.sequences[entry.seq_id]
         if entry.new_token != NO_TOKEN:
             known.token_ids.append(entry.new_token)
-        known.block_table += entry.new_blocks
+        assert entry.first_block <= len(known.block_table)
+        known.block_table[entry.first_block :] = entry.new_blocks
         assert entry.num_tokens > 0
         end = known.num_computed + entry.num_tokens
         assert end <= len(known.token_ids), "tokens are run that the worker does not know"
-        assert end <= len(known.block_table) * self.block_size, "a slot is out of the block table"
+        num_dropped = known.num_computed - entry.position
+        assert entry.position + entry.num_tokens <= self.shift.context, "the context is full"
         assert all(0 <= block < self.num_blocks for block in known.block_table)
-        for position in range(known.num_computed, end):
-            self.slots[self._slot(known, position)] = hash(tuple(known.token_ids[: position + 1]))
+        for index in range(known.num_computed, end):
+            position = index - num_dropped
+            cell = Cell(hash(tuple(known.token_ids[: index + 1])), num_dropped, position)
+            self.blocks[known.block_table[position // self.block_size]][position % self.block_size] = cell
         known.num_computed = end
 
-    def _read(self, entry) -> int | None:
+    def _read(self, entry: BatchEntry, tokens: list[int], values: list[float]) -> None:
         known = self.sequences[entry.seq_id]
-        for position in range(known.num_computed):
-            held = self.slots.get(self._slot(known, position))
-            assert held == hash(tuple(known.token_ids[: position + 1])), f"position {position} holds other tokens"
+        end = entry.position + entry.num_tokens
+        num_dropped = known.num_computed - end
+        for position in range(end):
+            index = position + (num_dropped if position >= self.shift.kept else 0)
+            expected = Cell(hash(tuple(known.token_ids[: index + 1])), self.shift.num_dropped(index), position)
+            held = self.blocks[known.block_table[position // self.block_size]].get(position % self.block_size)
+            assert held == expected, f"position {position} of sequence {entry.seq_id} holds other tokens"
         at_end = known.num_computed == len(known.token_ids)
         assert entry.sample == at_end, "only a sequence's last token samples, and it always does"
-        return token_at(entry.seq_id, known.num_computed) if entry.sample else None
-
-    def _slot(self, known: KnownSequence, position: int) -> int:
-        return known.block_table[position // self.block_size] * self.block_size + position % self.block_size
+        if not entry.sample:
+            return
+        tokens.append(token_at(entry.seq_id, known.num_computed))
+        if known.sampling.logprobs is not None:
+            top = likely_tokens(known.token_ids, known.sampling.logprobs)
+            values += [0.0, *(number for pair in top.items() for number in pair)]
 
     def forget(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:
@@ -81,37 +155,83 @@ class WorkerModel:
 
 
 class Bench:
-    """A scheduler, its blocks and the worker model, with results kept until they are asked for."""
+    """A scheduler and its workers, with the checks that hold after every event.
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4, num_stages: int = 1, eos: tuple = (), **options):
-        self.blocks = BlockManager(num_blocks, block_size)
+    Args:
+        max_context: tokens of a sequence in the KV cache at once; by default as many as there is room for.
+        options: the scheduler's.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        num_stages: int = 1,
+        eos: tuple = (),
+        num_host_blocks: int = 0,
+        max_context: int = 0,
+        times: StepTimes | None = None,
+        **options,
+    ):
+        self.tables = BlockTables(
+            BlockManager(num_blocks, block_size), BlockManager(num_host_blocks, block_size, False)
+        )
+        self.blocks = self.tables.blocks
         self.options = SchedulerOptions(**options)
-        self.scheduler = Scheduler(self.options, self.blocks, num_stages, eos)
-        self.worker = WorkerModel(num_blocks, block_size)
+        self.max_context = max_context or num_blocks * block_size
+        self.scheduler = Scheduler(self.options, self.tables, num_stages, eos, times)
+        kept = -(-self.options.keep // block_size) * block_size
+        dropped = max(1, (self.max_context - kept) // 2 // block_size) * block_size
+        shift = ContextShift(self.max_context, kept, dropped)
+        self.worker = WorkerModel(num_blocks, block_size, num_host_blocks, shift)
         self.results: deque[BatchResult] = deque()
         self.plans: list[BatchPlan] = []
         self.sequences: list[Sequence] = []
 
-    def add(self, prompt_tokens: int, max_tokens: int, shared: int = 0, ignore_eos: bool = False, **fields) -> Sequence:
+    def add(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        shared: int = 0,
+        ignore_eos: bool = False,
+        num_beams: int = 1,
+        **fields,
+    ) -> Sequence:
         """A request whose first ``shared`` tokens are those of every other one that shares."""
         seq_id = len(self.sequences)
         prompt = [1000 + position if position < shared else -1 - seq_id for position in range(prompt_tokens)]
-        self.add_request(
-            Request(seq_id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos), **fields)
-        )
-        return self.sequences[-1]
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, num_beams=num_beams)
+        self.add_request(Request(seq_id, prompt, sampling, **fields))
+        return self.sequences[seq_id]
 
     def add_request(self, request: Request) -> None:
-        seq_id, wanted = len(self.sequences), token_sampling(request, 0, [])
-        prompt = list(request.prompt_token_ids)
-        self.sequences.append(Sequence(seq_id, request, prompt, wanted, request.sampling.max_tokens))
-        self.scheduler.add(self.sequences[-1])
+        ends, num_beams = self.scheduler.ends_of(request), request.sampling.num_beams
+        members = []
+        for _ in range(num_beams):
+            prompt, wanted = list(request.prompt_token_ids), token_sampling(request, 0, ends)
+            members.append(
+                Sequence(
+                    len(self.sequences),
+                    request,
+                    prompt,
+                    wanted,
+                    request.sampling.max_tokens,
+                    self.max_context,
+                    SequenceCache(request.cache_salt),
+                )
+            )
+            self.sequences.append(members[-1])
+        if num_beams > 1:
+            group = BeamGroup(members, request.sampling, ends, request.sampling.max_tokens)
+            for member in members:
+                member.beams = group
+        self.scheduler.add(members[0])
 
     def launch(self) -> BatchPlan | None:
         """One ``schedule``; its plan is run at once, its result waits."""
         before = {s.seq_id: (s.num_in_flight, s.num_preemptions) for s in self.scheduler.running}
         plan = self.scheduler.schedule()
-        self.blocks.check_integrity()
+        self.scheduler.check_integrity()
         for seq_id, (num_in_flight, num_preemptions) in before.items():
             preempted = self.sequences[seq_id].num_preemptions > num_preemptions
             assert not (preempted and num_in_flight), "a sequence was preempted with a token on its way"
@@ -132,7 +252,7 @@ class Bench:
     def update(self) -> list[Sequence]:
         """Hand the oldest result back."""
         advanced = self.scheduler.update(self.results.popleft())
-        self.blocks.check_integrity()
+        self.scheduler.check_integrity()
         return advanced
 
     def finish_all(self, limit: int = 10_000) -> None:
@@ -150,13 +270,43 @@ class Bench:
         self.worker.forget(self.scheduler.take_finished_ids())
         assert self.worker.sequences == {}, "the workers were not told to forget"
         assert self.blocks.num_free == self.blocks.num_blocks
+        assert self.tables.host.num_free == self.tables.host.num_blocks
         for sequence in self.sequences:
             self.check_tokens(sequence)
 
     def check_tokens(self, sequence: Sequence) -> None:
         """Each output token is the one sampled at its own position, whatever happened on the way."""
         begin = sequence.num_prompt_tokens
+        if sequence.beams is not None:
+            if sequence.finish_reason is not FinishReason.ABORT:
+                self.check_beams(sequence.beams)
+            return
         expected = [token_at(sequence.seq_id, begin + index) for index in range(sequence.num_output_tokens)]
         assert sequence.output_ids == expected
         if sequence.finish_reason is FinishReason.LENGTH:
             assert sequence.num_output_tokens == sequence.max_tokens
+
+    @staticmethod
+    def check_beams(group: BeamGroup) -> None:
+        """The answers are those of a search without any cache."""
+        plain = [([], 0.0)]
+        alone = BeamGroup([], group.sampling, group.ends, group.max_tokens)
+        prompt = group.members[0].request.prompt_token_ids
+        while plain:
+            alone.members = [PlainBeam(output_ids) for output_ids, _ in plain]
+            alone.scores = {index: score for index, (_, score) in enumerate(plain)}
+            for member in alone.members:
+                count = BeamGroup.num_candidates(group.sampling, group.ends)
+                alone.take(member, likely_tokens([*prompt, *member.output_ids], count))
+            children = alone.advance()
+            plain = [([*alone.members[child.parent].output_ids, child.token], child.score) for child in children]
+        assert group.finished == alone.finished
+
+
+@dataclass(eq=False)
+class PlainBeam:
+    output_ids: list[int]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)

@@ -1,0 +1,225 @@
+"""Which blocks hold which sequence's keys and values: operations on sequences, over two pools of blocks.
+
+The blocks live on the workers. What is to happen to their contents is noted as ``CacheMove`` and goes out with the next
+plan. Where there is no room an operation returns False and has changed nothing: what gives way is for the caller to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from labinfer.engine.block_manager import BlockManager, extend_chain
+from labinfer.plan import CacheMove
+
+
+@dataclass(eq=False)
+class SequenceCache:
+    """Where the keys and values of one sequence are."""
+
+    salt: str = ""
+    """Only sequences with the same salt find each other's blocks."""
+    blocks: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    """Tokens whose keys and values are there or on their way; also the position of the next one."""
+    num_dropped: int = 0
+    """Tokens that were shifted out of the context."""
+    num_known: int = 0
+    """How many of ``blocks`` the workers know."""
+    host_blocks: list[int] = field(default_factory=list)
+    """Of the host pool, while the sequence is swapped out."""
+    digests: list[bytes] = field(default_factory=list)
+    """Of its first full blocks, as far as they were needed; see ``block_manager.extend_chain``."""
+    num_registered: int = 0
+    """Blocks that others can find."""
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What a sequence holds."""
+
+    num_tokens: int
+    num_blocks: int
+    num_shared: int
+    """Blocks that others hold too."""
+    num_host_blocks: int
+
+
+class BlockTables:
+    """Shares, copies, cuts, shifts and swaps the blocks of sequences.
+
+    Args:
+        blocks: the pool that attention reads.
+        host: the pool in host memory that sequences are swapped out to.
+    """
+
+    def __init__(self, blocks: BlockManager, host: BlockManager):
+        self.blocks, self.host = blocks, host
+        self._moves: list[CacheMove] = []
+
+    def take_moves(self) -> list[CacheMove]:
+        """What was noted since the last call, in order."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def admit(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int, find: bool = True) -> bool:
+        """Blocks for its first ``num_tokens`` tokens. What other sequences have computed is shared, and what was
+        swapped out comes back; ``cache.num_tokens`` says how many tokens that makes.
+
+        Args:
+            find: whether to look for blocks of others.
+        """
+        size, swapped = self.blocks.block_size, cache.host_blocks
+        found: list[int] = []
+        if find and not cache.num_dropped:
+            # At least one token is run; one that was swapped out has all it needs.
+            num_full = cache.num_registered if swapped else (num_tokens - 1) // size
+            found = self.blocks.find(self._digests(cache, token_ids, num_full))
+        blocks = self.blocks.share(found, max(self.blocks.blocks_for(num_tokens), len(swapped)) - len(found))
+        if blocks is None:
+            return False
+        cache.blocks = blocks
+        if swapped:
+            missing = slice(len(found), len(swapped))
+            if swapped[missing]:
+                self._moves.append(CacheMove("swap_in", swapped[missing], blocks[missing]))
+            self._register(cache, range(len(found), cache.num_registered))
+            self.host.free(swapped)
+            cache.host_blocks = []
+        else:
+            cache.num_registered = len(found)
+            cache.num_tokens = len(found) * size
+        return True
+
+    def reserve(self, cache: SequenceCache, count: int) -> bool:
+        """Room to write ``count`` more tokens: new blocks, and an own copy of the last one if it is shared."""
+        index = cache.num_tokens // self.blocks.block_size
+        begun = cache.num_tokens % self.blocks.block_size > 0
+        copied = begun and self.blocks.is_shared(cache.blocks[index])
+        if begun and not copied:
+            self.blocks.unregister(cache.blocks[index])
+        missing = max(0, self.blocks.blocks_for(cache.num_tokens + count) - len(cache.blocks))
+        if not (missing or copied):
+            return True
+        new = self.blocks.allocate(missing + copied)
+        if new is None:
+            return False
+        if copied:
+            self._moves.append(CacheMove("copy", [cache.blocks[index]], [new[0]]))
+            self.blocks.free([cache.blocks[index]])
+            cache.blocks[index] = new.pop(0)
+            cache.num_known = min(cache.num_known, index)
+        cache.blocks += new
+        return True
+
+    def advance(self, cache: SequenceCache, token_ids: Sequence[int], count: int) -> None:
+        """The next ``count`` tokens are written by the step that is being composed; others can find the full blocks.
+
+        At once: whoever finds them runs in this step or a later one, and every stage runs steps in order, in each layer
+        writing keys and values before it reads any.
+        """
+        size = self.blocks.block_size
+        cache.num_tokens += count
+        full = cache.num_tokens // size
+        if full > cache.num_registered and not cache.num_dropped and self.blocks.prefix_caching:
+            self._digests(cache, token_ids, full)
+            self._register(cache, range(cache.num_registered, full))
+            cache.num_registered = full
+
+    def share(self, source: SequenceCache, dest: SequenceCache, num_tokens: int) -> None:
+        """``dest``, which holds nothing, gets the first ``num_tokens`` tokens of ``source``; nothing is copied yet."""
+        assert not (dest.blocks or dest.host_blocks) and num_tokens <= len(source.blocks) * self.blocks.block_size
+        full = num_tokens // self.blocks.block_size
+        dest.blocks = self.blocks.share(source.blocks[: self.blocks.blocks_for(num_tokens)], 0)
+        dest.num_tokens, dest.salt = num_tokens, source.salt
+        dest.num_dropped = source.num_dropped if num_tokens else 0
+        dest.digests, dest.num_registered = source.digests[:full], min(source.num_registered, full)
+        dest.num_known = 0
+
+    def truncate(self, cache: SequenceCache, num_tokens: int) -> None:
+        """Only the first ``num_tokens`` tokens stay."""
+        assert num_tokens <= cache.num_tokens and not cache.host_blocks
+        kept, full = self.blocks.blocks_for(num_tokens), num_tokens // self.blocks.block_size
+        self.blocks.free(cache.blocks[kept:])
+        del cache.blocks[kept:], cache.digests[full:]  # what comes next may be other tokens
+        cache.num_tokens, cache.num_registered = num_tokens, min(cache.num_registered, full)
+        cache.num_known = min(cache.num_known, kept)
+
+    def release(self, cache: SequenceCache) -> None:
+        """It holds nothing any more, in either pool; what its tokens are is still known."""
+        self.blocks.free(cache.blocks)
+        self.host.free(cache.host_blocks)
+        cache.blocks, cache.host_blocks = [], []
+        cache.num_tokens = cache.num_dropped = cache.num_known = cache.num_registered = 0
+
+    def keep(self, kept: Collection[SequenceCache], among: Iterable[SequenceCache]) -> None:
+        """Release all others."""
+        for cache in among:
+            if cache not in kept:
+                self.release(cache)
+
+    def shift(self, cache: SequenceCache, begin: int, end: int) -> bool:
+        """Take the tokens at positions ``begin`` up to ``end`` out; those after them move down, their keys rotated.
+
+        Args:
+            begin, end: multiples of the block size.
+        """
+        size = self.blocks.block_size
+        assert begin % size == end % size == 0 and begin < end <= cache.num_tokens, "shifts are in whole blocks"
+        first, last, filled = begin // size, end // size, self.blocks.blocks_for(cache.num_tokens)
+        removed, moved = cache.blocks[first:last], cache.blocks[last:filled]
+        shared = [block for block in moved if self.blocks.is_shared(block)]
+        freed = sum(not self.blocks.is_shared(block) for block in removed)
+        if len(shared) > self.blocks.num_free + freed:
+            return False
+        self.blocks.free(removed)
+        copies = dict(zip(shared, self.blocks.allocate(len(shared)), strict=True))
+        self.blocks.free(shared)
+        for block in moved:
+            if block not in copies:
+                self.blocks.unregister(block)
+        dest = [copies.get(block, block) for block in moved]
+        if moved:
+            self._moves.append(CacheMove("copy", moved, dest, begin - end))
+        cache.blocks = [*cache.blocks[:first], *dest, *cache.blocks[filled:]]
+        cache.num_tokens -= end - begin
+        cache.num_dropped += end - begin
+        cache.num_known, cache.num_registered = min(cache.num_known, first), min(cache.num_registered, first)
+        return True
+
+    def swap_out(self, cache: SequenceCache) -> bool:
+        """Its blocks move to the host pool."""
+        used = self.blocks.blocks_for(cache.num_tokens)
+        host_blocks = self.host.allocate(used)
+        if not host_blocks:
+            return False
+        self._moves.append(CacheMove("swap_out", cache.blocks[:used], host_blocks))
+        self.blocks.free(cache.blocks)
+        cache.blocks, cache.host_blocks, cache.num_known = [], host_blocks, 0
+        return True
+
+    def query(self, cache: SequenceCache) -> CacheUse:
+        """What it holds now."""
+        shared = sum(map(self.blocks.is_shared, cache.blocks))
+        return CacheUse(cache.num_tokens, len(cache.blocks), shared, len(cache.host_blocks))
+
+    def check_integrity(self, caches: Iterable[SequenceCache]) -> None:
+        """Every block in use is held by these sequences, by as many as its count says."""
+        caches = list(caches)
+        for pool, tables in (
+            (self.blocks, [cache.blocks for cache in caches]),
+            (self.host, [cache.host_blocks for cache in caches]),
+        ):
+            pool.check_integrity()
+            pool.check_holders(block for table in tables for block in table)
+
+    def _digests(self, cache: SequenceCache, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
+        """Of its first full blocks; none where nothing is to be found."""
+        if not self.blocks.prefix_caching:
+            return []
+        extend_chain(cache.digests, token_ids, self.blocks.block_size, cache.salt, num_blocks)
+        return cache.digests[:num_blocks]
+
+    def _register(self, cache: SequenceCache, indices: Iterable[int]) -> None:
+        for index in indices:
+            self.blocks.register(cache.blocks[index], cache.digests[index])

@@ -1,0 +1,48 @@
+"""How many micro-batches are in flight at once, from measured step times."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from labinfer.plan import StepTimes
+
+WORTH_IT = 0.95
+"""Another number than that of the stages must promise a round at least this much shorter: measured times scatter."""
+
+
+class MicroBatchCount:
+    """The number of micro-batches with which a round, one token for every sequence, is shortest.
+
+    With m micro-batches of n/m sequences a round takes as long as one of them needs through all stages and hops, and at
+    least as long as the slowest stage needs for all m. More micro-batches hide hops and other stages' work; but where a
+    step takes nearly as long for a few sequences as for many, the slowest stage pays for each.
+
+    Args:
+        times: None where nothing was measured: it is always as many as there are stages.
+        fixed: always this many, if not 0.
+    """
+
+    def __init__(self, num_stages: int, times: StepTimes | None = None, fixed: int = 0):
+        self._num_stages, self._times, self._fixed = num_stages, times, fixed
+        self._shortest = cache(self._find_shortest)
+
+    def of(self, num_decoding: int, has_prompts: bool) -> int:
+        """For so many decoding sequences, with or without prompts beside them."""
+        if self._fixed or self._times is None or num_decoding == 0:
+            return self._fixed or self._num_stages
+        count = self._shortest(num_decoding)
+        # A prompt's chunks cost by their tokens and are one behind the other: every stage can have one.
+        return max(count, self._num_stages) if has_prompts else count
+
+    def round_time(self, count: int, num_decoding: int) -> float:
+        """Seconds of a round."""
+        size, stages = num_decoding / count, range(self._num_stages)
+        through = sum(self._times.at(stage, size) for stage in stages) + self._num_stages * self._times.hop
+        return max(through, count * max(self._times.at(stage, size) for stage in stages))
+
+    def _find_shortest(self, num_decoding: int) -> int:
+        counts = range(1, min(2 * self._num_stages, num_decoding) + 1)
+        best = min(counts, key=lambda count: self.round_time(count, num_decoding))
+        usual = min(self._num_stages, num_decoding)
+        promised = self.round_time(best, num_decoding) / self.round_time(usual, num_decoding)
+        return best if promised < WORTH_IT else self._num_stages

@@ -1,0 +1,99 @@
+"""How many KV blocks the ranks have: one number for all, as every rank holds its layers of every token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.config import EngineOptions
+from labinfer.errors import UserError
+from labinfer.executor.group import RankGroup
+from labinfer.executor.layout import Layout
+from labinfer.spmd.machine import free_memory
+from labinfer.spmd.topology import Place
+from labinfer.worker.kv_cache import blocks_that_fit
+
+GIB = 1 << 30
+DEFAULT_SWAP_SPACE = 4
+"""GiB, as vLLM has it."""
+
+
+@dataclass(frozen=True)
+class KVCapacity:
+    """Agreed by all ranks."""
+
+    num_blocks: int
+    """The least of what each has room for."""
+    num_host_blocks: int
+    """In host memory, for sequences that are swapped out."""
+    max_model_len: int
+    """The context that fits."""
+    blocks_of_rank: tuple[int, ...]
+    """What each rank has room for."""
+
+    def describe_limit(self, places: list[Place]) -> str:
+        """Which stages have the least room, and by how much; empty where all have the same."""
+        most = max(self.blocks_of_rank)
+        if most == self.num_blocks:
+            return ""
+        stages = sorted(
+            {p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count == self.num_blocks}
+        )
+        roomiest = places[self.blocks_of_rank.index(most)]
+        percent = 100 * (most - self.num_blocks) / self.num_blocks
+        return (
+            f"limited by stage {', '.join(map(str, stages))}; stage {roomiest.stage} has room for {most} ({percent:.0f} % "
+            "more); --layers can move layers there"
+        )
+
+
+def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> KVCapacity:
+    """Count the blocks of every rank, once its weights are loaded; collective.
+
+    Raises:
+        AgreedError: a rank has no room for what is needed or asked for.
+    """
+    size, cache = options.cache.block_size, options.cache
+    useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
+    per_block = layout.block_bytes(place, size)
+    free = free_memory(layout.devices[group.rank]) // layout.sharing_device(group.rank, group.everyone)
+    with group.together():
+        num_host = min(useful, _swap_bytes(options, layout, free) // per_block)
+    mine = cache.num_kv_blocks or blocks_that_fit(free, cache.memory_utilization, per_block, useful)
+    of_rank = [counts.tolist() for counts in group.comm.all_gather(torch.tensor([mine, num_host]))]
+    num_blocks, num_host = (min(column) for column in zip(*of_rank, strict=True))
+    with group.together():
+        if num_blocks * size < 2:
+            least = [count for count, _ in of_rank].index(num_blocks)
+            raise UserError(
+                f"{layout.topology.place(least)} has no room for KV cache ({free >> 20} MiB free for it here); raise "
+                "--memory-utilization or use more ranks"
+            )
+        if cache.num_kv_blocks and cache.num_kv_blocks * per_block > free:
+            raise UserError(
+                f"--num-kv-blocks {cache.num_kv_blocks} needs {cache.num_kv_blocks * per_block >> 20} MiB on {place}, but "
+                f"{free >> 20} MiB are free"
+            )
+    fits = min(layout.max_model_len, num_blocks * size)
+    return KVCapacity(num_blocks, num_host, fits, tuple(count for count, _ in of_rank))
+
+
+def _swap_bytes(options: EngineOptions, layout: Layout, free: int) -> int:
+    """Host memory of this rank for sequences that are swapped out.
+
+    Raises:
+        UserError: more is asked for than there is.
+    """
+    mode, wanted = options.scheduler.preemption_mode, options.cache.swap_space
+    if mode == "recompute":
+        return 0
+    if wanted:
+        host = torch.device("cpu")
+        available = free if all(device == host for device in layout.devices) else free_memory(host)
+        if wanted * GIB > available:
+            raise UserError(f"--swap-space {wanted:g} GiB is more than the {available / GIB:.1f} GiB that are free")
+        return int(wanted * GIB)
+    if mode == "swap" or any(device.type != "cpu" for device in layout.devices):
+        return DEFAULT_SWAP_SPACE * GIB
+    return 0

@@ -1,0 +1,109 @@
+"""What a step costs on these ranks, measured once before the first request: t(batch), a hop, a swapped block."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.config import SchedulerOptions
+from labinfer.executor.group import RankGroup
+from labinfer.executor.layout import Layout
+from labinfer.layers.rope import RotaryTable
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, CacheMove, SequenceStart, StepTimes, TokenSampling
+from labinfer.spmd.topology import Place
+from labinfer.worker.kv_cache import KVCacheManager
+from labinfer.worker.model_runner import ModelRunner
+
+BATCH_SIZES = (1, 8, 64)
+"""Decoding sequences."""
+ROUNDS = 3
+"""The fastest of these counts: others run on the machine too."""
+
+
+def time_swap(cache: KVCacheManager, rotary: RotaryTable) -> float:
+    """Seconds to move one block to the host pool and back. The KV cache must be unused."""
+    seconds = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        cache.move([CacheMove("swap_out", [0], [0]), CacheMove("swap_in", [0], [0])], rotary)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+@dataclass(frozen=True)
+class StepMeter:
+    """Runs steps of made-up sequences through this rank's part of the model."""
+
+    layout: Layout
+    place: Place
+    runner: ModelRunner
+    pipeline: PipelineCommunicator | None
+
+    def measure(self, group: RankGroup, options: SchedulerOptions, swap_seconds: float) -> StepTimes:
+        """Time steps and hops, and gather what all ranks measured; collective. The KV cache must be unused."""
+        most = min(options.max_num_seqs, options.max_num_batched_tokens)
+        sizes = [size for size in BATCH_SIZES if size <= most]
+        mine = [min(self._time_step(size) for _ in range(ROUNDS)) for size in sizes]
+        hop = 0.0
+        if self.pipeline is not None:
+            rings = [self._time_ring(number) for number in range(2 * ROUNDS)]
+            hop = statistics.median(rings) / self.layout.topology.num_stages
+        of_rank = [
+            msgspec.msgpack.decode(data, type=tuple[list[float], float, float])
+            for data in group.comm.all_gather_bytes(msgspec.msgpack.encode((mine, hop, swap_seconds)))
+        ]
+        topology = self.layout.topology
+        of_stage = [
+            [max(times) for times in zip(*(of_rank[rank][0] for rank in topology.ranks_of(stage)), strict=True)]
+            for stage in range(topology.num_stages)
+        ]
+        return StepTimes(sizes, of_stage, of_rank[0][1], max(swap for _, _, swap in of_rank))
+
+    def _time_step(self, size: int) -> float:
+        """Seconds of a step of so many sequences; all of them write to the first block."""
+        sequences = range(size)
+        sampling = TokenSampling(num_prompt_tokens=1)
+        plan = BatchPlan(
+            step_id=0,
+            starts=[SequenceStart(seq_id, [0], 0, sampling) for seq_id in sequences],
+            finished=[],
+            moves=[],
+            entries=[BatchEntry(seq_id, 1, 0, 0, [0], NO_TOKEN, True) for seq_id in sequences],
+        )
+        hidden_TD = None if self.place.stage == 0 else self._hidden(size)
+        begin = time.perf_counter()
+        batch = self.runner.prepare(plan)
+        hidden_TD = self.runner.run(plan, batch, hidden_TD)
+        if self.layout.topology.is_last(self.place.stage):
+            self.runner.sample(plan, batch, hidden_TD)
+        else:
+            hidden_TD.flatten()[:1].tolist()  # an accelerator is done when its numbers are here
+        seconds = time.perf_counter() - begin
+        self.runner.forget(list(sequences))
+        return seconds
+
+    def _time_ring(self, number: int) -> float:
+        """Seconds from sending a token's activations off on rank 0 to having its successor back; 0 on other ranks."""
+        place, topology, step_id = self.place, self.layout.topology, -1 - number
+        begin = time.perf_counter()
+        tokens = self.pipeline.post_tokens(step_id, 1) if place.rank == 0 else None
+        if place.stage > 0:
+            incoming, device = self.layout.dtypes[place.stage - 1], self.layout.devices[place.rank]
+            self.pipeline.post_activations(step_id, 1, self.layout.config.hidden_size, incoming, device).wait()
+        if not topology.is_last(place.stage):
+            self.pipeline.send_activations(step_id, self._hidden(1))
+        elif place.rank == topology.sampling_rank:
+            self.pipeline.send_tokens(step_id, [0])
+        if tokens is not None:
+            tokens.wait()
+        return time.perf_counter() - begin if place.rank == 0 else 0.0
+
+    def _hidden(self, size: int) -> torch.Tensor:
+        """(T, D) activations of this stage's type."""
+        shape, device = (size, self.layout.config.hidden_size), self.layout.devices[self.place.rank]
+        return torch.zeros(shape, dtype=self.layout.dtype_of(self.place), device=device)
