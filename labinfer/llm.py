@@ -127,7 +127,7 @@ class LLM:
             return None
         try:
             requests = self._make_requests(prompts, params)
-            if on_delta and any(r.sampling.num_choices != r.sampling.n or r.sampling.num_beams > 1 for r in requests):
+            if on_delta is not None and any(not request.sampling.can_stream for request in requests):
                 raise UserError(
                     "best_of and num_beams cannot stream: the best are known at the end; leave them or on_delta out"
                 )

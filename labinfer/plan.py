@@ -136,6 +136,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Answers that are generated on their own, of which ``n`` are kept; the beams of a search are one."""
         return 1 if self.num_beams > 1 else self.best_of or self.n
 
+    @property
+    def can_stream(self) -> bool:
+        """Whether an answer's first tokens are known before its last."""
+        return self.num_beams == 1 and self.num_choices == self.n
+
     def _make_tuple(self, name: str, item: type) -> None:
         value = getattr(self, name)
         if isinstance(value, item):

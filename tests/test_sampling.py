@@ -173,7 +173,7 @@ def test_a_broken_listener_does_not_break_the_model(llm):
 
 
 def test_the_best_of_several_cannot_stream(llm):
-    with pytest.raises(UserError, match="best_of cannot stream"):
+    with pytest.raises(UserError, match="best_of and num_beams cannot stream"):
         llm.generate(PROMPTS, SamplingParams(best_of=2), on_delta=print)
 
 

@@ -63,32 +63,28 @@ class BlockTables:
         return moves
 
     def admit(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int, find: bool = True) -> bool:
-        """Blocks for its first ``num_tokens`` tokens. What other sequences have computed is shared, and what was
-        swapped out comes back; ``cache.num_tokens`` says how many tokens that makes.
+        """Blocks for its first ``num_tokens`` tokens. What other sequences have computed is shared, or, if it was swapped
+        out, that comes back; ``cache.num_tokens`` says how many tokens that makes.
 
         Args:
             find: whether to look for blocks of others.
         """
-        size, swapped = self.blocks.block_size, cache.host_blocks
-        found: list[int] = []
-        if find and not cache.num_dropped:
-            # At least one token is run; one that was swapped out has all it needs.
-            num_full = cache.num_registered if swapped else (num_tokens - 1) // size
-            found = self.blocks.find(self._digests(cache, token_ids, num_full))
+        swapped, found = cache.host_blocks, []
+        if find and not swapped:  # what is found may be written in this very step, too late for a move
+            digests = self._digests(cache, token_ids, (num_tokens - 1) // self.blocks.block_size)  # one token is run
+            found = self.blocks.find(digests)
         blocks = self.blocks.share(found, max(self.blocks.blocks_for(num_tokens), len(swapped)) - len(found))
         if blocks is None:
             return False
         cache.blocks = blocks
         if swapped:
-            missing = slice(len(found), len(swapped))
-            if swapped[missing]:
-                self._moves.append(CacheMove("swap_in", swapped[missing], blocks[missing]))
-            self._register(cache, range(len(found), cache.num_registered))
+            self._moves.append(CacheMove("swap_in", swapped, blocks[: len(swapped)]))
+            self._register(cache, range(cache.num_registered))
             self.host.free(swapped)
             cache.host_blocks = []
         else:
             cache.num_registered = len(found)
-            cache.num_tokens = len(found) * size
+            cache.num_tokens = len(found) * self.blocks.block_size
         return True
 
     def reserve(self, cache: SequenceCache, count: int) -> bool:

@@ -17,15 +17,17 @@ from labinfer.errors import UserError
 ENGINE_FLAGS = {
     "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
-    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--memory-utilization",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--swap-space", "--memory-utilization",
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
-    "--scheduling-policy", "--batch-policy", "--pipeline-schedule", "--max-inflight",
+    "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
+    "--pipeline-schedule", "--max-inflight",
     "--threads", "--log-level", "--timeout",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | {
     "--prompt", "--raw", "--input", "--output", "--report",
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
     "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--min-tokens", "--n",
+    "--num-beams", "--length-penalty",
 }  # fmt: skip
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",

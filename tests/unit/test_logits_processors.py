@@ -30,7 +30,7 @@ def logits(seed: int = 0) -> torch.Tensor:
 
 def processed(one: SampledRow, logits_V: torch.Tensor) -> torch.Tensor:
     before = logits_V.clone()
-    result = Sampler(find_processors())._process(logits_V, one)
+    result = Sampler(find_processors()).process(logits_V, one)
     assert torch.equal(logits_V, before), "the model's logits were changed in place"
     return result
 

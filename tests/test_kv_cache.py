@@ -1,0 +1,204 @@
+"""What the KV cache holds after blocks are moved, and endless contexts, against Transformers' own cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checkpoints import make_checkpoint, mixed_prompts
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from labinfer import LLM, SamplingParams
+from labinfer.errors import UserError
+from labinfer.functions.layer_cache import read_keys, read_values, write_keys
+from labinfer.layers.rope import RotaryTable
+from labinfer.plan import CacheMove
+from labinfer.worker.kv_cache import KVCacheManager
+
+BLOCK = 4
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@pytest.fixture(scope="module", params=["qwen2-tied", "llama-untied"])
+def checkpoint(request, tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("kv") / request.param, request.param)
+
+
+# Blocks on a rank.
+
+
+def make_cache(dtype: torch.dtype) -> tuple[KVCacheManager, RotaryTable, list[torch.Tensor]]:
+    """A cache whose blocks 0 to 3 hold random numbers, and all its bytes as they are then."""
+    generator = torch.Generator().manual_seed(0)
+    cache = KVCacheManager(2, 6, BLOCK, 3, 8, dtype, torch.device("cpu"), num_host_blocks=2)
+    for layer in cache.layers:
+        for tensor in layer.tensors():
+            if dtype == torch.int8 and tensor.dtype == torch.int8:
+                tensor.copy_(torch.randint(-127, 128, tensor.shape, generator=generator))
+            else:
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.1)
+    rotary = RotaryTable(8, ROPE, 64, 64, torch.float32, torch.device("cpu"))
+    return cache, rotary, [tensor.clone() for layer in cache.layers for tensor in layer.tensors()]
+
+
+def tensors_of(cache: KVCacheManager) -> list[torch.Tensor]:
+    return [tensor for layer in cache.layers for tensor in layer.tensors()]
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_copy_is_exact(dtype):
+    cache, rotary, before = make_cache(dtype)
+    cache.move([CacheMove("copy", [0, 2], [4, 5])], rotary)
+    for tensor, old in zip(tensors_of(cache), before, strict=True):
+        assert torch.equal(tensor[[4, 5]], old[[0, 2]]) and torch.equal(tensor[:4], old[:4])
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_what_goes_to_the_host_comes_back_exactly(dtype):
+    cache, rotary, before = make_cache(dtype)
+    cache.move([CacheMove("swap_out", [1, 3], [1, 0]), CacheMove("copy", [0, 0], [1, 3])], rotary)
+    cache.move([CacheMove("swap_in", [0, 1], [4, 5])], rotary)
+    for tensor, old in zip(tensors_of(cache), before, strict=True):
+        assert torch.equal(tensor[[5, 4]], old[[1, 3]])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.int8, 0.03)])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_shifted_keys_are_those_of_their_new_positions(dtype, tolerance, in_place):
+    """Keys that were rotated for positions 20 to 27, moved down by 12, are those rotated for 8 to 15."""
+    cache, rotary, _ = make_cache(dtype)
+    plain_SKP = torch.randn(8, 3, 8, generator=torch.Generator().manual_seed(1))
+    for layer in cache.layers:
+        far = torch.tensor([0, 1])
+        layer.k[far] = 0
+        turned_SKP = torch.cat([rotary.turn(plain_SKP[i : i + 1], 20 + i) for i in range(8)])
+        write_keys(layer, far, turned_SKP)
+    values = [read_values(layer, torch.tensor([0, 1]), torch.float32) for layer in cache.layers]
+    dest = [0, 1] if in_place else [4, 5]
+    cache.move([CacheMove("copy", [0, 1], dest, -12)], rotary)
+    wanted_SKP = torch.cat([rotary.turn(plain_SKP[i : i + 1], 8 + i) for i in range(8)])
+    for layer, value in zip(cache.layers, values, strict=True):
+        got_SKP = read_keys(layer, torch.tensor(dest), torch.float32)
+        assert torch.allclose(got_SKP, wanted_SKP, atol=tolerance * wanted_SKP.abs().max().item())
+        assert torch.equal(read_values(layer, torch.tensor(dest), torch.float32), value)
+
+
+# Endless contexts.
+
+
+class EndlessReference:
+    """Greedy decoding by Transformers over a cache from which tokens are cut, the keys after them rotated back."""
+
+    def __init__(self, checkpoint, context: int, kept: int, dropped: int):
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self.context, self.kept, self.dropped = context, kept, dropped
+        self.cache, self.length = DynamicCache(config=self.model.config), 0
+
+    @torch.no_grad()
+    def generate(self, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
+        tokens, logprobs, ids = [], [], prompt
+        for _ in range(num_tokens):
+            if self.length == self.context:
+                self._shift()
+            positions = torch.arange(self.length, self.length + len(ids))
+            out = self.model(torch.tensor([ids]), position_ids=positions[None], past_key_values=self.cache)
+            self.length += len(ids)
+            logprobs_V = out.logits[0, -1].log_softmax(-1)
+            tokens.append(int(logprobs_V.argmax()))
+            logprobs.append(float(logprobs_V.max()))
+            ids = tokens[-1:]
+        return tokens, logprobs
+
+    def _shift(self) -> None:
+        # The rotation is taken from the model's own embedding; llama3's and default's have no factor on it.
+        inverse = self.model.model.rotary_emb.inv_freq
+        angles_P = (inverse * self.dropped).repeat(2)
+        for layer in self.cache.layers:
+            tail = layer.keys[:, :, self.kept + self.dropped :]
+            low, high = tail.chunk(2, dim=-1)
+            turned = tail * angles_P.cos() + torch.cat((high, -low), dim=-1) * angles_P.sin()
+            layer.keys = torch.cat([layer.keys[:, :, : self.kept], turned], dim=2)
+            values = layer.values
+            layer.values = torch.cat([values[:, :, : self.kept], values[:, :, self.kept + self.dropped :]], dim=2)
+        self.length -= self.dropped
+
+
+@pytest.mark.parametrize(("context", "keep", "kept", "dropped"), [(32, 0, 0, 16), (42, 5, 8, 16)])
+def test_an_endless_context_is_that_of_transformers_cache(checkpoint, context, keep, kept, dropped):
+    prompts = [mixed_prompts()[2], mixed_prompts()[4]]
+    wanted = [EndlessReference(checkpoint, context, kept, dropped).generate(prompt, 100) for prompt in prompts]
+    options = {"max_model_len": context, "context_shift": True, "keep": keep, "block_size": BLOCK}
+    with LLM(str(checkpoint), num_kv_blocks=60, **options) as llm:
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=100, ignore_eos=True, logprobs=0))
+    for output, (tokens, logprobs) in zip(outputs, wanted, strict=True):
+        assert output.token_ids == tokens
+        got = [one.logprob for one in output.completions[0].logprobs]
+        assert got == pytest.approx(logprobs, abs=1e-4)
+
+
+PARAMS = [
+    SamplingParams(max_tokens=60 + index, ignore_eos=True, temperature=index % 2 * 0.8, seed=index, max_context_len=40)
+    for index in range(8)
+]
+ENDLESS = {"context_shift": True, "block_size": BLOCK}
+ENDLESS_PROMPTS = [[3 + index, *mixed_prompts()[index % 8][:30]] for index in range(8)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kv_blocks": 24, "preemption_mode": "recompute"},
+        {"num_kv_blocks": 24, "preemption_mode": "recompute", "enable_prefix_caching": False},
+        {"num_kv_blocks": 24, "preemption_mode": "swap", "swap_space": 0.001},
+        {"num_kv_blocks": 24, "preemption_mode": "swap", "swap_space": 0.0001},
+        {"num_kv_blocks": 100, "max_num_batched_tokens": 7, "chunked_prefill_size": 3},
+    ],
+    ids=str,
+)
+def test_endless_contexts_do_not_depend_on_room_or_chunks(checkpoint, options):
+    """Where one is computed again, the same tokens leave its context at the same places."""
+    with LLM(str(checkpoint), num_kv_blocks=400, **ENDLESS) as llm:
+        expected = [output.token_ids for output in llm.generate(ENDLESS_PROMPTS, PARAMS)]
+    with LLM(str(checkpoint), **ENDLESS, **options) as llm:
+        assert [output.token_ids for output in llm.generate(ENDLESS_PROMPTS, PARAMS)] == expected
+        assert (llm.report.counts["preemptions"] > 0) == (options["num_kv_blocks"] == 24)
+        assert (llm.report.counts["swaps"] > 0) == (options.get("preemption_mode") == "swap")
+
+
+def test_without_a_shift_the_context_ends_an_answer(checkpoint):
+    with LLM(str(checkpoint), num_kv_blocks=60, max_model_len=32, block_size=BLOCK) as llm:
+        whole, short = llm.generate([[5, 6, 7]] * 2, [SamplingParams(max_tokens=99, ignore_eos=True), PARAMS[0]])
+        limited = llm.generate([5, 6, 7], SamplingParams(max_tokens=99, ignore_eos=True, max_context_len=10))[0]
+    assert (len(whole.token_ids), whole.finish_reason) == (29, "length")
+    assert len(short.token_ids) == 29
+    assert (limited.token_ids, limited.finish_reason) == (whole.token_ids[:7], "length")
+
+
+def test_a_context_too_short_is_refused(checkpoint):
+    with LLM(str(checkpoint), num_kv_blocks=60, context_shift=True, keep=10, block_size=BLOCK) as llm:
+        with pytest.raises(
+            UserError, match=r"context of 16 tokens is too short .* --keep 10 and two blocks of 4 take 20"
+        ):
+            llm.generate([5, 6, 7], SamplingParams(max_context_len=16))
+    with LLM(str(checkpoint), num_kv_blocks=3, block_size=BLOCK) as llm:
+        with pytest.raises(UserError, match=r"has 12 tokens, but at most 11 fit beside one new token \(context 12\)"):
+            llm.generate(list(range(3, 15)))
+        with pytest.raises(UserError, match=r"has 5 tokens, but at most 4 fit beside one new token \(context 5\)"):
+            llm.generate([5] * 5, SamplingParams(max_context_len=5))
+
+
+# Preemption.
+
+
+def test_more_swap_space_than_memory_is_refused(checkpoint):
+    with pytest.raises(UserError, match=r"--swap-space 1e\+06 GiB is more than the .* GiB that are free"):
+        LLM(str(checkpoint), num_kv_blocks=8, swap_space=1e6)
+
+
+def test_the_cheaper_way_is_taken(checkpoint):
+    """Swapping tiny blocks is a hundred times faster than running a model over them."""
+    with LLM(str(checkpoint), num_kv_blocks=40, block_size=BLOCK, swap_space=0.001) as llm:
+        times = llm.parts.step_times
+        assert 0 < times.swapped_block < times.per_token * BLOCK
+        llm.generate(ENDLESS_PROMPTS, [SamplingParams(max_tokens=60, ignore_eos=True)] * 8)
+        assert llm.report.counts["preemptions"] == llm.report.counts["swaps"] > 0
