@@ -76,7 +76,7 @@ class LLMEngine:
         if not self.scheduler.has_room(sampling.num_choices):
             raise QueueFull(f"{len(self.scheduler.waiting)} sequences are waiting already; try again later")
         self.check_request(request)
-        ends = [token for token in self.scheduler.ends_of(request) if token < self._vocab_size]
+        ends = sorted(token for token in request.ends(self.scheduler.eos_token_ids) if token < self._vocab_size)
         if sampling.num_beams > 1:
             beams = [self._make_sequence(request, 0, ends) for _ in range(sampling.num_beams)]
             group = BeamGroup(beams, sampling, ends, beams[0].max_tokens)
@@ -150,7 +150,7 @@ class LLMEngine:
             return
         if sampling.num_beams > self._options.max_num_seqs:
             raise UserError(f"num_beams {sampling.num_beams} is more than --max-num-seqs {self._options.max_num_seqs}")
-        num_candidates = BeamGroup.num_candidates(sampling, self.scheduler.ends_of(request))
+        num_candidates = BeamGroup.num_candidates(sampling, request.ends(self.scheduler.eos_token_ids))
         if num_candidates > self._vocab_size:
             raise UserError(
                 f"num_beams {sampling.num_beams} looks at {num_candidates} tokens, more than the vocabulary of "

@@ -32,3 +32,10 @@ class Request:
     """With ``--scheduling-policy priority`` the lowest goes first."""
     user: str = ""
     """With ``--scheduling-policy fair`` users take turns."""
+
+    def ends(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """Tokens that end an answer: the request's own, and those of the checkpoint unless it ignores them."""
+        stops = self.sampling.stop_token_ids
+        if self.sampling.ignore_eos:
+            return frozenset(stops)
+        return eos_token_ids.union(stops) if stops else eos_token_ids

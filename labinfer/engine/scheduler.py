@@ -20,7 +20,7 @@ from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
 from labinfer.engine.policies import ORDERS, SPLITS, Load, Rank, Split, balanced
-from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
 from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, StepTimes, TokenLogprobs
 
@@ -85,11 +85,6 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=self._rank)
-
-    def ends_of(self, request: Request) -> list[int]:
-        """Tokens that end its answers."""
-        eos = () if request.sampling.ignore_eos else self.eos_token_ids
-        return sorted({*eos, *request.sampling.stop_token_ids})
 
     def schedule(self) -> BatchPlan | None:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
@@ -381,8 +376,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids.append(token)
         sequence.pending_token = token
-        is_eos = token in self.eos_token_ids and not sequence.sampling.ignore_eos
-        if is_eos or token in sequence.sampling.stop_token_ids:
+        if token in sequence.request.ends(self.eos_token_ids):
             self.finish(sequence, FinishReason.STOP)
         elif sequence.num_output_tokens >= sequence.max_tokens:
             self.finish(sequence, FinishReason.LENGTH)

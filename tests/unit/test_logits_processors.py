@@ -21,7 +21,7 @@ PROMPT, OUTPUT = [3, 4, 4, 5, 9], [7, 8, 7, 7, 3]
 
 def row(bad_token_ids=(), eos=(1,), **params) -> SampledRow:
     request = Request(0, PROMPT, SamplingParams(**params), bad_token_ids=tuple(map(tuple, bad_token_ids)))
-    return SampledRow(token_sampling(request, 0, eos), PROMPT + OUTPUT)
+    return SampledRow(token_sampling(request, 0, sorted(request.ends(frozenset(eos)))), PROMPT + OUTPUT)
 
 
 def logits(seed: int = 0) -> torch.Tensor:

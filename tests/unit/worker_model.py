@@ -205,7 +205,7 @@ class Bench:
         return self.sequences[seq_id]
 
     def add_request(self, request: Request) -> None:
-        ends, num_beams = self.scheduler.ends_of(request), request.sampling.num_beams
+        ends, num_beams = sorted(request.ends(self.scheduler.eos_token_ids)), request.sampling.num_beams
         members = []
         for _ in range(num_beams):
             prompt, wanted = list(request.prompt_token_ids), token_sampling(request, 0, ends)
