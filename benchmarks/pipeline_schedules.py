@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 
+from launched import launched, medians
+
 from labinfer import SamplingParams
-from labinfer.config import PIPELINE_SCHEDULES, EngineOptions
-from labinfer.executor.failure import end_group_on_uncaught
-from labinfer.executor.group import join_group
-from labinfer.llm import LLM
+from labinfer.config import PIPELINE_SCHEDULES
 from labinfer.observe.table import format_table
-from labinfer.spmd.environment import detect
 
 
 def main() -> None:
@@ -35,35 +32,26 @@ def main() -> None:
 
     # Without a prefix cache: the rounds repeat their prompts.
     flat = {"model": args.model, "dtype": "float32", "memory_utilization": 0.2, "enable_prefix_caching": False}
-    base = EngineOptions.from_flat(flat)
-    group = join_group(detect(), base.parallel, base.runtime)
-    end_group_on_uncaught(group)
-    llms = {}
-    for name in PIPELINE_SCHEDULES:
-        options = EngineOptions.from_flat(flat | {"pipeline_parallel_size": group.size, "pipeline_schedule": name})
-        llms[name] = LLM.from_options(group, options)
     prompts = [[3 + (7 * i + 11 * j) % 500 for j in range(args.prompt_tokens)] for i in range(args.requests)]
     params = SamplingParams(max_tokens=args.output_tokens, ignore_eos=True)
-    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in PIPELINE_SCHEDULES}
-    for round_number in range(args.rounds + 1):
-        for name, llm in llms.items():
-            llm.generate(prompts, params)
-            if llm.is_rank0 and round_number > 0:  # the first round warms up
-                figures[name].append((llm.report.mean_bubble, llm.report.output_tokens / llm.report.wall_time))
-    if group.rank == 0:
-        medians = {
-            name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in figures.items()
-        }
-        rows = [
-            (name, f"{100 * bubble:.1f} %", f"{speed:.0f}", f"{speed / medians['lockstep'][1]:.2f}")
-            for name, (bubble, speed) in medians.items()
-        ]
-        print(format_table(("schedule", "bubble", "output tokens/s", "speed / lockstep"), rows))
-        if args.json:
-            args.json.write_text(
-                json.dumps({name: {"bubble": values[0], "speed": values[1]} for name, values in medians.items()})
-            )
-    group.close()
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in PIPELINE_SCHEDULES}
+    with launched({name: flat | {"pipeline_schedule": name} for name in PIPELINE_SCHEDULES}) as llms:
+        for round_number in range(args.rounds + 1):
+            for name, llm in llms.items():
+                report = llm.generate(prompts, params) and llm.report
+                if report and round_number > 0:  # the first round warms up
+                    speed = report.output_tokens / report.wall_time
+                    rounds[name].append({"bubble": report.mean_bubble, "speed": speed})
+        if report:
+            found = {name: medians(figures) for name, figures in rounds.items()}
+            slowest = found["lockstep"]["speed"]
+            rows = [
+                (name, f"{100 * one['bubble']:.1f} %", f"{one['speed']:.0f}", f"{one['speed'] / slowest:.2f}")
+                for name, one in found.items()
+            ]
+            print(format_table(("schedule", "bubble", "output tokens/s", "speed / lockstep"), rows))
+            if args.json:
+                args.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -278,10 +278,14 @@ class LLM:
     def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
         if prompts is None:
             raise UserError("rank 0 must be given prompts; only the other ranks may pass None")
+        if not isinstance(prompts, (str, dict, list, tuple)):
+            raise UserError(f"prompts must be one prompt or a list of prompts, not {prompts!r:.80}")
         if isinstance(prompts, (str, dict)) or _is_one_prompt(prompts):
             prompts = [prompts]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, (list, tuple)) or not all(isinstance(one, SamplingParams) for one in params):
+            raise UserError(f"params must be SamplingParams, one for all prompts or a list of them, not {params!r:.80}")
         if len(params) != len(prompts):
             raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each")
         requests = []
@@ -335,7 +339,7 @@ class LLM:
         return self.tokenizer
 
 
-def _is_one_prompt(prompts: list) -> bool:
+def _is_one_prompt(prompts: list | tuple) -> bool:
     """Whether a list is itself a prompt: of token ids, or the messages of one conversation."""
     first = prompts[0] if prompts else None
     return isinstance(first, int) or (isinstance(first, dict) and "role" in first)

@@ -70,6 +70,9 @@ Split = Callable[[Load], Budget]
 
 MIN_PREFILL_TOKENS = 128
 """Smaller pieces of a prompt cost more in launches than they balance."""
+TURNS = 4
+"""Of the pipeline, over which ``throttle`` spreads the prompt tokens at hand. With fewer, a prompt that arrives alone fills
+a few micro-batches and leaves the stages waiting for them; with more, first tokens come later."""
 LITTLE_FREE, HALF_FREE = 0.1, 0.5
 """Fractions of the KV blocks: below the first prompts stop, below the second they slow down or wait."""
 
@@ -85,12 +88,14 @@ def greedy(load: Load) -> Budget:
 
 
 def throttle(load: Load) -> Budget:
-    """Decodes and prompt tokens dealt evenly over the micro-batches in flight (after gLLM, arXiv:2504.14775).
+    """Decodes dealt evenly over the micro-batches in flight, and prompt tokens over those of a few turns.
 
-    As the KV cache fills, prompts slow down, so that those who run find blocks to go on.
+    After gLLM (arXiv:2504.14775). A micro-batch takes a fixed fraction of the prompt tokens that are left, so the next one
+    is about as large, whatever arrives. As the KV cache fills, prompts slow down, so that those who run find blocks to go
+    on.
     """
     pressure = min(1.0, load.free_fraction / HALF_FREE)
-    share = -(-load.prefill_tokens // load.num_micro_batches)
+    share = -(-load.prefill_tokens // (TURNS * load.num_micro_batches))
     return Budget(
         num_decodes=load.decode_share,
         num_prefill_tokens=max(MIN_PREFILL_TOKENS, int(share * pressure)),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from labinfer.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-MAX_CHARACTER_TOKENS = 4
-"""A UTF-8 character has at most four bytes; text that still ends in U+FFFD after more tokens really says so."""
+MAX_BROKEN = 3
+"""Characters U+FFFD at the end of a text that its next byte may still turn into another one: a UTF-8 character has at most
+four bytes."""
+MAX_UNREAD_TOKENS = 64
+"""Tokens that are decoded again and again while the text ends in U+FFFD; after more it is taken at its word."""
 CONTEXT_TOKENS = 6
 """Tokens decoded again before the new ones: how a token reads can depend on its neighbours (SentencePiece drops a
 leading space; bytes of one character may be spread over several tokens)."""
@@ -24,7 +27,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stop, self._include_stop = stop, include_stop
         self._token_ids: list[int] = []
-        self._prefix, self._read = 0, 0  # tokens [prefix, read) are context, [read, end) are not in the text yet
+        self._prefix, self._read = 0, 0  # tokens [prefix, read) are context, [read, end) may still read differently
+        self._shown = 0  # characters of [read, end) that are in the text
         self._taken = 0
         self._finished = False
         self.text = ""
@@ -34,14 +38,23 @@ class Detokenizer:
         """Take one more token. Returns whether a stop string is complete; the text then ends with or before it."""
         self._token_ids.append(token_id)
         piece = self._unread()
-        if piece and not (piece.endswith(REPLACEMENT) and len(self._token_ids) - self._read <= MAX_CHARACTER_TOKENS):
-            self._append(piece, may_stop)
+        if not piece:
+            return False
+        settled = piece[:-MAX_BROKEN] + piece[-MAX_BROKEN:].rstrip(REPLACEMENT)
+        if settled == piece or len(self._token_ids) - self._read > MAX_UNREAD_TOKENS:
+            begin, self._shown = self._shown, 0
+            self._read = len(self._token_ids)
+            self._prefix = max(0, self._read - CONTEXT_TOKENS)
+            self._append(piece[begin:], may_stop)
+        else:
+            begin, self._shown = self._shown, len(settled)
+            self._append(settled[begin:], may_stop)
         return self.stopped_by is not None
 
     def finish(self) -> None:
         """No more tokens come: what is left of a broken character is shown as U+FFFD."""
-        if not self._finished and self.stopped_by is None and (piece := self._unread()):
-            self._append(piece, may_stop=False)
+        if not self._finished and self.stopped_by is None:
+            self._append(self._unread()[self._shown :], may_stop=False)
         self._finished = True
 
     def take_new(self) -> str:
@@ -58,8 +71,6 @@ class Detokenizer:
         return after[len(before) :]
 
     def _append(self, piece: str, may_stop: bool) -> None:
-        self._read = len(self._token_ids)
-        self._prefix = max(0, self._read - CONTEXT_TOKENS)
         before = len(self.text)
         self.text += piece
         found = []

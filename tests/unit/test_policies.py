@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
 from labinfer.engine.policies import ORDERS, SPLITS, Budget, Load, balanced, greedy, phases, throttle
 
 LOAD = Load(
-    num_decoding=10, prefill_tokens=600, free_fraction=0.9, num_micro_batches=2, max_tokens=512, was_prefilling=False
+    num_decoding=10, prefill_tokens=2400, free_fraction=0.9, num_micro_batches=2, max_tokens=512, was_prefilling=False
 )
 
 
@@ -36,10 +37,11 @@ def test_balanced_deals_decodes_only():
         ({"num_micro_batches": 4}, Budget(3, 150)),
         ({"free_fraction": 0.25}, Budget(5, 150)),
         ({"free_fraction": 0.0}, Budget(5, 128)),
+        ({"prefill_tokens": 600}, Budget(5, 128)),
         ({"prefill_tokens": 3}, Budget(5, 128)),
     ],
 )
-def test_throttle_deals_evenly_and_slows_prompts_when_the_cache_fills(changes, budget):
+def test_throttle_deals_evenly_over_four_turns_and_slows_prompts_when_the_cache_fills(changes, budget):
     assert throttle(replace(LOAD, **changes)) == budget
 
 
@@ -125,6 +127,35 @@ def test_throttle_gives_every_micro_batch_its_share_and_greedy_does_not():
         bench.finish_all()
     assert sizes["throttle"] == [4, 4, 4, 4]
     assert sizes["greedy"] != [4, 4, 4, 4]
+
+
+def bubble_of_two_stages(split: str) -> float:
+    """Prompts of 400 tokens arrive among answers, on a clock where a micro-batch takes a stage 10 ms and 1 ms a token."""
+    bench = Bench(num_blocks=2048, num_stages=2, batch_policy=split)
+    for _ in range(8):
+        bench.add(4, 60)
+    due = deque(range(500, 5500, 1000))
+    now = second_is_free = busy = 0
+    returns: deque[int] = deque()
+    while due or bench.scheduler.has_work:
+        while due and due[0] <= now:
+            due.popleft()
+            bench.add(400, 20)
+        while (plan := bench.launch()) is not None:
+            cost = 10 + plan.num_tokens
+            busy += 2 * cost
+            now += cost  # the first stage's rank schedules when it is done
+            second_is_free = max(now, second_is_free) + cost
+            returns.append(second_is_free)
+        now = max(now, returns.popleft())
+        bench.update()
+    bench.finish_all()
+    return 1 - busy / 2 / now
+
+
+def test_prompts_among_answers_leave_less_of_the_pipeline_empty_under_throttle():
+    bubbles = {split: bubble_of_two_stages(split) for split in ("greedy", "balanced", "throttle")}
+    assert bubbles["throttle"] < 0.7 * bubbles["balanced"] <= 0.7 * bubbles["greedy"], bubbles
 
 
 @pytest.mark.parametrize("split", BATCH_POLICIES)

@@ -96,6 +96,21 @@ def test_random_texts_come_out_whole(bpe, sp):
             assert detokenizer.text == text
 
 
+def test_random_tokens_read_as_decoding_them_all_at_once(bpe):
+    """Most are parts of characters, which belong together only sometimes."""
+    rng = random.Random(6)
+    letters = [token for token in range(bpe.vocab_size) if bpe.decode([token]) == "\ufffd"]
+    for _ in range(300):
+        tokens = [rng.choice(letters) if rng.random() < 0.9 else rng.randrange(bpe.vocab_size) for _ in range(40)]
+        detokenizer, seen = Detokenizer(bpe), ""
+        for token in tokens:
+            detokenizer.add(token)
+            assert detokenizer.text.startswith(seen)
+            seen = detokenizer.text
+        detokenizer.finish()
+        assert detokenizer.text == bpe.decode(tokens)
+
+
 def test_bytes_that_are_no_text_are_shown_in_the_end(bpe):
     byte = bpe.encode("界", add_special_tokens=False)[0]
     detokenizer = Detokenizer(bpe)
