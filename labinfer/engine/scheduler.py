@@ -9,7 +9,6 @@ micro-batch gets, is for ``policies`` to say.
 from __future__ import annotations
 
 import itertools
-from bisect import insort
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
-from labinfer.engine.policies import ORDERS, SPLITS, Load, Rank, Split, balanced
+from labinfer.engine.policies import ORDERS, SPLITS, Load, Split, balanced
+from labinfer.engine.queues import Queues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
 from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, StepTimes, TokenLogprobs
@@ -56,14 +56,13 @@ class Scheduler:
         self._tables, self._blocks = tables, tables.blocks
         self._schedule = make_schedule(options.pipeline_schedule)
         self._micro_batches = MicroBatchCount(num_stages, times, options.max_inflight)
-        self._order, self._split = ORDERS[options.scheduling_policy], SPLITS[options.batch_policy]
+        self._split = SPLITS[options.batch_policy]
         self._times = times
-        self._was_prefilling = False
+        self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.waiting: list[Sequence] = []  # by rank
-        self.running: list[Sequence] = []  # by rank
+        self._queues = Queues(ORDERS[options.scheduling_policy], options.max_num_seqs)
+        self.waiting, self.running = self._queues.waiting, self._queues.running
         self.in_flight: deque[InFlight] = deque()
-        self._beam_groups: list[BeamGroup] = []  # admitted
         self._finished_ids: list[int] = []
         self._next_step_id = 0
         self.counts: Counter[str] = Counter()
@@ -84,7 +83,7 @@ class Scheduler:
         return not self.max_queued or len(self.waiting) + count <= self.max_queued
 
     def add(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=self._rank)
+        self._queues.wait(sequence)
 
     def schedule(self) -> BatchPlan | None:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
@@ -94,12 +93,12 @@ class Scheduler:
         while not chosen and not self.in_flight:
             # The policy would wait for what will not come, or beams that wait for each other hold all blocks.
             chosen = self._compose(balanced)
-            stuck = sorted(self._may_be_admitted(), key=self._needs_seats)
-            if not chosen and not (stuck and self._make_way(stuck[0])):
+            stuck = next(self._queues.candidates(), None)
+            if not chosen and not (stuck and self._make_way(stuck)):
                 break
         if not chosen:
             return None
-        self._was_prefilling = any(count > 1 or not sequence.num_output_tokens for sequence, count in chosen.items())
+        self._was_prefilling = self._is_prefilling
         return self._make_plan(chosen)
 
     def update(self, result: BatchResult) -> list[Sequence]:
@@ -140,8 +139,8 @@ class Scheduler:
         """
         if sequence.finish_reason is not None:
             return
-        if sequence.beams in self._beam_groups:
-            self._beam_groups.remove(sequence.beams)
+        if sequence.beams is not None:
+            self._queues.end_group(sequence.beams)
         for member in sequence.beams.members if sequence.beams else [sequence]:
             member.finish_reason = reason
             self._withdraw(member)
@@ -170,21 +169,31 @@ class Scheduler:
     def _compose(self, split: Split) -> dict[Sequence, int]:
         chosen: dict[Sequence, int] = {}
         preemptions_before = self.counts["preemptions"]
-        decoding = [s for s in self.running if s.is_decoding or (s.num_in_flight and s.num_unscheduled == 0)]
-        budget = split(self._load(len(decoding)))
+        decoding, prefilling, num_on_their_way = [], [], 0
+        for sequence in self.running:
+            if sequence.is_decoding:
+                decoding.append(sequence)
+            elif sequence.num_unscheduled:
+                prefilling.append(sequence)
+            else:
+                num_on_their_way += 1
+        budget = split(self._load(len(decoding) + num_on_their_way, prefilling))
         limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
-        num_decodes = self._choose_decodes(chosen, decoding, limit)
+        num_decodes = self._choose_from(decoding, chosen, limit)
         room = min(budget.num_prefill_tokens, self._options.max_num_batched_tokens - num_decodes)
-        room -= self._choose_prefills(chosen, room)
+        room -= self._choose_from(prefilling, chosen, room)
         if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
             self._admit(chosen, room)
+        self._is_prefilling = len(chosen) > num_decodes
         return chosen
 
-    def _load(self, num_decoding: int) -> Load:
-        prefill_tokens = sum(s.num_unscheduled for s in self.running if not s.is_decoding)
-        next_fits = self.waiting and self._blocks.blocks_for(self.waiting[0].num_positions) <= self._blocks.num_free
-        if next_fits and self._num_seats < self._options.max_num_seqs:
-            prefill_tokens += sum(s.num_unscheduled for s in self.waiting)
+    def _load(self, num_decoding: int, prefilling: list[Sequence]) -> Load:
+        prefill_tokens = sum(sequence.num_unscheduled for sequence in prefilling)
+        if self.waiting:
+            first = self.waiting[0]
+            fits = self._blocks.blocks_for(first.num_positions) <= self._blocks.num_free
+            if fits and self._queues.has_seat(first):
+                prefill_tokens += sum(sequence.num_unscheduled for sequence in self.waiting)
         return Load(
             num_decoding=num_decoding,
             prefill_tokens=prefill_tokens,
@@ -195,71 +204,26 @@ class Scheduler:
         )
 
     def _wanted_micro_batches(self) -> int:
-        prompts = bool(self.waiting) or any(not sequence.num_output_tokens for sequence in self.running)
-        return self._micro_batches.of(len(self.running), prompts)
+        return self._micro_batches.of(len(self.running), bool(self.waiting) or self._was_prefilling)
 
-    @property
-    def _num_seats(self) -> int:
-        """Sequences that run, and beams that will: of ``max_num_seqs``."""
-        if not self._beam_groups:
-            return len(self.running)
-        return sum(s.beams is None for s in self.running) + sum(len(g.members) for g in self._beam_groups)
-
-    def _choose_decodes(self, chosen: dict[Sequence, int], decoding: list[Sequence], budget: int) -> int:
+    def _choose_from(self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int) -> int:
+        """Returns how many tokens are run."""
         used = 0
-        for sequence in decoding:
+        for sequence in sequences:
             if used == budget:
                 break
-            # Looked at again: another sequence may have taken this one's blocks a moment ago.
-            if sequence.cache.blocks and sequence.is_decoding:
-                used += self._choose(chosen, sequence, 1)
-        return used
-
-    def _choose_prefills(self, chosen: dict[Sequence, int], budget: int) -> int:
-        used = 0
-        for sequence in self.running:  # who gives way to one of them comes after it
-            count = min(sequence.num_unscheduled, budget - used, self._options.chunked_prefill_size)
-            if count > 0 and not sequence.is_decoding:
-                used += self._choose(chosen, sequence, count)
+            if sequence.cache.blocks:  # it may have given way to another a moment ago
+                used += self._choose(chosen, sequence, budget - used)
         return used
 
     def _admit(self, chosen: dict[Sequence, int], budget: int) -> None:
-        limit = self._options.max_num_seqs
-        if not self.waiting or budget <= 0:
+        if not self.waiting or budget <= 0 or len(self.running) >= self._options.max_num_seqs:
             return
-        queues: dict[str | None, deque[Sequence]] = {}
-        for sequence in self._may_be_admitted():  # in the order of their ranks: only each queue's first can be next
-            queues.setdefault(self._queue_of(sequence), deque()).append(sequence)
-        running_of_user = Counter(sequence.request.user for sequence in self.running)
-        while queues and budget > 0:
-            heads = (queue[0] for queue in queues.values())
-            sequence = min(heads, key=lambda head: (self._needs_seats(head), *self._order(head, running_of_user)))
-            seats = len(sequence.beams.members) if sequence.beams else 1
-            if self._num_seats + seats * self._needs_seats(sequence) > limit or not self._take_blocks(sequence):
+        for sequence in self._queues.candidates():
+            if budget == 0 or not self._queues.has_seat(sequence) or not self._take_blocks(sequence):
                 return
-            queue = self._queue_of(sequence)
-            queues[queue].popleft()
-            if not queues[queue]:
-                del queues[queue]
-            running_of_user[sequence.request.user] += 1
-            self.waiting.remove(sequence)
-            insort(self.running, sequence, key=self._rank)
-            if sequence.beams is not None and sequence.beams not in self._beam_groups:
-                self._beam_groups.append(sequence.beams)
-            budget -= self._choose(
-                chosen, sequence, min(sequence.num_unscheduled, budget, self._options.chunked_prefill_size)
-            )
-
-    def _may_be_admitted(self) -> list[Sequence]:
-        """Those who wait for room, not for other beams."""
-        return [s for s in self.waiting if s.beams is None or not s.beams.has_token_of(s)]
-
-    def _needs_seats(self, sequence: Sequence) -> bool:
-        """Whether it is new. A beam that gave way has kept its seat, and others may wait for it, so it goes first."""
-        return sequence.beams is None or sequence.beams not in self._beam_groups
-
-    def _queue_of(self, sequence: Sequence) -> str | None:
-        return sequence.request.user if self._needs_seats(sequence) else None
+            self._queues.run(sequence)
+            budget -= self._choose(chosen, sequence, budget)
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""
@@ -275,7 +239,7 @@ class Scheduler:
         return True
 
     def _choose(self, chosen: dict[Sequence, int], sequence: Sequence, count: int) -> int:
-        """Run the next ``count`` tokens of a sequence in this step, or as many of them as its context has room for.
+        """Run up to ``count`` more tokens of a sequence in this step: a chunk, as far as its context has room.
 
         Blocks are taken from the last sequence at rest where none is free. Only those of higher rank give way, so the
         first always goes on: with nobody to take from, waiting is enough. Returns how many tokens are run.
@@ -284,7 +248,9 @@ class Scheduler:
         while cache.num_tokens == sequence.max_context and not self._shift_context(sequence):
             if not self._make_way(sequence, chosen):
                 return 0
-        count = min(count, sequence.max_context - cache.num_tokens)
+        count = min(
+            count, sequence.num_unscheduled, self._options.chunked_prefill_size, sequence.max_context - cache.num_tokens
+        )
         while not self._tables.reserve(cache, count):
             if not self._make_way(sequence, chosen):
                 return 0
@@ -301,14 +267,10 @@ class Scheduler:
 
     def _make_way(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:
         """Preempt the last of those that rank behind this one and rest. Returns whether there was one."""
-        rank = self._rank(sequence)
-        for victim in reversed(self.running):
-            if self._rank(victim) <= rank:
-                return False
-            if not victim.num_in_flight and victim not in chosen:
-                self._preempt(victim)
-                return True
-        return False
+        victim = self._queues.victim(sequence, chosen)
+        if victim is not None:
+            self._preempt(victim)
+        return victim is not None
 
     def _preempt(self, victim: Sequence) -> None:
         """Back to waiting: swapped to host memory, or to be computed again from its token ids."""
@@ -320,7 +282,7 @@ class Scheduler:
             victim.prompt_logprobs = []  # they come again
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1
-        insort(self.waiting, victim, key=self._rank)
+        self._queues.wait(victim)
 
     def _prefers_swap(self, victim: Sequence) -> bool:
         """By the mode, or by what would take less time."""
@@ -362,16 +324,10 @@ class Scheduler:
 
     def _withdraw(self, sequence: Sequence) -> None:
         """It neither waits nor runs any more, and the workers are to forget it."""
-        for queue in (self.running, self.waiting):
-            if sequence in queue:
-                queue.remove(sequence)
+        self._queues.withdraw(sequence)
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)
             sequence.started = False
-
-    def _rank(self, sequence: Sequence) -> Rank:
-        """Among those who run; it never changes."""
-        return self._order(sequence, {})
 
     def _append(self, sequence: Sequence, token: int) -> None:
         sequence.token_ids.append(token)
@@ -410,4 +366,7 @@ class Scheduler:
         member.token_ids = [*parent.token_ids, token]
         shared = parent.cache.num_tokens if parent in self.running else 0  # it may have given way while it rested
         self._tables.share(parent.cache, member.cache, shared)
-        insort(self.running if shared else self.waiting, member, key=self._rank)
+        if shared:
+            self._queues.run(member)
+        else:
+            self._queues.wait(member)

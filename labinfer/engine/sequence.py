@@ -82,7 +82,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """One token to run, with all before it in the cache or on their way there."""
-        return self.num_scheduled > 0 and self.num_unscheduled == 1 and self.num_output_tokens > 0
+        num_before = len(self.token_ids) - 1
+        return self.num_scheduled == num_before >= len(self.request.prompt_token_ids)
 
     def num_prompt_measures(self, begin: int) -> int:
         """How many of its scheduled tokens from ``begin`` on have a log-probability of the prompt as their result."""

@@ -1,0 +1,98 @@
+"""Who waits and who runs, by rank; seats for beams that are still to come."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
+
+from labinfer.engine.beam_search import BeamGroup
+from labinfer.engine.policies import Order, Rank
+from labinfer.engine.sequence import Sequence
+
+
+class Queues:
+    """Sequences that wait, and those that run.
+
+    Args:
+        order: the policy that ranks them.
+        num_seats: sequences that may run at once.
+    """
+
+    def __init__(self, order: Order, num_seats: int):
+        self._order, self._num_seats = order, num_seats
+        self.waiting: list[Sequence] = []  # by rank
+        self.running: list[Sequence] = []  # by rank
+        self._beam_groups: list[BeamGroup] = []  # admitted, each with a seat for every beam
+
+    def wait(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=self.rank)
+
+    def run(self, sequence: Sequence) -> None:
+        """It runs from now on, waiting no more."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        if self._is_new_group(sequence):
+            self._beam_groups.append(sequence.beams)
+        insort(self.running, sequence, key=self.rank)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """It neither waits nor runs any more."""
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+
+    def end_group(self, group: BeamGroup) -> None:
+        """Its beams need no seats any more."""
+        if group in self._beam_groups:
+            self._beam_groups.remove(group)
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """Among those who run; it never changes."""
+        return self._order(sequence, {})
+
+    def has_seat(self, sequence: Sequence) -> bool:
+        """Whether it may run beside the others."""
+        if not self._beam_groups and sequence.beams is None:
+            return len(self.running) < self._num_seats
+        taken = sum(s.beams is None for s in self.running) + sum(len(group.members) for group in self._beam_groups)
+        needed = 1 if sequence.beams is None else len(sequence.beams.members) * self._is_new_group(sequence)
+        return taken + needed <= self._num_seats
+
+    def candidates(self) -> Iterator[Sequence]:
+        """Those who wait for room, the next one first; the caller lets each one run before it asks for another.
+
+        A beam that gave way comes before all others: its seat is kept, and other beams may rest until it has its token.
+        """
+        queues: dict[str | None, deque[Sequence]] = {}
+        for sequence in self.waiting:  # in the order of their ranks, so that only each queue's first can be next
+            group = sequence.beams
+            if group is None or self._is_new_group(sequence):
+                queues.setdefault(sequence.request.user, deque()).append(sequence)
+            elif not group.has_token_of(sequence):
+                queues.setdefault(None, deque()).append(sequence)
+        if None in queues:
+            yield from queues.pop(None)
+        running_of_user = Counter(sequence.request.user for sequence in self.running)
+        while queues:
+            heads = (queue[0] for queue in queues.values())
+            sequence = min(heads, key=lambda head: self._order(head, running_of_user))
+            yield sequence
+            user = sequence.request.user
+            queues[user].popleft()
+            if not queues[user]:
+                del queues[user]
+            running_of_user[user] += 1
+
+    def victim(self, sequence: Sequence, chosen: Collection[Sequence]) -> Sequence | None:
+        """The last of those that rank behind this one and rest, if there is one; ``chosen`` ones do not rest."""
+        rank = self.rank(sequence)
+        for victim in reversed(self.running):
+            if self.rank(victim) <= rank:
+                return None
+            if not victim.num_in_flight and victim not in chosen:
+                return victim
+        return None
+
+    def _is_new_group(self, sequence: Sequence) -> bool:
+        return sequence.beams is not None and sequence.beams not in self._beam_groups
