@@ -17,7 +17,7 @@ PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning")
-BATCH_POLICIES = ("balanced", "throttle", "greedy", "phases")
+BATCH_POLICIES = ("auto", "balanced", "throttle", "greedy", "phases")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 MAX_TIMEOUT = 1e9
@@ -116,9 +116,10 @@ class SchedulerOptions:
         choices=SCHEDULING_POLICIES,
     )
     batch_policy: str = option(
-        "balanced",
+        "auto",
         "how work is split over micro-batches: balanced deals decodes evenly, throttle prompt tokens as well, greedy "
-        "takes all there is, phases runs prompts and answers in turn",
+        "takes all there is, phases runs prompts and answers in turn; auto is throttle for several stages at work at "
+        "once, else balanced",
         choices=BATCH_POLICIES,
     )
     preemption_mode: str = option(

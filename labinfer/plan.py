@@ -333,6 +333,13 @@ class StepTimes(msgspec.Struct, frozen=True):
         slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
         return times[right - 1] + max(0.0, slope) * (size - sizes[right - 1])
 
+    def describe(self) -> str:
+        """For the start of a run."""
+        steps = [f"{max(times[i] for times in self.of_stage) * 1e3:.1f} ms for {n}" for i, n in enumerate(self.sizes)]
+        text = f"a step of the slowest stage takes {', '.join(steps)} decoding sequences"
+        text += f", a hop {self.hop * 1e3:.2f} ms" if self.hop else ""
+        return text + (f", a swapped KV block {self.swapped_block * 1e3:.2f} ms" if self.swapped_block else "")
+
     @property
     def per_token(self) -> float:
         """To run one token of a long prompt through the busiest stage."""

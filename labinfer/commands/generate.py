@@ -125,6 +125,8 @@ class Rank0Job:
             logger.info("KV cache: %s", limit)
         if parts.capacity.num_host_blocks:
             logger.info("host memory for swapped sequences: %d blocks", parts.capacity.num_host_blocks)
+        if parts.step_times is not None:
+            logger.info("measured: %s", parts.step_times.describe())
 
     def _answer(self, requests: list[Request]) -> None:
         """--prompt: to a file each answer when it is finished, to the terminal each when its turn has come."""

@@ -56,7 +56,9 @@ class Scheduler:
         self._tables, self._blocks = tables, tables.blocks
         self._schedule = make_schedule(options.pipeline_schedule)
         self._micro_batches = MicroBatchCount(num_stages, times, options.max_inflight)
-        self._split = SPLITS[options.batch_policy]
+        side_by_side = num_stages > 1 and options.pipeline_schedule == "1f1b"
+        default = "throttle" if side_by_side else "balanced"
+        self._split = SPLITS[default if options.batch_policy == "auto" else options.batch_policy]
         self._times = times
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)

@@ -18,7 +18,7 @@ LOAD = Load(
 
 
 def test_options_and_tables_name_the_same_policies():
-    assert set(SCHEDULING_POLICIES) == set(ORDERS) and set(BATCH_POLICIES) == set(SPLITS)
+    assert set(SCHEDULING_POLICIES) == set(ORDERS) and set(BATCH_POLICIES) == {"auto", *SPLITS}
 
 
 def test_greedy_takes_all():
