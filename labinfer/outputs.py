@@ -190,7 +190,8 @@ class OpenRequest:
 
     def _time_per_token(self, sequence: Sequence) -> float:
         """Mean over the tokens after the first, 0 if there is none."""
-        after_first = sequence.num_output_tokens - 1
+        beams = sequence.beams.finished if sequence.beams else []
+        after_first = max((len(beam.token_ids) for beam in beams), default=sequence.num_output_tokens) - 1
         return (self._end_times[sequence.seq_id] - sequence.first_token_time) / after_first if after_first else 0.0
 
     def _num_text_tokens(self, sequence: Sequence) -> int:
