@@ -244,6 +244,10 @@ class EngineOptions:
             )
         if self.parallel.layers and min(self.parallel.layers) < 1:
             raise UserError(f"--layers {join(self.parallel.layers)}: every stage needs at least one layer")
+        if self.cache.swap_space and self.scheduler.preemption_mode == "recompute":
+            raise UserError(f"--swap-space {self.cache.swap_space:g} is of no use with --preemption-mode recompute")
+        if self.scheduler.keep and not self.scheduler.context_shift:
+            raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
 

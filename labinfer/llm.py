@@ -36,8 +36,10 @@ from labinfer.text.tokenizer import Tokenizer
 Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
 """Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages.
 
-A dictionary may have a ``cache_salt``: only prompts with the same one find each other's tokens in the KV cache.
+A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``.
 """
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+EXTRA_KEYS = {"cache_salt": str, "priority": int, "user": str}
 
 
 IDLE_SECONDS = 0.01
@@ -127,10 +129,9 @@ class LLM:
             return None
         try:
             requests = self._make_requests(prompts, params)
-            if on_delta is not None and any(not request.sampling.can_stream for request in requests):
-                raise UserError(
-                    "best_of and num_beams cannot stream: the best are known at the end; leave them or on_delta out"
-                )
+            if on_delta is not None:
+                for request in requests:
+                    _check_can_stream(request)
         except UserError:
             self._executor.pause([])  # the others are in this call too
             raise
@@ -142,21 +143,19 @@ class LLM:
         """Tokenize and check a prompt (rank 0).
 
         Args:
-            priority: see ``--scheduling-policy priority``.
-            user: see ``--scheduling-policy fair``.
+            priority, user: where the prompt does not say; see ``Request``.
 
         Raises:
             UserError: what is wrong with it.
         """
+        extras = _extras(prompt) if isinstance(prompt, dict) else {}
         token_ids = self._encode(prompt)
         if sampling.stop:
             self._need_tokenizer()
         self.parts.worker.runner.check_processors(sampling, token_ids)
-        salt = prompt.get("cache_salt") or "" if isinstance(prompt, dict) else ""
-        if not isinstance(salt, str):
-            raise UserError(f"cache_salt must be a string, not {salt!r:.60}")
         bad_token_ids = self._encode_bad_words(sampling.bad_words)
-        request = Request(key, token_ids, sampling, salt, bad_token_ids, priority, user)
+        fields = {"priority": priority, "user": user} | extras
+        request = Request(key, token_ids, sampling, bad_token_ids=bad_token_ids, **fields)
         self.engine.check_request(request)
         return request
 
@@ -174,7 +173,7 @@ class LLM:
             on_delta: called with what each answer gets, as it gets it.
         """
         if self._broken:
-            raise UserError("an earlier run of this LLM was broken off in the middle of a step; make a new LLM")
+            raise UserError("an earlier run of this LLM was broken off; make a new LLM")
         source = iter(requests)
         self._overflow = None
         self.report = report = RunReport()
@@ -257,6 +256,8 @@ class LLM:
                 return False
             if request is None:
                 break
+            if streams:
+                _check_can_stream(request)
             try:
                 sequences = self.engine.add_request(request)
             except QueueFull:
@@ -298,7 +299,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, dict):
-            keys = [key for key in ("prompt", "prompt_token_ids", "messages") if prompt.get(key) is not None]
+            keys = [key for key in PROMPT_KEYS if prompt.get(key) is not None]
             if len(keys) != 1:
                 raise UserError(
                     f"a prompt needs exactly one of prompt, prompt_token_ids and messages, not {sorted(prompt)}"
@@ -337,6 +338,29 @@ class LLM:
         if self.tokenizer is None:
             raise self._tokenizer_error
         return self.tokenizer
+
+
+def _extras(prompt: dict[str, Any]) -> dict[str, Any]:
+    """What a prompt says beside its text.
+
+    Raises:
+        UserError: a key is unknown, or its value has another type.
+    """
+    unknown = sorted(str(key) for key in set(prompt).difference(PROMPT_KEYS, EXTRA_KEYS))
+    if unknown:
+        raise UserError(f"a prompt has no key {unknown[0]!r}; its keys are {', '.join((*PROMPT_KEYS, *EXTRA_KEYS))}")
+    extras = {key: prompt[key] for key in EXTRA_KEYS if prompt.get(key) is not None}
+    for key, value in extras.items():
+        if type(value) is not EXTRA_KEYS[key]:
+            raise UserError(f"{key} must be {'a string' if EXTRA_KEYS[key] is str else 'a number'}, not {value!r:.60}")
+    return extras
+
+
+def _check_can_stream(request: Request) -> None:
+    if not request.sampling.can_stream:
+        raise UserError(
+            "best_of and num_beams cannot stream: the best are known at the end; leave them or on_delta out"
+        )
 
 
 def _is_one_prompt(prompts: list | tuple) -> bool:

@@ -138,6 +138,7 @@ class OpenRequest:
             completions = [self._beam(index, beam) for index, beam in enumerate(first.beams.finished[: sampling.n])]
         else:
             completions = [self._completion(index, sequence) for index, sequence in enumerate(self._sequences)]
+        num_output_tokens = sum(len(completion.token_ids) for completion in completions)
         if sampling.num_choices > sampling.n:
             ranked = sorted(zip(completions, self._sequences, strict=True), key=lambda pair: -_mean_logprob(pair[1]))
             completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
@@ -147,7 +148,7 @@ class OpenRequest:
             completions=completions,
             prompt_logprobs=None if sampling.prompt_logprobs is None else first.prompt_logprobs,
             num_cached_tokens=first.num_cached_tokens,
-            num_output_tokens=self._num_output_tokens(),
+            num_output_tokens=num_output_tokens,
             time_to_first_token=min(s.first_token_time for s in self._sequences) - first.arrival_time,
             time_per_output_token=max(map(self._time_per_token, self._sequences)),
             total_time=max(self._end_times.values()) - first.arrival_time,
@@ -182,16 +183,10 @@ class OpenRequest:
             text = self._tokenizer.decode(beam.token_ids[: len(beam.token_ids) - dropped])
         return Completion(index, text, beam.token_ids, beam.finish_reason.value, stop_token, None, beam.score)
 
-    def _num_output_tokens(self) -> int:
-        group = self._sequences[0].beams
-        if group is not None:
-            return sum(len(beam.token_ids) for beam in group.finished)
-        return sum(sequence.num_output_tokens for sequence in self._sequences)
-
     def _time_per_token(self, sequence: Sequence) -> float:
         """Mean over the tokens after the first, 0 if there is none."""
-        beams = sequence.beams.finished if sequence.beams else []
-        after_first = max((len(beam.token_ids) for beam in beams), default=sequence.num_output_tokens) - 1
+        answers = [beam.token_ids for beam in sequence.beams.finished] if sequence.beams else [sequence.output_ids]
+        after_first = max(map(len, answers)) - 1
         return (self._end_times[sequence.seq_id] - sequence.first_token_time) / after_first if after_first else 0.0
 
     def _num_text_tokens(self, sequence: Sequence) -> int:

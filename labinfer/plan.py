@@ -77,7 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     best_of: int = 0
     """Generate this many and keep the ``n`` with the highest mean log-probability; 0 is ``n``."""
     num_beams: int = 1
-    """Beam search over so many continuations, of which the best ``n`` are the answers; greedy, without stop strings."""
+    """Beam search over so many continuations; the best ``n`` are the answers, or fewer where nothing else is allowed."""
     length_penalty: float = 1.0
     """A beam's score is its log-probability over its length to this power: above 0 favours longer answers."""
     early_stopping: bool | Literal["never"] = False
@@ -102,7 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be true or false, not {getattr(self, name)!r:.60}")
-        if self.early_stopping not in (True, False, "never") or type(self.early_stopping) is int:
+        if type(self.early_stopping) is not bool and self.early_stopping != "never":
             raise UserError(f'early_stopping must be true, false or "never", not {self.early_stopping!r:.60}')
         if self.num_beams > 1:
             self._check_beams()
@@ -234,8 +234,6 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
 
     seq_id: int
     token_ids: list[int]
-    num_cached: int
-    """Tokens at its beginning whose keys and values are in its blocks already."""
     sampling: TokenSampling
 
 
@@ -255,8 +253,10 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
 
     seq_id: int
     num_tokens: int
+    begin: int
+    """Index of the first of them in the sequence; those before it are in the KV cache, or have left the context."""
     position: int
-    """Of the first of them: its index in the sequence, less the tokens that were shifted out of the context."""
+    """Of that one: its index less the tokens that have left the context."""
     first_block: int
     """The sequence's block table is cut to this many blocks …"""
     new_blocks: list[int]

@@ -5,4 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def check_blocks_when_idle(monkeypatch):
+    """At the end of every run of every ``LLM`` in this process, the engine's books of KV blocks must agree."""
+    from labinfer.engine.llm_engine import LLMEngine
+
+    pause = LLMEngine.pause
+
+    def check_and_pause(engine):
+        engine.scheduler.check_integrity()
+        return pause(engine)
+
+    monkeypatch.setattr(LLMEngine, "pause", check_and_pause)

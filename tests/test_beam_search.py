@@ -143,3 +143,38 @@ def test_one_text_per_answer(checkpoint):
 def test_what_cannot_be_searched_is_refused(checkpoint, fields, message):
     with LLM(str(checkpoint), block_size=4, num_kv_blocks=400) as llm, pytest.raises(UserError, match=message):
         llm.generate([[5, 6, 7]], SamplingParams(**({"max_tokens": 8} | fields)))
+
+
+@pytest.mark.parametrize("num_kv_blocks", [66, 70, 80, 90])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_search_that_gives_way_has_its_prompts_log_probabilities_once(checkpoint, num_kv_blocks, mode):
+    prompts = [(mixed_prompts(6, seed=4)[1] * 2)[i : i + length] for i, length in enumerate((40, 33, 17, 25, 9, 38))]
+    params = SamplingParams(max_tokens=16, num_beams=4, ignore_eos=True, prompt_logprobs=1)
+    with LLM(str(checkpoint), block_size=4, num_kv_blocks=900, enable_prefix_caching=False) as llm:
+        expected = llm.generate(prompts, params)
+    options = {"preemption_mode": mode, "swap_space": 0.001 * (mode == "swap")}
+    with LLM(str(checkpoint), block_size=4, num_kv_blocks=num_kv_blocks, max_num_seqs=24, **options) as llm:
+        outputs = llm.generate(prompts, params)
+    for output, wide in zip(outputs, expected, strict=True):
+        assert output.token_ids == wide.token_ids
+        assert [one.token_id for one in output.prompt_logprobs] == output.prompt_token_ids[1:]
+        assert [one.logprob for one in output.prompt_logprobs] == pytest.approx(
+            [one.logprob for one in wide.prompt_logprobs], abs=1e-4
+        )
+
+
+def test_forbidden_tokens_are_no_answers(checkpoint):
+    with LLM(str(checkpoint), block_size=4, num_kv_blocks=400) as llm:
+        params = SamplingParams(num_beams=4, n=4, allowed_token_ids=[9], max_tokens=5, early_stopping=True)
+        (output,) = llm.generate([[5, 6, 7]], params)
+        assert [completion.token_ids for completion in output.completions] == [[9] * 5]
+        (output,) = llm.generate([[5, 6, 7]], SamplingParams(num_beams=3, max_tokens=1))
+        assert output.time_per_output_token == 0 and output.num_output_tokens == 1
+
+
+def test_a_search_cannot_stream(checkpoint):
+    with LLM(str(checkpoint), block_size=4, num_kv_blocks=400) as llm:
+        request = llm.make_request(0, [5, 6, 7], SamplingParams(num_beams=3))
+        with pytest.raises(UserError, match="num_beams cannot stream"):
+            list(llm.run([request], on_delta=print))
+        assert len(llm.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3

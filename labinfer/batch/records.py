@@ -45,6 +45,8 @@ def result_record(
     for choice, completion in zip(choices, output.completions, strict=True):
         if completion.stop_reason is not None:
             choice["stop_reason"] = completion.stop_reason
+        if completion.score is not None:
+            choice["score"] = completion.score
         if output.prompt_logprobs is not None:
             choice["prompt_logprobs"] = _plain_logprobs(output.prompt_logprobs)
     body = {
@@ -83,6 +85,8 @@ def _simple_answer(completion: Completion, echoed: str) -> dict[str, Any]:
         answer["stop_reason"] = completion.stop_reason
     if completion.logprobs is not None:
         answer["logprobs"] = _plain_logprobs(completion.logprobs)
+    if completion.score is not None:
+        answer["score"] = completion.score
     return answer
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from labinfer.engine.request import FinishReason
@@ -69,14 +71,14 @@ class BeamGroup:
     def advance(self) -> list[Child]:
         """The next beams, the best first; none when the search is over. Their scores are set by the caller."""
         sampling, num_beams = self.sampling, self.sampling.num_beams
-        candidates = [
-            Child(self.scores[index] + logprob, index, token)
+        every = (
+            (self.scores[index] + logprob, index, token)
             for index, top in sorted(self._tops.items())
             for token, logprob in top.items()
-        ]
-        self._tops = {}
-        candidates.sort(key=lambda child: -child.score)
-        candidates = candidates[: self.num_candidates(sampling, self.ends)]
+            if logprob > float("-inf")
+        )
+        best = nlargest(self.num_candidates(sampling, self.ends), every, key=itemgetter(0))
+        candidates, self._tops = [Child(*values) for values in best], {}
         length = self.members[candidates[0].parent].num_output_tokens + 1
         running: list[Child] = []
         for place, child in enumerate(candidates):

@@ -54,7 +54,7 @@ class BlockManager:
         self._holders.update(dict.fromkeys(blocks, 1))
         return blocks
 
-    def share(self, found: Sequence[int], count: int) -> list[int] | None:
+    def hold(self, found: Sequence[int], count: int) -> list[int] | None:
         """One more holder for the blocks ``found``, and ``count`` more behind them; None where there is no room."""
         if count > self.num_free - sum(block in self._idle for block in found):
             return None
@@ -94,7 +94,7 @@ class BlockManager:
             del self._block_of[digest]
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
-        """The known blocks of the longest prefix of this chain; not held by the caller before it calls ``share``."""
+        """The known blocks of the longest prefix of this chain; not held by the caller before it calls ``hold``."""
         blocks = []
         for digest in digests:
             block = self._block_of.get(digest)

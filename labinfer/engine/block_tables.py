@@ -73,7 +73,7 @@ class BlockTables:
         if find and not swapped:  # what is found may be written in this very step, too late for a move
             digests = self._digests(cache, token_ids, (num_tokens - 1) // self.blocks.block_size)  # one token is run
             found = self.blocks.find(digests)
-        blocks = self.blocks.share(found, max(self.blocks.blocks_for(num_tokens), len(swapped)) - len(found))
+        blocks = self.blocks.hold(found, max(self.blocks.blocks_for(num_tokens), len(swapped)) - len(found))
         if blocks is None:
             return False
         cache.blocks = blocks
@@ -101,12 +101,33 @@ class BlockTables:
         if new is None:
             return False
         if copied:
-            self._moves.append(CacheMove("copy", [cache.blocks[index]], [new[0]]))
+            self._copy(cache.blocks[index], new[0])
             self.blocks.free([cache.blocks[index]])
             cache.blocks[index] = new.pop(0)
             cache.num_known = min(cache.num_known, index)
         cache.blocks += new
         return True
+
+    def catch_up(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:
+        """Share what others have computed since it was admitted; returns how many tokens need not be run.
+
+        Args:
+            num_tokens: tokens it has blocks for; the last one is always run.
+        """
+        size = self.blocks.block_size
+        first = cache.num_tokens // size
+        if cache.num_dropped or first != cache.num_registered:
+            return 0
+        digests = self._digests(cache, token_ids, (num_tokens - 1) // size)
+        found = self.blocks.find(digests[first:])
+        if not found:
+            return 0
+        last = first + len(found)
+        own, cache.blocks[first:last] = cache.blocks[first:last], self.blocks.hold(found, 0)
+        self.blocks.free(own)
+        cache.num_known, cache.num_registered = min(cache.num_known, first), last
+        num_found, cache.num_tokens = last * size - cache.num_tokens, last * size
+        return num_found
 
     def advance(self, cache: SequenceCache, token_ids: Sequence[int], count: int) -> None:
         """The next ``count`` tokens are written by the step that is being composed; others can find the full blocks.
@@ -126,7 +147,7 @@ class BlockTables:
         """``dest``, which holds nothing, gets the first ``num_tokens`` tokens of ``source``; nothing is copied yet."""
         assert not (dest.blocks or dest.host_blocks) and num_tokens <= len(source.blocks) * self.blocks.block_size
         full = num_tokens // self.blocks.block_size
-        dest.blocks = self.blocks.share(source.blocks[: self.blocks.blocks_for(num_tokens)], 0)
+        dest.blocks = self.blocks.hold(source.blocks[: self.blocks.blocks_for(num_tokens)], 0)
         dest.num_tokens, dest.salt = num_tokens, source.salt
         dest.num_dropped = source.num_dropped if num_tokens else 0
         dest.digests, dest.num_registered = source.digests[:full], min(source.num_registered, full)
@@ -208,6 +229,20 @@ class BlockTables:
         ):
             pool.check_integrity()
             pool.check_holders(block for table in tables for block in table)
+
+    def _copy(self, source: int, dest: int) -> None:
+        """Note the copy of a block, together with those before it where the order does not matter."""
+        last = self._moves[-1] if self._moves else None
+        if (
+            last
+            and last.kind == "copy"
+            and not last.shift
+            and not {source, dest} & {*last.dest} | {dest} & {*last.source}
+        ):
+            last.source.append(source)
+            last.dest.append(dest)
+        else:
+            self._moves.append(CacheMove("copy", [source], [dest]))
 
     def _digests(self, cache: SequenceCache, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
         """Of its first full blocks; none where nothing is to be found."""

@@ -78,7 +78,7 @@ class LLMEngine:
         self.check_request(request)
         ends = sorted(token for token in request.ends(self.scheduler.eos_token_ids) if token < self._vocab_size)
         if sampling.num_beams > 1:
-            beams = [self._make_sequence(request, 0, ends) for _ in range(sampling.num_beams)]
+            beams = [self._make_sequence(request, number, ends) for number in range(sampling.num_beams)]
             group = BeamGroup(beams, sampling, ends, beams[0].max_tokens)
             for beam in beams:
                 beam.beams = group
@@ -120,7 +120,8 @@ class LLMEngine:
                 f"the prompt has {len(prompt_ids)} tokens, but at most {context - 1} fit beside one new token "
                 f"(context {context}); shorten it"
             )
-        self._check_shift(context)
+        if self._options.context_shift and len(prompt_ids) + sampling.max_tokens > context:
+            self._check_shift(context)
         self._check_beams(request, context)
         self._check_ids("token id", prompt_ids)
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
@@ -138,7 +139,7 @@ class LLMEngine:
     def _check_shift(self, context: int) -> None:
         size = self.blocks.block_size
         least = (self.blocks.blocks_for(self._options.keep) + 2) * size
-        if self._options.context_shift and context < least:
+        if context < least:
             raise UserError(
                 f"the context of {context} tokens is too short to be shifted: --keep {self._options.keep} and two blocks of "
                 f"{size} take {least}; lower --keep or --block-size"
@@ -211,5 +212,5 @@ class LLMEngine:
     def pause(self) -> list[WorkerStats]:
         """End of a run: every request is done; the workers report what they did."""
         assert not self.has_work, "pause with requests running"
-        self.scheduler.check_integrity()  # nobody holds a block
+        assert self.blocks.num_free == self.blocks.num_blocks, "a finished run left blocks behind"
         return self._executor.pause(self.scheduler.take_finished_ids())

@@ -13,6 +13,8 @@ from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables
@@ -63,7 +65,6 @@ class Scheduler:
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
         self._queues = Queues(ORDERS[options.scheduling_policy], options.max_num_seqs)
-        self.waiting, self.running = self._queues.waiting, self._queues.running
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
         self._next_step_id = 0
@@ -74,6 +75,16 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.in_flight)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """By rank."""
+        return self._queues.waiting
+
+    @property
+    def running(self) -> list[Sequence]:
+        """By rank."""
+        return self._queues.running
 
     @property
     def max_queued(self) -> int:
@@ -128,7 +139,7 @@ class Scheduler:
             if group is None:
                 self._append(sequence, token)
                 advanced.append(sequence)
-            elif group.take(sequence, sequence.logprobs.pop().top):
+            elif group.take(sequence, sequence.logprobs.pop().top):  # a beam keeps none
                 self._advance_beams(group)
                 advanced.append(group.members[0])
         return advanced
@@ -230,15 +241,18 @@ class Scheduler:
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""
         was_swapped = bool(sequence.cache.host_blocks)
-        find = sequence.token_sampling.prompt_logprobs is None  # they take running the prompt
+        find = not sequence.measures_prompt
         if not self._tables.admit(sequence.cache, sequence.token_ids, sequence.num_positions, find):
             return False
         if not was_swapped:
-            if not sequence.num_preemptions:
-                sequence.num_cached_tokens = sequence.num_scheduled
             self.counts["looked_up"] += len(sequence.token_ids)
-            self.counts["found"] += sequence.num_scheduled
+            self._count_found(sequence, sequence.num_scheduled)
         return True
+
+    def _count_found(self, sequence: Sequence, num_tokens: int) -> None:
+        self.counts["found"] += num_tokens
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens += num_tokens
 
     def _choose(self, chosen: dict[Sequence, int], sequence: Sequence, count: int) -> int:
         """Run up to ``count`` more tokens of a sequence in this step: a chunk, as far as its context has room.
@@ -256,6 +270,10 @@ class Scheduler:
         while not self._tables.reserve(cache, count):
             if not self._make_way(sequence, chosen):
                 return 0
+        if not (sequence.is_decoding or sequence.measures_prompt):
+            found = self._tables.catch_up(cache, sequence.token_ids, sequence.num_positions)
+            self._count_found(sequence, found)
+            count = min(count, sequence.num_unscheduled, sequence.max_context - cache.num_tokens)
         self._tables.advance(cache, sequence.token_ids, count)
         chosen[sequence] = count
         return count
@@ -281,7 +299,8 @@ class Scheduler:
             self.counts["swaps"] += 1
         else:
             self._tables.release(victim.cache)
-            victim.prompt_logprobs = []  # they come again
+            if victim.measures_prompt:
+                victim.prompt_logprobs = []  # they come again
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1
         self._queues.wait(victim)
@@ -300,7 +319,9 @@ class Scheduler:
             cache, wanted = sequence.cache, sequence.token_sampling
             begin = sequence.num_scheduled - count
             if not sequence.started:
-                starts.append(SequenceStart(sequence.seq_id, list(sequence.token_ids), begin, wanted))
+                if not sequence.measures_prompt:
+                    wanted = msgspec.structs.replace(wanted, prompt_logprobs=None)
+                starts.append(SequenceStart(sequence.seq_id, list(sequence.token_ids), wanted))
                 sequence.started, sequence.pending_token = True, NO_TOKEN
             sample = sequence.num_unscheduled == 0
             num_values = sequence.num_prompt_measures(begin) * TokenLogprobs.count(wanted.prompt_logprobs)
@@ -309,6 +330,7 @@ class Scheduler:
                 BatchEntry(
                     sequence.seq_id,
                     count,
+                    begin,
                     cache.num_tokens - count,
                     cache.num_known,
                     cache.blocks[cache.num_known :],

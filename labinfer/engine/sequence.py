@@ -34,7 +34,7 @@ class Sequence:
     """A sampled token the workers have not been told yet."""
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens found in the cache when it was first admitted."""
+    """Prompt tokens found in the cache before it was first preempted, if it was."""
     num_preemptions: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the answer's tokens, where they are wanted."""
@@ -85,9 +85,15 @@ class Sequence:
         num_before = len(self.token_ids) - 1
         return self.num_scheduled == num_before >= len(self.request.prompt_token_ids)
 
+    @property
+    def measures_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are still to come, which takes running it."""
+        wanted = self.token_sampling.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
     def num_prompt_measures(self, begin: int) -> int:
         """How many of its scheduled tokens from ``begin`` on have a log-probability of the prompt as their result."""
-        if self.token_sampling.prompt_logprobs is None:
+        if not self.measures_prompt:
             return 0
         return max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin)
 

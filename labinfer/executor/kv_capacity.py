@@ -17,6 +17,8 @@ from labinfer.worker.kv_cache import blocks_that_fit
 GIB = 1 << 30
 DEFAULT_SWAP_SPACE = 4
 """GiB, as vLLM has it."""
+DEFAULT_SWAP_FRACTION = 0.25
+"""Of the free host memory, where that is less."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,12 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
     size, cache = options.cache.block_size, options.cache
     useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
     per_block = layout.block_bytes(place, size)
-    free = free_memory(layout.devices[group.rank]) // layout.sharing_device(group.rank, group.everyone)
+    device = layout.devices[group.rank]
+    free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     with group.together():
-        num_host = min(useful, _swap_bytes(options, layout, free) // per_block)
+        num_host = min(useful, _swap_bytes(group, options, layout, per_block) // per_block)
+    if device.type == "cpu":  # both pools are in the same memory
+        free -= num_host * per_block
     mine = cache.num_kv_blocks or blocks_that_fit(free, cache.memory_utilization, per_block, useful)
     of_rank = [counts.tolist() for counts in group.comm.all_gather(torch.tensor([mine, num_host]))]
     num_blocks, num_host = (min(column) for column in zip(*of_rank, strict=True))
@@ -79,21 +84,23 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
     return KVCapacity(num_blocks, num_host, fits, tuple(count for count, _ in of_rank))
 
 
-def _swap_bytes(options: EngineOptions, layout: Layout, free: int) -> int:
+def _swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_block: int) -> int:
     """Host memory of this rank for sequences that are swapped out.
 
     Raises:
-        UserError: more is asked for than there is.
+        UserError: more is asked for than there is, or less than a block.
     """
     mode, wanted = options.scheduler.preemption_mode, options.cache.swap_space
-    if mode == "recompute":
-        return 0
+    on_node = sum(info.node == group.everyone[group.rank].node for info in group.everyone)
+    free = free_memory(torch.device("cpu")) // on_node
     if wanted:
-        host = torch.device("cpu")
-        available = free if all(device == host for device in layout.devices) else free_memory(host)
-        if wanted * GIB > available:
-            raise UserError(f"--swap-space {wanted:g} GiB is more than the {available / GIB:.1f} GiB that are free")
+        if wanted * GIB > free:
+            raise UserError(
+                f"--swap-space {wanted:g} GiB is more than the {free / GIB:.1f} GiB that are free for a rank"
+            )
+        if wanted * GIB < per_block:
+            raise UserError(f"--swap-space {wanted:g} GiB has no room for a KV block of {per_block} bytes; raise it")
         return int(wanted * GIB)
-    if mode == "swap" or any(device.type != "cpu" for device in layout.devices):
-        return DEFAULT_SWAP_SPACE * GIB
+    if mode == "swap" or (mode == "auto" and any(device.type != "cpu" for device in layout.devices)):
+        return min(DEFAULT_SWAP_SPACE * GIB, int(free * DEFAULT_SWAP_FRACTION))
     return 0

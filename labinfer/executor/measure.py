@@ -70,10 +70,10 @@ class StepMeter:
         sampling = TokenSampling(num_prompt_tokens=1)
         plan = BatchPlan(
             step_id=0,
-            starts=[SequenceStart(seq_id, [0], 0, sampling) for seq_id in sequences],
+            starts=[SequenceStart(seq_id, [0], sampling) for seq_id in sequences],
             finished=[],
             moves=[],
-            entries=[BatchEntry(seq_id, 1, 0, 0, [0], NO_TOKEN, True) for seq_id in sequences],
+            entries=[BatchEntry(seq_id, 1, 0, 0, 0, [0], NO_TOKEN, True) for seq_id in sequences],
         )
         hidden_TD = None if self.place.stage == 0 else self._hidden(size)
         begin = time.perf_counter()

@@ -25,7 +25,6 @@ class SequenceState:
 
     token_ids: list[int]
     sampling: TokenSampling
-    num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
 
 
@@ -74,7 +73,7 @@ class ModelRunner:
         """Apply a plan's changes and build the inputs of its step."""
         self.forget(plan.finished)
         for start in plan.starts:
-            self._sequences[start.seq_id] = SequenceState(list(start.token_ids), start.sampling, start.num_cached)
+            self._sequences[start.seq_id] = SequenceState(list(start.token_ids), start.sampling)
         token_ids, positions, slots, row_ptr = [], [], [], [0]
         context_lens, block_tables, sample_rows, sample_seqs = [], [], [], []
         prompt_rows: list[PromptRow] = []
@@ -84,7 +83,7 @@ class ModelRunner:
             if entry.new_token != NO_TOKEN:
                 state.token_ids.append(entry.new_token)
             state.block_table[entry.first_block :] = entry.new_blocks
-            begin, end = state.num_computed, state.num_computed + entry.num_tokens
+            begin, end = entry.begin, entry.begin + entry.num_tokens
             assert end <= len(state.token_ids), (
                 f"sequence {entry.seq_id} has {len(state.token_ids)} tokens, but step {plan.step_id} wants {end}"
             )
@@ -100,7 +99,6 @@ class ModelRunner:
             row_ptr.append(row_ptr[-1] + entry.num_tokens)
             context_lens.append(context_len)
             block_tables.append(torch.tensor(state.block_table[: -(-context_len // size)], device=self._device))
-            state.num_computed = end
             if entry.sample:
                 sample_rows.append(row_ptr[-1] - 1)
                 sample_seqs.append(entry.seq_id)

@@ -40,6 +40,8 @@ class Sampler:
         """
         tokens_B = logits_BV.argmax(dim=-1).tolist()
         for index, row in enumerate(rows):
+            if row.sampling.after_processors:
+                continue  # of beams only what is measured counts
             if row.sampling.processors or row.sampling.temperature > 0:
                 tokens_B[index] = sample_row(self.process(logits_BV[index].float(), row), row)
         return tokens_B

@@ -93,7 +93,7 @@ def test_an_abort_in_flight_frees_the_blocks_at_once_and_drops_the_token():
 
 
 def test_blocks_of_an_aborted_sequence_are_reused_only_after_the_workers_hear_of_it():
-    """``WorkerModel`` refuses a block that two sequences own; here every block changes hands in flight."""
+    """``WorkerModel`` refuses a block that holds another sequence's tokens; here every block changes hands in flight."""
     bench = Bench(num_blocks=4, num_stages=3)
     first = bench.add(16, 1)
     bench.launch()

@@ -40,7 +40,7 @@ def test_a_chain_grows_as_tokens_come():
 def test_shared_blocks_are_free_when_their_last_holder_is_gone():
     blocks = BlockManager(4, 4)
     held = filled(blocks, chain(list(range(8))))
-    assert blocks.share(held, 0) == held
+    assert blocks.hold(held, 0) == held
     blocks.free(held)
     assert blocks.num_free == 2 and blocks.find(chain(list(range(12)))) == held
     blocks.free(held)
@@ -58,7 +58,7 @@ def test_the_least_recently_used_block_is_forgotten_first_and_a_prefix_after_wha
     blocks.free(filled(blocks, young))
     blocks.allocate(1)
     assert len(blocks.find(old)) == 1 and len(blocks.find(young)) == 2
-    blocks.free(blocks.share(blocks.find(old), 0))  # now the most recently used
+    blocks.free(blocks.hold(blocks.find(old), 0))  # now the most recently used
     blocks.allocate(2)
     blocks.check_integrity()
     assert len(blocks.find(old)) == 1 and blocks.find(young) == []
@@ -86,9 +86,9 @@ def test_found_blocks_are_shared_with_room_behind_them_or_not_at_all():
     blocks = BlockManager(4, 4)
     held = filled(blocks, chain([1] * 8))
     blocks.free(held)
-    assert blocks.share(held, 3) is None  # the two found ones are among the four that are free
+    assert blocks.hold(held, 3) is None  # the two found ones are among the four that are free
     assert blocks.num_free == 4
-    both = blocks.share(held, 2)
+    both = blocks.hold(held, 2)
     assert both[:2] == held and sorted(both) == [0, 1, 2, 3]
     blocks.free(both)
     blocks.check_integrity()
@@ -172,3 +172,22 @@ def test_prefix_caching_can_be_turned_off():
         bench.add(16, 1, shared=16)
         bench.finish_all()
     assert bench.scheduler.counts["found"] == 0
+
+
+@pytest.mark.parametrize(("chunk", "batch"), [(512, 512), (512, 2048), (128, 512), (64, 512)])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_those_who_run_side_by_side_share_what_each_computes(chunk, batch, num_stages):
+    """16 requests with 1,000 tokens in common, however they are cut into chunks."""
+    bench = Bench(
+        num_blocks=2000,
+        block_size=16,
+        num_stages=num_stages,
+        chunked_prefill_size=chunk,
+        max_num_batched_tokens=batch,
+        batch_policy="balanced",
+    )
+    for _ in range(16):
+        bench.add(1024, 4, shared=1000)
+    bench.finish_all()
+    assert bench.scheduler.counts["found"] >= 0.9 * 16 * 1000
+    assert sum(s.num_cached_tokens for s in bench.sequences) == bench.scheduler.counts["found"]

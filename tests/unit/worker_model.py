@@ -53,7 +53,6 @@ class Cell(NamedTuple):
 class KnownSequence:
     token_ids: list[int]
     sampling: TokenSampling
-    num_computed: int
     block_table: list[int] = field(default_factory=list)
 
 
@@ -88,7 +87,7 @@ class WorkerModel:
         self.forget(plan.finished)
         for start in plan.starts:
             assert start.seq_id not in self.sequences, "a sequence is started twice"
-            self.sequences[start.seq_id] = KnownSequence(list(start.token_ids), start.sampling, start.num_cached)
+            self.sequences[start.seq_id] = KnownSequence(list(start.token_ids), start.sampling)
         assert plan.entries, "an empty plan was launched"
         names = [entry.seq_id for entry in plan.entries]
         assert len(names) == len(set(names)), "a sequence is twice in one micro-batch"
@@ -120,31 +119,29 @@ class WorkerModel:
         assert entry.first_block <= len(known.block_table)
         known.block_table[entry.first_block :] = entry.new_blocks
         assert entry.num_tokens > 0
-        end = known.num_computed + entry.num_tokens
+        end = entry.begin + entry.num_tokens
         assert end <= len(known.token_ids), "tokens are run that the worker does not know"
-        num_dropped = known.num_computed - entry.position
+        num_dropped = entry.begin - entry.position
         assert entry.position + entry.num_tokens <= self.shift.context, "the context is full"
         assert all(0 <= block < self.num_blocks for block in known.block_table)
-        for index in range(known.num_computed, end):
+        for index in range(entry.begin, end):
             position = index - num_dropped
             cell = Cell(hash(tuple(known.token_ids[: index + 1])), num_dropped, position)
             self.blocks[known.block_table[position // self.block_size]][position % self.block_size] = cell
-        known.num_computed = end
 
     def _read(self, entry: BatchEntry, tokens: list[int], values: list[float]) -> None:
         known = self.sequences[entry.seq_id]
-        end = entry.position + entry.num_tokens
-        num_dropped = known.num_computed - end
+        end, num_dropped = entry.position + entry.num_tokens, entry.begin - entry.position
         for position in range(end):
             index = position + (num_dropped if position >= self.shift.kept else 0)
             expected = Cell(hash(tuple(known.token_ids[: index + 1])), self.shift.num_dropped(index), position)
             held = self.blocks[known.block_table[position // self.block_size]].get(position % self.block_size)
             assert held == expected, f"position {position} of sequence {entry.seq_id} holds other tokens"
-        at_end = known.num_computed == len(known.token_ids)
+        at_end = entry.begin + entry.num_tokens == len(known.token_ids)
         assert entry.sample == at_end, "only a sequence's last token samples, and it always does"
         if not entry.sample:
             return
-        tokens.append(token_at(entry.seq_id, known.num_computed))
+        tokens.append(token_at(entry.seq_id, len(known.token_ids)))
         if known.sampling.logprobs is not None:
             top = likely_tokens(known.token_ids, known.sampling.logprobs)
             values += [0.0, *(number for pair in top.items() for number in pair)]
