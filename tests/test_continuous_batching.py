@@ -9,6 +9,7 @@ import pytest
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
+from labinfer.engine.llm_engine import QueueFull
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,8 @@ def with_room(checkpoint):
 
 
 @pytest.mark.parametrize("policy", ["throttle", "greedy", "phases"])
-@pytest.mark.parametrize("order", ["fcfs", "priority", "fair"])
-def test_with_room_for_three_all_finish_with_the_same_tokens(checkpoint, with_room, policy, order):
+@pytest.mark.parametrize(("order", "mode"), [("fcfs", "recompute"), ("priority", "swap"), ("fair", "swap")])
+def test_with_room_for_three_all_finish_with_the_same_tokens(checkpoint, with_room, policy, order, mode):
     longest = max(map(len, PROMPTS)) + 24
     with LLM(
         str(checkpoint),
@@ -58,6 +59,7 @@ def test_with_room_for_three_all_finish_with_the_same_tokens(checkpoint, with_ro
         max_num_batched_tokens=32,
         batch_policy=policy,
         scheduling_policy=order,
+        preemption_mode=mode,
     ) as llm:
         requests = [
             llm.make_request(index, prompt, PARAMS[index], priority=index % 3, user=str(index % 4))
@@ -66,6 +68,7 @@ def test_with_room_for_three_all_finish_with_the_same_tokens(checkpoint, with_ro
         outputs = sorted(llm.run(requests), key=lambda output: output.key)
         assert [output.token_ids for output in outputs] == with_room
         assert llm.report.counts["preemptions"] > 0
+        assert (llm.report.counts["swaps"] > 0) == (mode == "swap")
         for output, params in zip(outputs, PARAMS, strict=True):
             if params.logprobs is not None:
                 assert len(output.completions[0].logprobs) == 24
@@ -80,3 +83,17 @@ def test_more_answers_than_may_wait_are_refused(checkpoint):
     with LLM(str(checkpoint), num_kv_blocks=100, max_queued_requests=2) as llm:
         with pytest.raises(Exception, match="3 answers are wanted, but at most 2 can wait"):
             llm.generate(PROMPTS[0], SamplingParams(n=3))
+
+
+def test_a_full_queue_refuses_and_takes_again_when_there_is_room(checkpoint):
+    with LLM(str(checkpoint), num_kv_blocks=100, max_queued_requests=2) as llm:
+        requests = [llm.make_request(index, PROMPTS[index], SamplingParams(max_tokens=4)) for index in range(3)]
+        for request in requests[:2]:
+            llm.engine.add_request(request)
+        with pytest.raises(QueueFull, match="2 sequences are waiting already; try again later"):
+            llm.engine.add_request(requests[2])
+        llm.engine.step()
+        llm.engine.add_request(requests[2])
+        while llm.engine.has_work:
+            llm.engine.step()
+        llm.engine.pause()

@@ -45,17 +45,20 @@ class KVCacheManager:
         """
         for move in moves:
             source, dest = torch.tensor(move.source), torch.tensor(move.dest)
-            for layer, host in zip(self.layers, self._host_layers, strict=True):
-                if move.kind == "swap_out":
-                    _copy(layer, source, host, dest)
-                elif move.kind == "swap_in":
-                    _copy(host, source, layer, dest)
-                else:
-                    if move.source != move.dest:
-                        _copy(layer, source, layer, dest)
-                    if move.shift:
-                        k_SKP = read_keys(layer, dest.to(layer.k.device), torch.float32)
-                        write_keys(layer, dest.to(layer.k.device), rotary.turn(k_SKP, move.shift))
+            if move.kind == "swap_out":
+                _copy(self.layers, source, self._host_layers, dest)
+            elif move.kind == "swap_in":
+                _copy(self._host_layers, source, self.layers, dest)
+            else:
+                if move.source != move.dest:
+                    _copy(self.layers, source, self.layers, dest)
+                if move.shift:
+                    self._shift_keys(dest, move.shift, rotary)
+
+    def _shift_keys(self, blocks: torch.Tensor, shift: int, rotary: RotaryTable) -> None:
+        blocks = blocks.to(self.layers[0].k.device)
+        for layer in self.layers:
+            write_keys(layer, blocks, rotary.turn(read_keys(layer, blocks, torch.float32), shift))
 
 
 def _make_pool(shape: tuple[int, ...], head_size: int, dtype: torch.dtype, device: torch.device) -> list[LayerCache]:
@@ -67,9 +70,14 @@ def _make_pool(shape: tuple[int, ...], head_size: int, dtype: torch.dtype, devic
     return [LayerCache(*(half for pool in pools for half in pool[layer])) for layer in range(shape[0])]
 
 
-def _copy(source: LayerCache, source_blocks: torch.Tensor, dest: LayerCache, dest_blocks: torch.Tensor) -> None:
-    for taken, given in zip(source.tensors(), dest.tensors(), strict=True):
-        given[dest_blocks.to(given.device)] = taken[source_blocks.to(taken.device)].to(given.device)
+def _copy(
+    source: list[LayerCache], source_blocks: torch.Tensor, dest: list[LayerCache], dest_blocks: torch.Tensor
+) -> None:
+    source_device, dest_device = source[0].k.device, dest[0].k.device
+    source_blocks, dest_blocks = source_blocks.to(source_device), dest_blocks.to(dest_device)
+    for taken_layer, given_layer in zip(source, dest, strict=True):
+        for taken, given in zip(taken_layer.tensors(), given_layer.tensors(), strict=True):
+            given[dest_blocks] = taken[source_blocks].to(dest_device)
 
 
 def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
