@@ -29,7 +29,8 @@ def folder(work, tmp_path_factory) -> Path:
     (folder / "unknown-architecture" / "config.json").write_text(
         json.dumps(config | {"architectures": ["GPT2LMHeadModel"]})
     )
-    (folder / "missing-tensor" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
+    more_layers = {"num_hidden_layers": 5, "layer_types": [*config["layer_types"], "full_attention"]}
+    (folder / "missing-tensor" / "config.json").write_text(json.dumps(config | more_layers))
     (folder / "one.jsonl").write_text('{"prompt": "hello"}\n')
     (folder / "a-file").write_text("not a directory")
     return folder
