@@ -52,6 +52,12 @@ class ModelOptions:
         "number type of weights and activations, one for all stages or one per stage: " + "|".join(DTYPES),
         metavar="D[,D…]",
     )
+    functions: tuple[str, ...] = option(
+        ("auto",),
+        "implementations by function, such as linear=reference, or one for all; auto takes the compiled ones where there "
+        "are any",
+        metavar="F=NAME[,…]",
+    )
     max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
     sliding_window: int = option(
         0, "every layer sees only the last N tokens (default: as the checkpoint says)", metavar="N"

@@ -22,7 +22,9 @@ from labinfer.executor.kv_capacity import KVCapacity, agree_on_blocks
 from labinfer.executor.layout import Layout, make_layout
 from labinfer.executor.measure import StepMeter, time_swap
 from labinfer.executor.spmd import StatsReporter
-from labinfer.functions.registry import default_registry
+from labinfer.functions.cpu import library
+from labinfer.functions.cpu.bfloat16 import CpuFunctions
+from labinfer.functions.registry import default_registry, parse_wanted
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
@@ -96,9 +98,11 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         if group.rank == 0:
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
     dtype = layout.dtype_of(place)
+    registry = default_registry(_compiled_functions(group, device, dtype))
     with group.together(), memory_for("the weights", device):
+        context = layout.stage_context(place, tp, registry, parse_wanted(options.model.functions))
         with torch.device(device):
-            model = model_class(config)(config, layout.stage_context(place, tp, default_registry())).eval()
+            model = model_class(config)(config, context).eval()
         load_weights(model, checkpoint, on_progress)
     capacity = agree_on_blocks(group, options, layout, place)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
@@ -160,6 +164,25 @@ def _connect(
         [str(p) for p in topology.places],
     )
     return tp, control, pipeline
+
+
+def _compiled_functions(group: RankGroup, device: torch.device, dtype: torch.dtype) -> CpuFunctions | None:
+    """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
+    wanted = device.type == "cpu" and dtype == torch.bfloat16
+    with group.together():
+        path = _build_or_say(group) if wanted and group.environment.local_rank == 0 else None
+    with group.together():
+        path = path or (_build_or_say(group) if wanted else None)
+        return CpuFunctions(library.load(path)) if path else None
+
+
+def _build_or_say(group: RankGroup) -> Path | None:
+    try:
+        return library.build(Path.home() / ".cache" / "labinfer")
+    except (library.NoCompiler, RuntimeError) as error:  # RuntimeError: nobody's home directory
+        if group.rank == 0:
+            logger.info("%s; torch's functions are used, which are slower", error)
+        return None
 
 
 @contextmanager

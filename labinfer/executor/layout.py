@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,10 +80,17 @@ class Layout:
         types = {device.type for _, device in devices}
         return types.pop() if len(types) == 1 and len(set(devices)) == len(devices) else "cpu"
 
-    def stage_context(self, place: Place, tp: TensorParallelCommunicator, registry: FunctionRegistry) -> StageContext:
+    def stage_context(
+        self,
+        place: Place,
+        tp: TensorParallelCommunicator,
+        registry: FunctionRegistry,
+        wanted: Mapping[str, str] | None = None,
+    ) -> StageContext:
+        """What the layers of a rank are built with; ``wanted`` names implementations of functions."""
         begin, end = self.topology.layers[place.stage]
         dtype = self.dtype_of(place)
-        functions = registry.select(self.devices[place.rank], dtype)
+        functions = registry.select(self.devices[place.rank], dtype, wanted)
         return StageContext(
             tp, functions, dtype, begin, end, self.topology.is_first(place.stage), self.topology.is_last(place.stage)
         )

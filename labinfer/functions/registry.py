@@ -6,12 +6,17 @@ was decided when the ``Functions`` was made. ``reference/`` defines what each fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
 
+from labinfer.errors import UserError
+from labinfer.functions.cpu.bfloat16 import CpuFunctions
 from labinfer.functions.reference import attention, elementwise, linear
+
+PACKED = ("linear", "embedding", "pack_weight")
+"""Functions that read the same weights in the same order: only together can they be another implementation's."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,10 @@ class Functions:
 
     embedding: Callable
     linear: Callable
-    rms_norm: Callable
+    pack_weight: Callable
+    add_rms_norm: Callable
     silu_and_mul: Callable
-    rotary: Callable
-    write_kv: Callable
+    rotate_and_write: Callable
     paged_attention: Callable
 
 
@@ -56,22 +61,67 @@ class FunctionRegistry:
     def candidates(self, function: str, device: torch.device, dtype: torch.dtype) -> list[Implementation]:
         return [candidate for candidate in self._candidates[function] if candidate.suits(device, dtype)]
 
-    def select(self, device: torch.device, dtype: torch.dtype) -> Functions:
-        return Functions(**{name: self.candidates(name, device, dtype)[-1].call for name in self._candidates})
+    def select(self, device: torch.device, dtype: torch.dtype, wanted: Mapping[str, str] | None = None) -> Functions:
+        """One implementation of each function.
+
+        Args:
+            wanted: names of implementations by function, where it is not the preferred one.
+
+        Raises:
+            UserError: there is no such function or implementation.
+        """
+        wanted = dict(wanted or {})
+        for function, name in wanted.items():
+            names = [c.name for c in self.candidates(function, device, dtype)] if function in self._candidates else []
+            if name not in names:
+                known = ", ".join(names) if names else f"no such function; there are {', '.join(self._candidates)}"
+                raise UserError(f"--functions {function}={name}: for {device.type} and {dtype} there is {known}")
+        packed = {wanted[function] for function in PACKED if function in wanted}
+        if len(packed) > 1:
+            raise UserError(f"--functions: {', '.join(PACKED)} read the same packed weights; choose one name for all")
+        wanted |= {function: name for function in PACKED for name in packed}
+        chosen = {}
+        for function in self._candidates:
+            by_name = {c.name: c.call for c in self.candidates(function, device, dtype)}
+            chosen[function] = by_name[wanted.get(function, next(reversed(by_name)))]
+        return Functions(**chosen)
 
 
-def default_registry() -> FunctionRegistry:
-    """A registry with everything this package brings."""
+def parse_wanted(given: tuple[str, ...]) -> dict[str, str]:
+    """``--functions linear=reference,…``, or one name for all.
+
+    Raises:
+        UserError: it does not read as that.
+    """
+    wanted: dict[str, str] = {}
+    for part in given:
+        function, _, name = part.partition("=")
+        if name:
+            wanted[function] = name
+        elif part != "auto":
+            wanted |= {field.name: part for field in fields(Functions)}
+    return wanted
+
+
+def default_registry(cpu: CpuFunctions | None = None) -> FunctionRegistry:
+    """A registry with everything this package brings.
+
+    Args:
+        cpu: the compiled functions, where they could be compiled.
+    """
     registry = FunctionRegistry()
     reference = {
         "embedding": linear.embedding,
         "linear": linear.linear,
-        "rms_norm": elementwise.rms_norm,
+        "pack_weight": linear.pack_weight,
+        "add_rms_norm": elementwise.add_rms_norm,
         "silu_and_mul": elementwise.silu_and_mul,
-        "rotary": elementwise.rotary,
-        "write_kv": attention.write_kv,
+        "rotate_and_write": attention.rotate_and_write,
         "paged_attention": attention.paged_attention,
     }
     for name, call in reference.items():
         registry.add(name, Implementation("reference", call))
+    if cpu is not None:
+        for name, call in cpu.implementations().items():
+            registry.add(name, Implementation("cpu", call, devices=("cpu",), dtypes=(torch.bfloat16,)))
     return registry

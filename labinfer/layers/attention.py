@@ -38,10 +38,8 @@ class Attention(nn.Module):
         self.qkv_proj = QKVParallelLinear(hidden_size, num_heads, num_kv_heads, head_size, shard, qkv_bias, ctx)
         columns = (shard.query[0] * head_size, shard.query[1] * head_size)
         self.o_proj = RowParallelLinear(num_heads * head_size, columns, hidden_size, out_bias, ctx)
-        # Even groups need no map: query head h reads KV head h // (H / K).
-        group = shard.num_query // shard.num_kv
-        even = shard.kv_of_query == tuple(head // group for head in range(shard.num_query))
-        self._kv_of_query_H = None if even else torch.tensor(shard.kv_of_query)
+        first_heads = [shard.kv_of_query.index(kv) for kv in range(shard.num_kv)]
+        self._head_ptr = torch.tensor([*first_heads, shard.num_query], device="cpu")
 
     def forward(
         self, x_TD: torch.Tensor, batch: ModelInputBatch, cache: LayerCache, cos_TP: torch.Tensor, sin_TP: torch.Tensor
@@ -49,18 +47,8 @@ class Attention(nn.Module):
         """(T, D) → (T, D); writes the new tokens' keys and values into ``cache``."""
         num_tokens, shard, functions = x_TD.shape[0], self._shard, self._functions
         qkv_THP = self.qkv_proj(x_TD).view(num_tokens, -1, self._head_size)
-        q_THP, k_TKP, v_TKP = qkv_THP.split([shard.num_query, shard.num_kv, shard.num_kv], dim=1)
-        q_THP = functions.rotary(q_THP, cos_TP, sin_TP)
-        k_TKP = functions.rotary(k_TKP, cos_TP, sin_TP)
-        functions.write_kv(k_TKP, v_TKP, cache, batch.slots_T)
+        q_THP = functions.rotate_and_write(qkv_THP, shard.num_kv, cos_TP, sin_TP, cache, batch.slots_T)
         out_THP = functions.paged_attention(
-            q_THP,
-            cache,
-            batch.row_ptr,
-            batch.context_lens,
-            batch.block_tables,
-            self._kv_of_query_H,
-            self._head_size**-0.5,
-            self._window,
+            q_THP, cache, batch.attention, self._head_ptr, self._head_size**-0.5, self._window
         )
         return self.o_proj(out_THP.reshape(num_tokens, -1))

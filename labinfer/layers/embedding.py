@@ -18,11 +18,14 @@ class VocabParallelEmbedding(WeightedModule):
         super().__init__()
         self._vocab_size = vocab_size
         self._begin, self._end = deal(vocab_size, ctx.tp.size)[ctx.tp.rank]
-        self._embedding, self._tp = ctx.functions.embedding, ctx.tp
+        self._embedding, self._pack_weight, self._tp = ctx.functions.embedding, ctx.functions.pack_weight, ctx.tp
         self.weight = empty_parameter(self._end - self._begin, hidden_size, dtype=ctx.dtype)
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         return self._tp.all_reduce(self._embedding(token_ids_T, self.weight, self._begin))
+
+    def pack(self) -> None:
+        self._pack_weight(self.weight)
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         yield TensorSource(
@@ -55,7 +58,7 @@ class ParallelLMHead(WeightedModule):
         self._vocab_size, self._tied, self._is_shared = vocab_size, tied, shared is not None
         self._ranges = deal(vocab_size, ctx.tp.size)
         self._begin, self._end = self._ranges[ctx.tp.rank]
-        self._linear, self._tp = ctx.functions.linear, ctx.tp
+        self._linear, self._pack_weight, self._tp = ctx.functions.linear, ctx.functions.pack_weight, ctx.tp
         self.weight = (
             shared.weight
             if shared is not None
@@ -66,6 +69,10 @@ class ParallelLMHead(WeightedModule):
         """(B, D) → (B, V) on tp rank 0, None on the others."""
         slice_BV = self._linear(hidden_BD, self.weight)
         return self._tp.gather_columns(slice_BV, [end - begin for begin, end in self._ranges])
+
+    def pack(self) -> None:
+        if not self._is_shared:
+            self._pack_weight(self.weight)
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         if not self._is_shared:

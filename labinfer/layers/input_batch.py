@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from labinfer.functions.attention_batch import AttentionBatch
+
 
 @dataclass(frozen=True)
 class PromptRow:
@@ -21,16 +23,11 @@ class PromptRow:
 
 @dataclass(frozen=True)
 class ModelInputBatch:
-    """A flat batch of new tokens of several sequences, with CSR row pointers and block tables."""
+    """A flat batch of new tokens of several sequences."""
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
-    row_ptr: list[int]
-    """The tokens of sequence b are rows ``row_ptr[b]:row_ptr[b + 1]``."""
-    context_lens: list[int]
-    """Tokens of each sequence once this step is done, S."""
-    block_tables: list[torch.Tensor]
-    """The KV blocks of each sequence, int64."""
+    attention: AttentionBatch
     slots_T: torch.Tensor
     """Where each token's keys and values go: block × block size + offset."""
     sample_rows_B: torch.Tensor

@@ -29,13 +29,16 @@ class MergedColumnParallelLinear(WeightedModule):
     def __init__(self, in_features: int, parts: list[tuple[str, int, tuple[int, int]]], bias: bool, ctx: StageContext):
         super().__init__()
         self._parts = parts
-        self._linear = ctx.functions.linear
+        self._linear, self._pack_weight = ctx.functions.linear, ctx.functions.pack_weight
         out_features = sum(end - begin for _, _, (begin, end) in parts)
         self.weight = empty_parameter(out_features, in_features, dtype=ctx.dtype)
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         return self._linear(x_TD, self.weight, self.bias)
+
+    def pack(self) -> None:
+        self._pack_weight(self.weight)
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         parent = prefix.rpartition(".")[0]
@@ -79,13 +82,16 @@ class RowParallelLinear(WeightedModule):
     def __init__(self, in_features: int, columns: tuple[int, int], out_features: int, bias: bool, ctx: StageContext):
         super().__init__()
         self._in_features, self._columns = in_features, columns
-        self._linear, self._tp = ctx.functions.linear, ctx.tp
+        self._linear, self._pack_weight, self._tp = ctx.functions.linear, ctx.functions.pack_weight, ctx.tp
         self.weight = empty_parameter(out_features, columns[1] - columns[0], dtype=ctx.dtype)
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
         out_TD = self._tp.all_reduce(self._linear(x_TF, self.weight))
         return out_TD if self.bias is None else out_TD + self.bias  # after the sum, so that it counts once
+
+    def pack(self) -> None:
+        self._pack_weight(self.weight)
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         yield TensorSource(

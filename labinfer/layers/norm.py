@@ -15,11 +15,14 @@ class RMSNorm(WeightedModule):
 
     def __init__(self, hidden_size: int, eps: float, ctx: StageContext):
         super().__init__()
-        self._eps, self._rms_norm = eps, ctx.functions.rms_norm
+        self._eps, self._add_rms_norm = eps, ctx.functions.add_rms_norm
         self.weight = empty_parameter(hidden_size, dtype=ctx.dtype)
 
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return self._rms_norm(x_TD, self.weight, self._eps)
+    def forward(
+        self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add what the last part of the layer gave, and normalise: (hidden + delta, its norm). May overwrite ``hidden``."""
+        return self._add_rms_norm(hidden_TD, delta_TD, self.weight, self._eps)
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         yield whole(f"{prefix}.weight", self.weight)

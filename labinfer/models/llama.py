@@ -55,13 +55,17 @@ class LlamaDecoderLayer(nn.Module):
     def forward(
         self,
         hidden_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
         batch: ModelInputBatch,
         cache: LayerCache,
         cos_TP: torch.Tensor,
         sin_TP: torch.Tensor,
-    ) -> torch.Tensor:
-        hidden_TD = hidden_TD + self.self_attn(self.input_layernorm(hidden_TD), batch, cache, cos_TP, sin_TP)
-        return hidden_TD + self.mlp(self.post_attention_layernorm(hidden_TD))
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states and what is still to be added to them, in and out: the next norm adds it as it reads both."""
+        hidden_TD, normed_TD = self.input_layernorm(hidden_TD, delta_TD)
+        delta_TD = self.self_attn(normed_TD, batch, cache, cos_TP, sin_TP)
+        hidden_TD, normed_TD = self.post_attention_layernorm(hidden_TD, delta_TD)
+        return hidden_TD, self.mlp(normed_TD)
 
 
 class LlamaModel(nn.Module):
@@ -97,13 +101,14 @@ class LlamaForCausalLM(nn.Module):
         if self._ctx.is_first:
             hidden_TD = self.model.embed_tokens(batch.token_ids_T)
         cos_TP, sin_TP = rotary.at(batch.positions_T)
+        delta_TD = None
         for layer, cache in zip(self.model.layers.values(), caches, strict=True):
-            hidden_TD = layer(hidden_TD, batch, cache, cos_TP, sin_TP)
-        return hidden_TD
+            hidden_TD, delta_TD = layer(hidden_TD, delta_TD, batch, cache, cos_TP, sin_TP)
+        return hidden_TD + delta_TD
 
     def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
         """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others."""
-        return self.lm_head(self.model.norm(hidden_BD))
+        return self.lm_head(self.model.norm(hidden_BD)[1])
 
 
 def read_llama_config(file: ConfigFile) -> ModelConfig:

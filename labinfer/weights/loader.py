@@ -31,6 +31,9 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, on_progress: Callable
     for done, source in enumerate(sources):
         on_progress(done, len(sources))
         checkpoint.read_into(source)
+    for module in model.modules():
+        if isinstance(module, WeightedModule):
+            module.pack()
     on_progress(len(sources), len(sources))
 
 

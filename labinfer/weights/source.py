@@ -37,6 +37,9 @@ class WeightedModule(nn.Module):
         """Where this module's own parameters come from, children excluded."""
         raise NotImplementedError
 
+    def pack(self) -> None:
+        """Called once the parameters are loaded: bring them into the order in which functions read them."""
+
 
 def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from labinfer.errors import UserError
+from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.layers.input_batch import ModelInputBatch, PromptRow
 from labinfer.layers.rope import RotaryTable
 from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams, TokenSampling
@@ -98,16 +99,14 @@ class ModelRunner:
             slots += [state.block_table[p // size] * size + p % size for p in range(entry.position, context_len)]
             row_ptr.append(row_ptr[-1] + entry.num_tokens)
             context_lens.append(context_len)
-            block_tables.append(torch.tensor(state.block_table[: -(-context_len // size)], device=self._device))
+            block_tables.append(state.block_table[: -(-context_len // size)])
             if entry.sample:
                 sample_rows.append(row_ptr[-1] - 1)
                 sample_seqs.append(entry.seq_id)
         return ModelInputBatch(
             token_ids_T=torch.tensor(token_ids, device=self._device),
             positions_T=torch.tensor(positions, device=self._device),
-            row_ptr=row_ptr,
-            context_lens=context_lens,
-            block_tables=block_tables,
+            attention=AttentionBatch.of(row_ptr, context_lens, block_tables, self._device),
             slots_T=torch.tensor(slots, device=self._device),
             sample_rows_B=torch.tensor(sample_rows, dtype=torch.int64, device=self._device),
             sample_seqs=sample_seqs,

@@ -10,11 +10,13 @@ from tiny_llama import model_of
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.errors import UserError
+from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference.attention import paged_attention, write_kv
 from labinfer.functions.reference.elementwise import rms_norm, rotary, silu_and_mul
 from labinfer.functions.reference.linear import embedding
-from labinfer.functions.registry import FunctionRegistry, Implementation, default_registry
+from labinfer.functions.registry import FunctionRegistry, Implementation, default_registry, parse_wanted
 from labinfer.layers.context import StageContext
 from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.rope import RotaryTable
@@ -89,8 +91,13 @@ def paged(sequences, num_blocks=32):
         positions = torch.arange(length)
         slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
         write_kv(sequence["k"], sequence["v"], cache, slots)
-        tables.append(table)
+        tables.append(table.tolist())
     return tables, cache
+
+
+def head_ptr_of(kv_of_query) -> torch.Tensor:
+    """Where each KV head's query heads begin."""
+    return torch.searchsorted(torch.tensor(kv_of_query), torch.arange(max(kv_of_query) + 2))
 
 
 def dense_attention(q_THP, k_SKP, v_SKP, kv_of_query, scale, window=10**9):
@@ -107,17 +114,17 @@ def dense_attention(q_THP, k_SKP, v_SKP, kv_of_query, scale, window=10**9):
 
 
 @pytest.mark.parametrize(
-    ("num_kv", "kv_of_query", "mapped"),
+    ("num_kv", "kv_of_query"),
     [
-        (2, (0, 0, 0, 1, 1, 1), False),
-        (3, (0, 1, 2), False),
-        (1, (0, 0, 0, 0), False),
-        (2, (0, 0, 1, 1, 1), True),
-        (2, (0, 1, 1, 1), True),
-        (3, (0, 1, 1, 1, 2, 2), True),
+        (2, (0, 0, 0, 1, 1, 1)),
+        (3, (0, 1, 2)),
+        (1, (0, 0, 0, 0)),
+        (2, (0, 0, 1, 1, 1)),
+        (2, (0, 1, 1, 1)),
+        (3, (0, 1, 1, 1, 2, 2)),
     ],
 )
-def test_paged_attention_is_dense_attention(num_kv, kv_of_query, mapped):
+def test_paged_attention_is_dense_attention(num_kv, kv_of_query):
     num_heads, head_size = len(kv_of_query), 8
     sequences = [
         {"k": torch.randn(context, num_kv, head_size), "v": torch.randn(context, num_kv, head_size), "new": new}
@@ -126,9 +133,9 @@ def test_paged_attention_is_dense_attention(num_kv, kv_of_query, mapped):
     tables, cache = paged(sequences)
     queries = [torch.randn(sequence["new"], num_heads, head_size) for sequence in sequences]
     row_ptr = [0, *torch.tensor([s["new"] for s in sequences]).cumsum(0).tolist()]
-    kv_map = torch.tensor(kv_of_query) if mapped else None
     lengths = [len(s["k"]) for s in sequences]
-    out = paged_attention(torch.cat(queries), cache, row_ptr, lengths, tables, kv_map, head_size**-0.5)
+    batch = AttentionBatch.of(row_ptr, lengths, tables, CPU)
+    out = paged_attention(torch.cat(queries), cache, batch, head_ptr_of(kv_of_query), head_size**-0.5)
     expected = [
         dense_attention(q, s["k"], s["v"], kv_of_query, head_size**-0.5)
         for q, s in zip(queries, sequences, strict=True)
@@ -150,7 +157,8 @@ def test_a_window_shows_the_last_tokens_only(window, chunks):
         visible_k, visible_v = k[:end].clone(), v[:end].clone()
         visible_k[: max(0, begin - window + 1)] = visible_v[: max(0, begin - window + 1)] = float("nan")
         tables, cache = paged([{"k": visible_k, "v": visible_v}])
-        out = paged_attention(q[begin:end], cache, [0, num_new], [end], tables, None, head_size**-0.5, window)
+        batch = AttentionBatch.of([0, num_new], [end], tables, CPU)
+        out = paged_attention(q[begin:end], cache, batch, head_ptr_of(kv_of_query), head_size**-0.5, window)
         torch.testing.assert_close(out, expected[begin:end], rtol=1e-5, atol=1e-5)
 
 
@@ -159,7 +167,8 @@ def test_sequences_of_a_batch_have_windows_of_their_own():
     sequences = [{"k": torch.randn(n, 2, 8), "v": torch.randn(n, 2, 8)} for n in lengths]
     queries = [torch.randn(n, 4, 8) for n in new]
     tables, cache = paged(sequences)
-    out = paged_attention(torch.cat(queries), cache, [0, 1, 2, 8], list(lengths), tables, None, 0.3, window)
+    batch = AttentionBatch.of([0, 1, 2, 8], list(lengths), tables, CPU)
+    out = paged_attention(torch.cat(queries), cache, batch, head_ptr_of((0, 0, 1, 1)), 0.3, window)
     expected = [
         dense_attention(q, s["k"], s["v"], (0, 0, 1, 1), 0.3, window) for q, s in zip(queries, sequences, strict=True)
     ]
@@ -200,7 +209,13 @@ def batch_of(lengths: list[int], tables: list[torch.Tensor]) -> ModelInputBatch:
     ]
     row_ptr = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     return ModelInputBatch(
-        positions, positions, row_ptr, lengths, tables, torch.cat(slots), torch.tensor([row_ptr[-1] - 1]), [0], []
+        positions,
+        positions,
+        AttentionBatch.of(row_ptr, lengths, [table.tolist() for table in tables], CPU),
+        torch.cat(slots),
+        torch.tensor([row_ptr[-1] - 1]),
+        [0],
+        [],
     )
 
 
@@ -220,7 +235,7 @@ def run_layer(config: ModelConfig, comm: LocalCommunicator, tensors: dict, x_TD:
         return (
             layer.self_attn(x_TD, batch, cache, cos, sin),
             layer.mlp(x_TD),
-            layer(x_TD, batch, cache, cos, sin),
+            sum(layer(x_TD, None, batch, cache, cos, sin)),
         )
 
 
@@ -268,10 +283,25 @@ def test_the_vocabulary_over_several_ranks_is_that_of_one(vocab, tp_size):
 
 def test_later_implementations_are_preferred_where_they_suit():
     registry = default_registry()
-    registry.add("rms_norm", Implementation("fast", lambda *_: "fast", ("cpu",), (torch.bfloat16,)))
-    assert registry.select(CPU, torch.bfloat16).rms_norm() == "fast"
-    assert registry.select(CPU, torch.float32).rms_norm is rms_norm
-    assert registry.select(torch.device("meta"), torch.bfloat16).rms_norm is rms_norm
+    registry.add("silu_and_mul", Implementation("fast", lambda *_: "fast", ("cpu",), (torch.bfloat16,)))
+    assert registry.select(CPU, torch.bfloat16).silu_and_mul() == "fast"
+    assert registry.select(CPU, torch.float32).silu_and_mul is silu_and_mul
+    assert registry.select(torch.device("meta"), torch.bfloat16).silu_and_mul is silu_and_mul
+    assert registry.select(CPU, torch.bfloat16, parse_wanted(("reference",))).silu_and_mul is silu_and_mul
+    assert registry.select(CPU, torch.bfloat16, parse_wanted(("silu_and_mul=fast",))).silu_and_mul() == "fast"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("linear=fastest", "--functions linear=fastest: for cpu and torch.float32 there is reference"),
+        ("relu=reference", "there is no such function; there are embedding, linear"),
+        ("quick", "--functions embedding=quick: for cpu"),
+    ],
+)
+def test_implementations_nobody_knows_are_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        default_registry().select(CPU, torch.float32, parse_wanted((given,)))
 
 
 def test_functions_nobody_knows_are_refused():

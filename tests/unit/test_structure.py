@@ -8,6 +8,7 @@ from pathlib import Path
 from labinfer.cli import COMMANDS, build_parser
 
 ROOT = Path(__file__).parents[2]
+SOURCES = [path for path in (ROOT / "labinfer").rglob("*") if path.suffix in (".py", ".cpp", ".h")]
 
 
 def documented_tree() -> set[str]:
@@ -24,13 +25,13 @@ def documented_tree() -> set[str]:
 
 
 def test_the_documented_tree_is_the_tree_on_disk():
-    on_disk = {str(path.relative_to(ROOT)) for path in (ROOT / "labinfer").rglob("*.py")}
-    assert documented_tree() == on_disk
+    assert documented_tree() == {str(path.relative_to(ROOT)) for path in SOURCES}
 
 
 def test_every_file_of_the_tree_says_what_it_is():
-    for path in (ROOT / "labinfer").rglob("*.py"):
-        assert path.read_text(encoding="utf-8").startswith('"""'), f"{path} has no docstring"
+    for path in SOURCES:
+        opening = '"""' if path.suffix == ".py" else "// "
+        assert path.read_text(encoding="utf-8").startswith(opening), f"{path} does not say what it is"
 
 
 def test_both_readmes_have_the_same_sections_and_commands():

@@ -6,6 +6,14 @@ import torch
 import torch.nn.functional as F
 
 
+def add_rms_norm(
+    hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``hidden + delta`` and its ``rms_norm``; without a delta ``hidden`` as it is. ``hidden`` may be overwritten."""
+    hidden_TD = hidden_TD if delta_TD is None else hidden_TD + delta_TD
+    return hidden_TD, rms_norm(hidden_TD, weight_D, eps)
+
+
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / rms(x) * weight``, with the mean square taken in float32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
     wide_TD = x_TD.float()

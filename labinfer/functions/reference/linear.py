@@ -11,6 +11,10 @@ def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | N
     return F.linear(x_TI, weight_OI, bias_O)
 
 
+def pack_weight(weight_OI: torch.Tensor) -> None:
+    """Put a loaded weight into the order in which ``linear`` and ``embedding`` read it, where it stands."""
+
+
 def embedding(token_ids_T: torch.Tensor, table_VD: torch.Tensor, first: int) -> torch.Tensor:
     """Rows of a vocabulary slice that begins at id ``first``: (T,) → (T, D); ids outside the slice give zeros."""
     local_T = token_ids_T - first

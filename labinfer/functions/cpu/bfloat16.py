@@ -1,0 +1,189 @@
+"""The registry's functions over the compiled ones, for bfloat16. What these do not take goes to the reference."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.reference import attention, linear
+
+VECTOR, PANEL = 16, 32
+"""A head's size must be a multiple of these for one query token, for several."""
+
+
+class CpuFunctions:
+    """Each method is an implementation of the function of its name; see ``reference`` for what it means.
+
+    Args:
+        library: see ``library.load``.
+    """
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+
+    def implementations(self) -> dict[str, Callable]:
+        names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "rotate_and_write")
+        return {name: getattr(self, name) for name in (*names, "paged_attention")}
+
+    def pack_weight(self, weight_OI: torch.Tensor) -> None:
+        if weight_OI.shape[1] % 2 == 0:
+            self._library.pack_weight(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
+
+    def linear(self, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        if weight_OI.shape[1] % 2:
+            return linear.linear(x_TI, weight_OI, bias_O)
+        x_TI = x_TI.contiguous()
+        out_TO = x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0])
+        self._library.linear(
+            x_TI.data_ptr(),
+            weight_OI.data_ptr(),
+            None if bias_O is None else bias_O.data_ptr(),
+            out_TO.data_ptr(),
+            x_TI.shape[0],
+            *weight_OI.shape,
+            torch.get_num_threads(),
+        )
+        return out_TO
+
+    def embedding(self, token_ids_T: torch.Tensor, table_VD: torch.Tensor, first: int) -> torch.Tensor:
+        if table_VD.shape[1] % 2:
+            return linear.embedding(token_ids_T, table_VD, first)
+        out_TD = table_VD.new_empty(token_ids_T.shape[0], table_VD.shape[1])
+        self._library.embedding(
+            token_ids_T.data_ptr(),
+            table_VD.data_ptr(),
+            out_TD.data_ptr(),
+            token_ids_T.shape[0],
+            *table_VD.shape,
+            first,
+            torch.get_num_threads(),
+        )
+        return out_TD
+
+    def add_rms_norm(
+        self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden_TD = hidden_TD.contiguous()
+        out_TD = torch.empty_like(hidden_TD)
+        self._library.add_rms_norm(
+            hidden_TD.data_ptr(),
+            None if delta_TD is None else delta_TD.data_ptr(),
+            weight_D.data_ptr(),
+            out_TD.data_ptr(),
+            *hidden_TD.shape,
+            eps,
+            torch.get_num_threads(),
+        )
+        return hidden_TD, out_TD
+
+    def silu_and_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        tokens, columns = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
+        out_TF = gate_up_TF.new_empty(tokens, columns)
+        self._library.silu_and_mul(gate_up_TF.data_ptr(), out_TF.data_ptr(), tokens, columns, torch.get_num_threads())
+        return out_TF
+
+    def rotate_and_write(
+        self,
+        qkv_THP: torch.Tensor,
+        num_kv: int,
+        cos_TP: torch.Tensor,
+        sin_TP: torch.Tensor,
+        cache: LayerCache,
+        slots_T: torch.Tensor,
+    ) -> torch.Tensor:
+        if cache.k.dtype != torch.bfloat16:
+            return attention.rotate_and_write(qkv_THP, num_kv, cos_TP, sin_TP, cache, slots_T)
+        tokens, heads, size = qkv_THP.shape
+        q_THP = qkv_THP.new_empty(tokens, heads - 2 * num_kv, size)
+        self._library.rotate_and_write(
+            qkv_THP.data_ptr(),
+            cos_TP.data_ptr(),
+            sin_TP.data_ptr(),
+            slots_T.data_ptr(),
+            q_THP.data_ptr(),
+            cache.k.data_ptr(),
+            cache.v.data_ptr(),
+            tokens,
+            heads - 2 * num_kv,
+            num_kv,
+            size,
+            torch.get_num_threads(),
+        )
+        return q_THP
+
+    def paged_attention(
+        self,
+        q_THP: torch.Tensor,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        head_ptr: torch.Tensor,
+        scale: float,
+        window: int = 0,
+    ) -> torch.Tensor:
+        if cache.k.dtype != torch.bfloat16 or q_THP.shape[2] % VECTOR:
+            return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window)
+        out_THP = torch.empty_like(q_THP)
+        if batch.single_rows_B.numel():
+            everything = batch.single_rows_B.numel() == q_THP.shape[0]
+            q_BHP = q_THP if everything else q_THP[batch.single_rows_B]
+            out_BHP = out_THP if everything else torch.empty_like(q_BHP)
+            num_kv = cache.k.shape[2]
+            self._library.attend_one(
+                q_BHP.data_ptr(),
+                cache.k.data_ptr(),
+                cache.v.data_ptr(),
+                batch.single_tables_BN.data_ptr(),
+                batch.single_tables_BN.shape[1],
+                batch.single_lens_B.data_ptr(),
+                head_ptr.data_ptr(),
+                out_BHP.data_ptr(),
+                *q_BHP.shape[:2],
+                num_kv,
+                q_BHP.shape[2],
+                cache.k.shape[1],
+                scale,
+                window,
+                torch.get_num_threads(),
+            )
+            if not everything:
+                out_THP[batch.single_rows_B] = out_BHP
+        for b in batch.chunks:
+            if q_THP.shape[2] % PANEL:
+                attention.attend(out_THP, q_THP, cache, batch, b, head_ptr, scale, window)
+            else:
+                self._attend_many(out_THP, q_THP, cache, batch, b, head_ptr, scale, window)
+        return out_THP
+
+    def _attend_many(
+        self,
+        out_THP: torch.Tensor,
+        q_THP: torch.Tensor,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        b: int,
+        head_ptr: torch.Tensor,
+        scale: float,
+        window: int,
+    ) -> None:
+        rows = slice(batch.row_ptr[b], batch.row_ptr[b + 1])
+        self._library.attend_many(
+            q_THP[rows].data_ptr(),
+            cache.k.data_ptr(),
+            cache.v.data_ptr(),
+            batch.block_tables[b].data_ptr(),
+            head_ptr.data_ptr(),
+            out_THP[rows].data_ptr(),
+            rows.stop - rows.start,
+            batch.context_lens[b],
+            q_THP.shape[1],
+            cache.k.shape[2],
+            q_THP.shape[2],
+            cache.k.shape[1],
+            scale,
+            window,
+            torch.get_num_threads(),
+        )

@@ -1,0 +1,80 @@
+// One pass over the activations each.
+#include "vectors.h"
+
+// Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
+extern "C" {
+
+// hidden += delta (if there is one); out = hidden / rms(hidden) * weight, rounded where torch rounds.
+void add_rms_norm(bf16* hidden, const bf16* delta, const bf16* weight, bf16* out, int64_t tokens, int64_t size,
+                  float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (tokens > 1)
+  for (int64_t token = 0; token < tokens; ++token) {
+    bf16 *at = hidden + token * size, *to = out + token * size;
+    const bf16* add = delta ? delta + token * size : nullptr;
+    floats squares{};
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) {
+      floats value = widen(load<halves>(at + i));
+      if (add) {
+        halves rounded = narrow(value + widen(load<halves>(add + i)));
+        store(at + i, rounded);
+        value = widen(rounded);
+      }
+      squares += value * value;
+    }
+    for (; i < size; ++i) {
+      if (add) at[i] = narrow(widen(at[i]) + widen(add[i]));
+      rest += widen(at[i]) * widen(at[i]);
+    }
+    float scale = 1.0f / std::sqrt((sum(squares) + rest) / size + eps);
+    for (i = 0; i + WIDTH <= size; i += WIDTH) {
+      floats value = widen(narrow(widen(load<halves>(at + i)) * scale));
+      store(to + i, narrow(widen(load<halves>(weight + i)) * value));
+    }
+    for (; i < size; ++i) to[i] = narrow(widen(weight[i]) * widen(narrow(widen(at[i]) * scale)));
+  }
+}
+
+// out (tokens, size) = silu(gate) * up of the halves of (tokens, 2 size).
+void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) if (tokens > 1)
+  for (int64_t token = 0; token < tokens; ++token) {
+    const bf16 *gate = gate_up + token * 2 * size, *up = gate + size;
+    bf16* to = out + token * size;
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) {
+      floats value = widen(load<halves>(gate + i));
+      value = widen(narrow(value / (1.0f + exponential(-value))));
+      store(to + i, narrow(value * widen(load<halves>(up + i))));
+    }
+    for (; i < size; ++i) {
+      float value = widen(gate[i]);
+      to[i] = narrow(widen(narrow(value / (1.0f + std::exp(-value)))) * widen(up[i]));
+    }
+  }
+}
+
+// From qkv (tokens, (heads + 2 kv_heads) size): rotated queries to q (tokens, heads, size), rotated keys and values to
+// their slots of (slots, kv_heads, size).
+void rotate_and_write(const bf16* qkv, const bf16* cosine, const bf16* sine, const int64_t* slots, bf16* q, bf16* k_cache,
+                      bf16* v_cache, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, int threads) {
+  int64_t half = size / 2;
+#pragma omp parallel for num_threads(threads) if (tokens > 1)
+  for (int64_t token = 0; token < tokens; ++token) {
+    const bf16* from = qkv + token * (heads + 2 * kv_heads) * size;
+    const bf16 *cos = cosine + token * size, *sin = sine + token * size;
+    bf16* keys = k_cache + slots[token] * kv_heads * size;
+    for (int64_t head = 0; head < heads + kv_heads; ++head, from += size) {
+      bf16* to = head < heads ? q + (token * heads + head) * size : keys + (head - heads) * size;
+      for (int64_t i = 0; i < half; ++i) {
+        float low = widen(from[i]), high = widen(from[i + half]);
+        to[i] = narrow(low * widen(cos[i]) - high * widen(sin[i]));
+        to[i + half] = narrow(high * widen(cos[i + half]) + low * widen(sin[i + half]));
+      }
+    }
+    std::memcpy(v_cache + slots[token] * kv_heads * size, from, kv_heads * size * sizeof(bf16));
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,96 @@
+// Products with packed weights.
+#include <vector>
+
+#include "panel.h"
+
+namespace {
+
+constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that a block of inputs may take
+
+inline float dot(const bf16* a, const bf16* b, int64_t size) {
+  floats total{};
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) total += widen(load<halves>(a + i)) * widen(load<halves>(b + i));
+  float rest = sum(total);
+  for (; i < size; ++i) rest += widen(a[i]) * widen(b[i]);
+  return rest;
+}
+
+}  // namespace
+
+// Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
+extern "C" {
+
+// weight (outputs, inputs) is put into panels where it stands; inputs is even.
+void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
+  int64_t panels = outputs / PANEL, pairs = inputs / 2;
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<bf16> rows(PANEL * inputs);
+#pragma omp for
+    for (int64_t number = 0; number < panels; ++number) {
+      bf16* at = weight + number * PANEL * inputs;
+      std::memcpy(rows.data(), at, rows.size() * sizeof(bf16));
+      for (int64_t pair = 0; pair < pairs; ++pair)
+        for (int output = 0; output < PANEL; ++output)
+          std::memcpy(at + (pair * PANEL + output) * 2, &rows[output * inputs + 2 * pair], 2 * sizeof(bf16));
+    }
+  }
+}
+
+// out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
+void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+            int64_t inputs, int threads) {
+  int64_t panels = outputs / PANEL, pairs = inputs / 2;
+  int64_t together = std::max<int64_t>(MAX_ROWS, CACHE / (inputs * sizeof(bf16)) / MAX_ROWS * MAX_ROWS);
+#pragma omp parallel num_threads(threads)
+  {
+    alignas(64) float block[MAX_ROWS * PANEL];
+    for (int64_t first = 0; first < tokens; first += together)
+#pragma omp for nowait schedule(static)
+    for (int64_t number = 0; number < panels; ++number) {
+      floats add_low{}, add_high{};
+      if (bias) {
+        add_low = widen(load<halves>(bias + number * PANEL));
+        add_high = widen(load<halves>(bias + number * PANEL + WIDTH));
+      }
+      int64_t last = std::min(tokens, first + together);
+      for (int64_t token = first; token < last; token += MAX_ROWS) {
+        int rows = int(std::min<int64_t>(MAX_ROWS, last - token));
+        panel_of(rows, std::make_integer_sequence<int, MAX_ROWS>{})(x + token * inputs, inputs,
+                                                                  weight + number * PANEL * inputs, pairs, block);
+        for (int row = 0; row < rows; ++row) {
+          bf16* to = out + (token + row) * outputs + number * PANEL;
+          store(to, narrow(load<floats>(block + row * PANEL) + add_low));
+          store(to + WIDTH, narrow(load<floats>(block + row * PANEL + WIDTH) + add_high));
+        }
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t output = panels * PANEL; output < outputs; ++output)
+      for (int64_t token = 0; token < tokens; ++token)
+        out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
+                                               (bias ? widen(bias[output]) : 0.0f));
+  }
+}
+
+// out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.
+void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,
+               int64_t first, int threads) {
+  int64_t packed = outputs / PANEL * PANEL;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t token = 0; token < tokens; ++token) {
+    int64_t row = ids[token] - first;
+    bf16* to = out + token * inputs;
+    if (row < 0 || row >= outputs) {
+      std::memset(to, 0, inputs * sizeof(bf16));
+    } else if (row >= packed) {
+      std::memcpy(to, table + row * inputs, inputs * sizeof(bf16));
+    } else {
+      const bf16* at = table + row / PANEL * PANEL * inputs + row % PANEL * 2;
+      for (int64_t pair = 0; pair < inputs / 2; ++pair) std::memcpy(to + 2 * pair, at + pair * 2 * PANEL, 2 * sizeof(bf16));
+    }
+  }
+}
+
+}  // extern "C"

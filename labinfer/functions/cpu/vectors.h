@@ -1,0 +1,85 @@
+// Vectors of 16 numbers, whatever the registers are: the compiler's own type, with operators.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+using bf16 = uint16_t;
+constexpr int WIDTH = 16;           // floats in a vector
+
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+
+template <typename V>
+inline V load(const void* from) {
+  V value;
+  std::memcpy(&value, from, sizeof(V));
+  return value;
+}
+
+template <typename V>
+inline void store(void* to, V value) {
+  std::memcpy(to, &value, sizeof(V));
+}
+
+inline float widen(bf16 value) {
+  uint32_t bits = uint32_t(value) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, 4);
+  return wide;
+}
+
+inline bf16 narrow(float value) {  // to the nearest, ties to even, as torch does
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline floats widen(halves value) { return (floats)(__builtin_convertvector(value, words) << 16); }
+
+inline halves narrow(floats value) {
+  words bits = (words)value;
+  words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  words nan = (words)((bits & 0x7fffffff) > 0x7f800000);
+  return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), halves);
+}
+
+inline floats same(float value) { return value - floats{}; }
+
+inline float sum(floats value) {
+  value += __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  value += __builtin_shufflevector(value, value, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  value += __builtin_shufflevector(value, value, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  return value[0] + value[1];
+}
+
+inline float largest(floats value) {
+  float found = value[0];
+  for (int i = 1; i < WIDTH; ++i) found = std::max(found, value[i]);
+  return found;
+}
+
+// e to the power of x, to about one unit in the last place, between the powers that a float can hold.
+inline floats exponential(floats x) {
+  x = x < -87.3f ? same(-87.3f) : x > 88.0f ? same(88.0f) : x;
+  floats scaled = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+  words power = (words)scaled << 23;
+  floats whole = scaled - 12582912.0f;
+  floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  floats value = same(1.9875691500e-4f);
+  value = value * rest + 1.3981999507e-3f;
+  value = value * rest + 8.3334519073e-3f;
+  value = value * rest + 4.1665795894e-2f;
+  value = value * rest + 1.6666665459e-1f;
+  value = value * rest + 5.0000001201e-1f;
+  value = value * rest * rest + rest + 1.0f;
+  return (floats)((words)value + power);
+}
+
+}  // namespace

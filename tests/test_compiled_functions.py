@@ -1,0 +1,49 @@
+"""Compiled and torch's functions through ``LLM``: a bfloat16 model says nearly the same, and answers as well."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+
+import pytest
+from checkpoints import make_checkpoint, mixed_prompts
+
+from labinfer import LLM, SamplingParams
+from labinfer.functions.cpu import library
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, library.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
+)
+PARAMS = SamplingParams(max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("kind", ["qwen2-tied", "llama-untied", "llama-tied-biased", "qwen2-windows"])
+def test_log_probabilities_are_as_near_to_float32s_as_torchs(tmp_path, kind):
+    """Of every prompt token; the largest and the mean error may be a little larger, as both scatter."""
+    directory = str(make_checkpoint(tmp_path / "model", kind))
+    found = {}
+    for name, options in {
+        "exact": {"dtype": "float32"},
+        "reference": {"dtype": "bfloat16", "functions": "reference"},
+        "auto": {"dtype": "bfloat16"},
+    }.items():
+        with LLM(directory, num_kv_blocks=200, threads=1, **options) as llm:
+            outputs = llm.generate(mixed_prompts(), PARAMS)
+        found[name] = [one.logprob for output in outputs for one in output.prompt_logprobs]
+    errors = {
+        name: [abs(a - b) for a, b in zip(found[name], found["exact"], strict=True)] for name in ("reference", "auto")
+    }
+    assert errors["auto"] != errors["reference"]  # they were really in use
+    assert statistics.fmean(errors["auto"]) <= 1.1 * statistics.fmean(errors["reference"])
+    assert max(errors["auto"]) <= 1.5 * max(errors["reference"])
+
+
+def test_the_demo_model_answers_the_same():
+    questions = ["What is 17 + 25?", "Sort 5, 3, 9.", "法国的首都是哪里？", "Count from 1 to 9.", "从1数到20。"]
+    chats = [[{"role": "user", "content": text}] for text in questions]
+    texts = []
+    for functions in ("reference", "auto"):
+        with LLM(functions=functions, threads=1) as llm:
+            texts.append([output.text for output in llm.generate(chats, SamplingParams(max_tokens=80))])
+    assert texts[0] == texts[1]
+    assert texts[0][:2] == ["42", "3, 5, 9"]

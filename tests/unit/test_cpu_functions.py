@@ -1,0 +1,174 @@
+"""The compiled functions against the reference, over sizes that do and do not fill their vectors and panels."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.cpu import library
+from labinfer.functions.cpu.bfloat16 import CpuFunctions
+from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.reference import attention, elementwise, linear
+
+CPU = torch.device("cpu")
+BLOCK = 4
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, library.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
+)
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory) -> CpuFunctions:
+    return CpuFunctions(library.load(library.build(tmp_path_factory.mktemp("kernels"))))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.bfloat16)
+
+
+def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
+    """``exact`` is float32: what is rounded once to bfloat16 is within one part in 256, where nothing cancels."""
+    torch.testing.assert_close(got.float(), exact, rtol=2**-8, atol=2**-8 * float(exact.abs().mean()))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 13, 14, 40])
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 16), (64, 6), (31, 32), (96, 130), (100, 64), (1, 2), (33, 2)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(cpu, tokens, outputs, inputs, biased):
+    x, weight, bias = random(tokens, inputs), random(outputs, inputs), random(outputs) if biased else None
+    exact = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    packed = weight.clone()
+    cpu.pack_weight(packed)
+    assert_near(cpu.linear(x, packed, bias), exact)
+    assert_near(cpu.linear(x.repeat(1, 2)[:, :inputs], packed, bias), exact)  # rows that are not next to each other
+
+
+def test_linear_with_an_odd_number_of_inputs_is_torchs(cpu):
+    x, weight = random(3, 5), random(64, 5)
+    packed = weight.clone()
+    cpu.pack_weight(packed)
+    assert torch.equal(packed, weight)
+    assert torch.equal(cpu.linear(x, packed), linear.linear(x, weight))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 16), (50, 8), (31, 2), (70, 5)])
+def test_embedding_of_a_packed_table(cpu, outputs, inputs):
+    table, ids = random(outputs, inputs), torch.tensor([10, 9, 10 + outputs - 1, 10 + outputs, 12, 12])
+    packed = table.clone()
+    cpu.pack_weight(packed)
+    assert torch.equal(cpu.embedding(ids, packed, 10), linear.embedding(ids, table, 10))
+
+
+@pytest.mark.parametrize("size", [16, 896, 5, 40])
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_add_rms_norm(cpu, tokens, size):
+    hidden, delta, weight = random(tokens, size) * 3, random(tokens, size), random(size)
+    wanted_sum, wanted = elementwise.add_rms_norm(hidden, delta, weight, 1e-5)
+    got_sum, got = cpu.add_rms_norm(hidden.clone(), delta, weight, 1e-5)
+    assert torch.equal(got_sum, wanted_sum)
+    torch.testing.assert_close(got, wanted, rtol=2**-7, atol=0)  # two roundings
+    same, got = cpu.add_rms_norm(wanted_sum.clone(), None, weight, 1e-5)
+    assert torch.equal(same, wanted_sum)
+    torch.testing.assert_close(got, wanted, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("size", [16, 100, 3])
+def test_silu_and_mul(cpu, size):
+    gate_up = random(5, 2 * size) * 20
+    torch.testing.assert_close(cpu.silu_and_mul(gate_up), elementwise.silu_and_mul(gate_up), rtol=2**-7, atol=1e-30)
+    large = torch.tensor([[300.0, -300.0, 0.0, -87.0, 1.0, 1.0, 1.0, 1.0]], dtype=torch.bfloat16).repeat(1, 4)
+    gate_up = torch.cat([large, torch.ones_like(large)], -1)
+    torch.testing.assert_close(cpu.silu_and_mul(gate_up), elementwise.silu_and_mul(gate_up), rtol=2**-7, atol=1e-30)
+
+
+@pytest.mark.parametrize(("heads", "num_kv", "size"), [(4, 2, 16), (3, 3, 8), (14, 2, 64)])
+def test_rotate_and_write(cpu, heads, num_kv, size):
+    tokens = 6
+    qkv, angles = random(tokens, heads + 2 * num_kv, size), torch.randn(tokens, size // 2).repeat(1, 2)
+    cos, sin, slots = angles.cos().bfloat16(), angles.sin().bfloat16(), torch.randperm(4 * BLOCK)[:tokens]
+    caches = [LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.bfloat16) for _ in "kv")) for _ in "ab"]
+    exact = LayerCache(*(torch.zeros(4, BLOCK, num_kv, size) for _ in "kv"))
+    got = cpu.rotate_and_write(qkv, num_kv, cos, sin, caches[0], slots)
+    wanted = attention.rotate_and_write(qkv.float(), num_kv, cos.float(), sin.float(), exact, slots)
+    assert_near(got, wanted)
+    assert_near(caches[0].k, exact.k)
+    assert torch.equal(caches[0].v.float(), exact.v)
+    int8 = [LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.int8) for _ in "kv"),
+                       *(torch.zeros(4, BLOCK, num_kv) for _ in "kv")) for _ in "ab"]  # fmt: skip
+    for function, cache in zip((cpu.rotate_and_write, attention.rotate_and_write), int8, strict=True):
+        function(qkv, num_kv, cos, sin, cache, slots)
+    assert all(torch.equal(a, b) for a, b in zip(int8[0].tensors(), int8[1].tensors(), strict=True))
+
+
+@pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 2), (0, 1, 4, 6), (0, 5)], ids=str)
+@pytest.mark.parametrize("size", [16, 64, 8])
+@pytest.mark.parametrize("window", [0, 1, 9, 100])
+def test_paged_attention(cpu, head_ptr, size, window):
+    """Contexts around the vector's length, single tokens and chunks mixed, blocks in any order."""
+    contexts, new = [1, 15, 16, 17, 70, 33, 9], [1, 1, 1, 1, 1, 6, 9]
+    num_kv, num_blocks = len(head_ptr) - 1, 64
+    cache = LayerCache(*(random(num_blocks, BLOCK, num_kv, size) for _ in "kv"))
+    order = torch.randperm(num_blocks).tolist()
+    tables = []
+    for context in contexts:
+        count = -(-context // BLOCK)
+        tables.append(order[:count])
+        order = order[count:]
+    row_ptr = [0, *torch.tensor(new).cumsum(0).tolist()]
+    batch = AttentionBatch.of(row_ptr, contexts, tables, CPU)
+    q, pointers = random(row_ptr[-1], head_ptr[-1], size), torch.tensor(head_ptr)
+    exact_cache = LayerCache(cache.k.float(), cache.v.float())
+    exact = attention.paged_attention(q.float(), exact_cache, batch, pointers, size**-0.5, window)
+    got = cpu.paged_attention(q, cache, batch, pointers, size**-0.5, window)
+    if size % 16 == 0:
+        assert_near(got[batch.single_rows_B], exact[batch.single_rows_B])
+    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)  # chunks have weights in bfloat16
+    alone = AttentionBatch.of([0, 1], contexts[4:5], tables[4:5], CPU)
+    torch.testing.assert_close(cpu.paged_attention(q[4:5], cache, alone, pointers, size**-0.5, window), got[4:5])
+
+
+@pytest.mark.parametrize(("context", "tokens"), [(700, 700), (530, 40), (1100, 300), (31, 2), (600, 257)])
+@pytest.mark.parametrize("window", [0, 33, 515])
+def test_long_chunks_attend(cpu, context, tokens, window):
+    """Over more keys than one step takes, and more query tokens than a tile."""
+    num_kv, size, head_ptr = 2, 32, torch.tensor([0, 3, 4])
+    num_blocks = -(-context // BLOCK)
+    cache = LayerCache(*(random(num_blocks, BLOCK, num_kv, size) for _ in "kv"))
+    table = torch.randperm(num_blocks).tolist()
+    batch = AttentionBatch.of([0, tokens], [context], [table], CPU)
+    q = random(tokens, 4, size) * 3
+    exact_cache = LayerCache(cache.k.float(), cache.v.float())
+    exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5, window)
+    got = cpu.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
+    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
+
+
+def test_a_library_is_built_once_and_another_source_makes_another(tmp_path, monkeypatch):
+    path = library.build(tmp_path)
+    changed = path.stat().st_mtime_ns
+    assert library.build(tmp_path) == path and path.stat().st_mtime_ns == changed
+    other = tmp_path / "sources"
+    shutil.copytree(library.SOURCES, other)
+    with (other / "panel.h").open("a") as header:
+        header.write("// changed\n")
+    monkeypatch.setattr(library, "SOURCES", other)
+    assert library.build(tmp_path) != path
+    assert sorted(found.suffix for found in tmp_path.iterdir()) == ["", ".so", ".so"]  # nothing unfinished is left
+
+
+def test_why_it_cannot_be_built_is_said(tmp_path, monkeypatch):
+    (tmp_path / "broken.cpp").write_text("int main( {")
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    with pytest.raises(library.NoCompiler, match="failed: .*error"):
+        library.build(tmp_path / "cache")
+    monkeypatch.setattr(library, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(library.NoCompiler, match=r"there is no C\+\+ compiler \(no-such-compiler\)"):
+        library.build(tmp_path / "cache")
