@@ -52,10 +52,24 @@ inline halves narrow(floats value) {
 
 inline floats same(float value) { return value - floats{}; }
 
+// Each number in the place of the one whose index differs by STEP's bit.
+template <int STEP>
+inline floats exchanged(floats value) {
+#define AT(i) (i) ^ STEP
+#define EACH AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7), AT(8), AT(9), AT(10), AT(11), AT(12), AT(13), AT(14), AT(15)
+#ifdef __clang__
+  return __builtin_shufflevector(value, value, EACH);
+#else  // gcc has the other one from version 12 on
+  return __builtin_shuffle(value, words{EACH});
+#endif
+#undef EACH
+#undef AT
+}
+
 inline float sum(floats value) {
-  value += __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  value += __builtin_shufflevector(value, value, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-  value += __builtin_shufflevector(value, value, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  value += exchanged<8>(value);
+  value += exchanged<4>(value);
+  value += exchanged<2>(value);
   return value[0] + value[1];
 }
 
