@@ -169,19 +169,21 @@ def _connect(
 def _compiled_functions(group: RankGroup, device: torch.device, dtype: torch.dtype) -> CpuFunctions | None:
     """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
     wanted = device.type == "cpu" and dtype == torch.bfloat16
+    first, path = group.environment.local_rank == 0, None
     with group.together():
-        path = _build_or_say(group) if wanted and group.environment.local_rank == 0 else None
+        if wanted and first:
+            path = _build_or_say()
     with group.together():
-        path = path or (_build_or_say(group) if wanted else None)
+        if wanted and not first:
+            path = _build_or_say()
         return CpuFunctions(library.load(path)) if path else None
 
 
-def _build_or_say(group: RankGroup) -> Path | None:
+def _build_or_say() -> Path | None:
     try:
         return library.build(Path.home() / ".cache" / "labinfer")
     except (library.NoCompiler, RuntimeError) as error:  # RuntimeError: nobody's home directory
-        if group.rank == 0:
-            logger.info("%s; torch's functions are used, which are slower", error)
+        logger.warning("%s; torch's functions are used, which are slower", error)
         return None
 
 
