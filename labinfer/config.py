@@ -19,6 +19,8 @@ PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning")
 BATCH_POLICIES = ("auto", "balanced", "throttle", "greedy", "phases")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "int4")
+QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 MAX_TIMEOUT = 1e9
 TRANSPORTS = ("auto", "mpi", "torch")
@@ -58,6 +60,14 @@ class ModelOptions:
         "are any",
         metavar="F=NAME[,…]",
     )
+    quantization: str = option(
+        "none",
+        "round the weights while they are loaded: int8 (a scale for each output, activations in 8 bits too), or int4 for "
+        "the layers (a scale for each group of inputs) and int8 for the vocabulary",
+        choices=QUANTIZATIONS,
+        short="-q",
+    )
+    quantization_group_size: int = option(64, "inputs that share a scale in int4: 32, 64 or 128", metavar="N")
     max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
     sliding_window: int = option(
         0, "every layer sees only the last N tokens (default: as the checkpoint says)", metavar="N"
@@ -237,6 +247,8 @@ class EngineOptions:
         for dtype in self.model.dtype:
             if dtype not in DTYPES:
                 raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
+        if (size := self.model.quantization_group_size) not in QUANTIZATION_GROUP_SIZES:
+            raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
             if getattr(self.scheduler, name) < 1:
                 raise UserError(f"{flag_name(name)} must be at least 1, not {getattr(self.scheduler, name)}")

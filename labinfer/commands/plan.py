@@ -13,7 +13,6 @@ from labinfer.executor.layout import Layout, make_layout
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.spmd.machine import RankInfo, free_memory
-from labinfer.weights.loader import weight_bytes
 from labinfer.worker.kv_cache import blocks_that_fit
 
 HEADER = ("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights", "KV tokens")
@@ -52,7 +51,7 @@ def layout_table(layout: Layout, everyone: list[RankInfo], kv_tokens: list[int])
     rows = []
     for place in layout.topology.places:
         begin, end = layout.topology.layers[place.stage]
-        size = format_bytes(weight_bytes(layout.build_meta(place)))
+        size = format_bytes(layout.weight_bytes(place))
         dtype = str(layout.dtype_of(place)).removeprefix("torch.")
         rows.append(
             (
@@ -79,6 +78,6 @@ def _estimate_blocks(session: Session, layout: Layout, everyone: list[RankInfo],
     if options.cache.num_kv_blocks:
         return options.cache.num_kv_blocks
     place, size = layout.topology.place(rank), options.cache.block_size
-    share = free // layout.sharing_device(rank, everyone) - weight_bytes(layout.build_meta(place))
+    share = free // layout.sharing_device(rank, everyone) - layout.weight_bytes(place)
     useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
     return max(0, blocks_that_fit(share, options.cache.memory_utilization, layout.block_bytes(place, size), useful))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import logging
@@ -23,8 +24,7 @@ from labinfer.executor.layout import Layout, make_layout
 from labinfer.executor.measure import StepMeter, time_swap
 from labinfer.executor.spmd import StatsReporter
 from labinfer.functions.cpu import library
-from labinfer.functions.cpu.bfloat16 import CpuFunctions
-from labinfer.functions.registry import default_registry, parse_wanted
+from labinfer.functions.registry import parse_wanted
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
@@ -98,12 +98,12 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         if group.rank == 0:
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
     dtype = layout.dtype_of(place)
-    registry = default_registry(_compiled_functions(group, device, dtype))
+    registry = layout.registry(_compiled_functions(group, device, dtype, layout.quantization))
     with group.together(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, registry, parse_wanted(options.model.functions))
-        with torch.device(device):
+        with torch.device("meta"):
             model = model_class(config)(config, context).eval()
-        load_weights(model, checkpoint, on_progress)
+        load_weights(model, checkpoint, device, on_progress)
     capacity = agree_on_blocks(group, options, layout, place)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
@@ -166,9 +166,12 @@ def _connect(
     return tp, control, pipeline
 
 
-def _compiled_functions(group: RankGroup, device: torch.device, dtype: torch.dtype) -> CpuFunctions | None:
+def _compiled_functions(
+    group: RankGroup, device: torch.device, dtype: torch.dtype, quantization: str
+) -> ctypes.CDLL | None:
     """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
-    wanted = device.type == "cpu" and dtype == torch.bfloat16
+    useful = dtype == torch.bfloat16 or (dtype == torch.float32 and quantization != "none")
+    wanted = device.type == "cpu" and useful
     first, path = group.environment.local_rank == 0, None
     with group.together():
         if wanted and first:
@@ -176,7 +179,7 @@ def _compiled_functions(group: RankGroup, device: torch.device, dtype: torch.dty
     with group.together():
         if wanted and not first:
             path = _build_or_say()
-        return CpuFunctions(library.load(path)) if path else None
+        return library.load(path) if path else None
 
 
 def _build_or_say() -> Path | None:

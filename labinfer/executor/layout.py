@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from labinfer.models.config import ModelConfig
 from labinfer.models.registry import model_class
 from labinfer.spmd.machine import RankInfo, resolve_device
 from labinfer.spmd.topology import Place, Topology, deal_heads, make_topology, per_stage
+from labinfer.weights.loader import pack_weights, weight_bytes
 from labinfer.worker.kv_cache import block_bytes
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,6 +39,10 @@ class Layout:
     kv_dtypes: tuple[torch.dtype, ...]
     """Of each stage's KV cache."""
     max_model_len: int
+    quantization: str = "none"
+    """How the layers' weights are held."""
+    quantization_group_size: int = 0
+    """Inputs that share a scale in int4."""
 
     def dtype_of(self, place: Place) -> torch.dtype:
         return self.dtypes[place.stage]
@@ -80,6 +86,10 @@ class Layout:
         types = {device.type for _, device in devices}
         return types.pop() if len(types) == 1 and len(set(devices)) == len(devices) else "cpu"
 
+    def registry(self, library: ctypes.CDLL | None = None) -> FunctionRegistry:
+        """With the compiled functions, if there are any."""
+        return default_registry(library, self.quantization_group_size)
+
     def stage_context(
         self,
         place: Place,
@@ -87,10 +97,14 @@ class Layout:
         registry: FunctionRegistry,
         wanted: Mapping[str, str] | None = None,
     ) -> StageContext:
-        """What the layers of a rank are built with; ``wanted`` names implementations of functions."""
+        """What the layers of a rank are built with.
+
+        Args:
+            wanted: names of implementations by function.
+        """
         begin, end = self.topology.layers[place.stage]
         dtype = self.dtype_of(place)
-        functions = registry.select(self.devices[place.rank], dtype, wanted)
+        functions = registry.select(self.devices[place.rank], dtype, wanted, self.quantization)
         return StageContext(
             tp, functions, dtype, begin, end, self.topology.is_first(place.stage), self.topology.is_last(place.stage)
         )
@@ -99,7 +113,13 @@ class Layout:
         """A rank's share of the model without memory behind it, to count its bytes."""
         tp = TensorParallelCommunicator(LocalCommunicator(rank=place.tp_rank, size=place.tp_size))
         with torch.device("meta"):
-            return model_class(self.config)(self.config, self.stage_context(place, tp, default_registry()))
+            return model_class(self.config)(self.config, self.stage_context(place, tp, self.registry()))
+
+    def weight_bytes(self, place: Place) -> int:
+        """Bytes of a rank's weights as it holds them."""
+        model = self.build_meta(place)
+        pack_weights(model)
+        return weight_bytes(model)
 
     def whole_meta(self) -> nn.Module:
         """The whole model without memory behind it, to know every tensor a checkpoint should have."""
@@ -110,6 +130,8 @@ class Layout:
             self.dtypes[:1],
             self.kv_dtypes[:1],
             self.max_model_len,
+            self.quantization,
+            self.quantization_group_size,
         )
         return whole.build_meta(whole.topology.place(0))
 
@@ -133,7 +155,9 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     dtypes = tuple(_resolve_dtype(wanted, config) for wanted in wanted_dtypes)
     wanted_kv = options.cache.kv_cache_dtype
     kv_dtypes = tuple(dtype if wanted_kv == "auto" else KV_DTYPES[wanted_kv] for dtype in dtypes)
-    return Layout(config, topology, devices, dtypes, kv_dtypes, _resolve_length(options.model.max_model_len, config))
+    length = _resolve_length(options.model.max_model_len, config)
+    weights = options.model.quantization, options.model.quantization_group_size
+    return Layout(config, topology, devices, dtypes, kv_dtypes, length, *weights)
 
 
 def _resolve_dtype(wanted: str, config: ModelConfig) -> torch.dtype:

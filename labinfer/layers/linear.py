@@ -11,14 +11,15 @@ from collections.abc import Iterator
 import torch
 
 from labinfer.layers.context import StageContext
+from labinfer.layers.matrix import Matrix
 from labinfer.spmd.topology import HeadShard, deal
-from labinfer.weights.source import TensorSource, WeightedModule, empty_parameter
+from labinfer.weights.source import TensorSource, empty_parameter
 
 COLUMN_UNIT = 16
 """MLP columns are dealt in runs of this many where the width allows, so that slices stay friendly to SIMD."""
 
 
-class MergedColumnParallelLinear(WeightedModule):
+class MergedColumnParallelLinear(Matrix):
     """Several projections of the same input, cut by output columns and held as one matrix.
 
     Args:
@@ -27,18 +28,13 @@ class MergedColumnParallelLinear(WeightedModule):
     """
 
     def __init__(self, in_features: int, parts: list[tuple[str, int, tuple[int, int]]], bias: bool, ctx: StageContext):
-        super().__init__()
-        self._parts = parts
-        self._linear, self._pack_weight = ctx.functions.linear, ctx.functions.pack_weight
         out_features = sum(end - begin for _, _, (begin, end) in parts)
-        self.weight = empty_parameter(out_features, in_features, dtype=ctx.dtype)
+        super().__init__(out_features, in_features, ctx.functions.layers, ctx)
+        self._parts = parts
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return self._linear(x_TD, self.weight, self.bias)
-
-    def pack(self) -> None:
-        self._pack_weight(self.weight)
+        return self._functions.linear(x_TD, self.packed, self.bias)
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         parent = prefix.rpartition(".")[0]
@@ -46,7 +42,7 @@ class MergedColumnParallelLinear(WeightedModule):
         for name, full, (begin, end) in self._parts:
             rows = slice(row, row + end - begin)
             yield TensorSource(
-                f"{parent}.{name}.weight", (full, self.weight.shape[1]), 0, begin, end, self.weight.detach()[rows]
+                f"{parent}.{name}.weight", (full, self._inputs), 0, begin, end, self.weight.detach()[rows]
             )
             if self.bias is not None:
                 yield TensorSource(f"{parent}.{name}.bias", (full,), 0, begin, end, self.bias.detach()[rows])
@@ -76,22 +72,17 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         super().__init__(hidden_size, parts, bias, ctx)
 
 
-class RowParallelLinear(WeightedModule):
+class RowParallelLinear(Matrix):
     """A projection cut by input columns ``begin:end``; the partial results are summed over the ranks."""
 
     def __init__(self, in_features: int, columns: tuple[int, int], out_features: int, bias: bool, ctx: StageContext):
-        super().__init__()
-        self._in_features, self._columns = in_features, columns
-        self._linear, self._pack_weight, self._tp = ctx.functions.linear, ctx.functions.pack_weight, ctx.tp
-        self.weight = empty_parameter(out_features, columns[1] - columns[0], dtype=ctx.dtype)
+        super().__init__(out_features, columns[1] - columns[0], ctx.functions.layers, ctx)
+        self._in_features, self._columns, self._tp = in_features, columns, ctx.tp
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
-        out_TD = self._tp.all_reduce(self._linear(x_TF, self.weight))
+        out_TD = self._tp.all_reduce(self._functions.linear(x_TF, self.packed))
         return out_TD if self.bias is None else out_TD + self.bias  # after the sum, so that it counts once
-
-    def pack(self) -> None:
-        self._pack_weight(self.weight)
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         yield TensorSource(

@@ -12,7 +12,7 @@ from torch import nn
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.layers.attention import Attention
 from labinfer.layers.context import StageContext
-from labinfer.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from labinfer.layers.embedding import VocabParallelEmbedding
 from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear, deal_columns
 from labinfer.layers.norm import RMSNorm
@@ -89,10 +89,11 @@ class LlamaForCausalLM(nn.Module):
         super().__init__()
         self.model = LlamaModel(config, ctx)
         self._ctx = ctx
-        if ctx.is_last:
+        if ctx.is_last and ctx.is_first and config.tied_embeddings:
+            self.lm_head = self.model.embed_tokens  # held once
+        elif ctx.is_last:
             tied = "model.embed_tokens.weight" if config.tied_embeddings else None
-            shared = self.model.embed_tokens if config.tied_embeddings and ctx.is_first else None
-            self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, ctx, tied, shared)
+            self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied)
 
     def forward(
         self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None, caches: list[LayerCache], rotary: RotaryTable
@@ -108,7 +109,7 @@ class LlamaForCausalLM(nn.Module):
 
     def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
         """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others."""
-        return self.lm_head(self.model.norm(hidden_BD)[1])
+        return self.lm_head.logits(self.model.norm(hidden_BD)[1])
 
 
 def read_llama_config(file: ConfigFile) -> ModelConfig:

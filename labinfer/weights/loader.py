@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import nn
 
 from labinfer.errors import UserError
@@ -16,25 +17,32 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 def sources_of(model: nn.Module) -> Iterator[TensorSource]:
     """What every parameter of a model needs from the checkpoint."""
-    for name, module in model.named_modules():
-        if isinstance(module, WeightedModule):
-            yield from module.sources(name)
+    for name, module in _weighted_modules(model):
+        yield from module.sources(name)
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint, on_progress: Callable[[int, int], None]) -> None:
-    """Pull each parameter's slice. ``on_progress(done, total)`` counts tensors.
+def load_weights(
+    model: nn.Module, checkpoint: Checkpoint, device: torch.device, on_progress: Callable[[int, int], None]
+) -> None:
+    """Give a model that was built on the meta device its memory, and pull each parameter's slice.
+
+    One module after another is loaded and packed: what is quantised is never held as a whole in the checkpoint's type.
+
+    Args:
+        on_progress: called with (done, total) tensors.
 
     Raises:
         UserError: a tensor is missing or has the wrong shape.
     """
-    sources = list(sources_of(model))
-    for done, source in enumerate(sources):
-        on_progress(done, len(sources))
-        checkpoint.read_into(source)
-    for module in model.modules():
-        if isinstance(module, WeightedModule):
-            module.pack()
-    on_progress(len(sources), len(sources))
+    total, done = sum(1 for _ in sources_of(model)), 0
+    for name, module in _weighted_modules(model):
+        module.to_empty(device=device, recurse=False)
+        for source in module.sources(name):
+            on_progress(done, total)
+            checkpoint.read_into(source)
+            done += 1
+        module.pack()
+    on_progress(total, total)
 
 
 def check_nothing_left_over(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: bool) -> None:
@@ -54,6 +62,16 @@ def check_nothing_left_over(whole_model: nn.Module, checkpoint: Checkpoint, tied
         )
 
 
+def pack_weights(model: nn.Module) -> None:
+    """Bring every loaded weight into the form in which functions read it."""
+    for _, module in _weighted_modules(model):
+        module.pack()
+
+
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters, shared ones counted once."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+    """Bytes of all weights, shared ones counted once; on the meta device what they would take."""
+    return sum(module.num_bytes for _, module in _weighted_modules(model))
+
+
+def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, WeightedModule))

@@ -38,7 +38,12 @@ class WeightedModule(nn.Module):
         raise NotImplementedError
 
     def pack(self) -> None:
-        """Called once the parameters are loaded: bring them into the order in which functions read them."""
+        """Called once the parameters are loaded: bring them into the form in which functions read them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What this module holds by itself."""
+        return sum(parameter.nbytes for parameter in self.parameters(recurse=False))
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:

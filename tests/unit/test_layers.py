@@ -22,7 +22,7 @@ from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.llama import LlamaDecoderLayer
-from labinfer.weights.loader import sources_of
+from labinfer.weights.loader import pack_weights, sources_of
 
 CPU = torch.device("cpu")
 
@@ -200,6 +200,7 @@ def fill(model, tensors: dict[str, torch.Tensor]) -> None:
     for source in sources_of(model):
         tensor = tensors.setdefault(source.name, torch.randn(source.shape) * 0.3)
         source.destination.copy_(tensor.narrow(source.dim, source.begin, source.end - source.begin))
+    pack_weights(model)
 
 
 def batch_of(lengths: list[int], tables: list[torch.Tensor]) -> ModelInputBatch:
@@ -225,7 +226,7 @@ def run_layer(config: ModelConfig, comm: LocalCommunicator, tensors: dict, x_TD:
     functions = default_registry().select(CPU, torch.float32)
     layer = LlamaDecoderLayer(config, 0, StageContext(tp, functions, torch.float32, 0, 1, True, True))
     fill(layer, tensors)
-    num_kv = layer.self_attn.qkv_proj.weight.shape[0] // 8 - layer.self_attn.o_proj.weight.shape[1] // 8
+    num_kv = layer.self_attn.qkv_proj.packed.shape[0] // 8 - layer.self_attn.o_proj.packed.shape[1] // 8
     cache = LayerCache(*(torch.full((16, BLOCK, num_kv // 2, 8), float("nan")) for _ in range(2)))
     blocks = [-(-n // BLOCK) for n in lengths]
     tables = list(torch.arange(sum(blocks)).flip(0).split(blocks))
@@ -295,8 +296,8 @@ def test_later_implementations_are_preferred_where_they_suit():
     ("given", "message"),
     [
         ("linear=fastest", "--functions linear=fastest: for cpu and torch.float32 there is reference"),
-        ("relu=reference", "there is no such function; there are embedding, linear"),
-        ("quick", "--functions embedding=quick: for cpu"),
+        ("relu=reference", "there is no such function; there are pack_weight, linear"),
+        ("quick", "--functions pack_weight=quick: for cpu"),
     ],
 )
 def test_implementations_nobody_knows_are_refused(given, message):

@@ -55,5 +55,5 @@ def write(directory, tensors=None, **changes):
 def load(directory, **share):
     checkpoint = Checkpoint(directory)
     model = model_of(load_config(directory), **share)
-    load_weights(model, checkpoint, lambda done, total: None)
+    load_weights(model, checkpoint, torch.device("cpu"), lambda done, total: None)
     return model, checkpoint

@@ -29,9 +29,10 @@ class CpuFunctions:
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "rotate_and_write")
         return {name: getattr(self, name) for name in (*names, "paged_attention")}
 
-    def pack_weight(self, weight_OI: torch.Tensor) -> None:
+    def pack_weight(self, weight_OI: torch.Tensor) -> torch.Tensor:
         if weight_OI.shape[1] % 2 == 0:
             self._library.pack_weight(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
+        return weight_OI
 
     def linear(self, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if weight_OI.shape[1] % 2:

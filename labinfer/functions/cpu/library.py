@@ -58,6 +58,11 @@ def load(path: Path) -> ctypes.CDLL:
     arguments = {
         "pack_weight": [pointer, size, size, count],
         "linear": [pointer] * 4 + [size] * 3 + [count],
+        "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,
+        "quantize_int4": [pointer] * 2 + [size] * 3 + [count] * 2,
+        "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 2,
+        "linear_int4": [pointer] * 4 + [size] * 4 + [count] * 2,
+        "embedding_int8": [pointer] * 4 + [size] * 4 + [count] * 2,
         "embedding": [pointer] * 3 + [size] * 4 + [count],
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real, count],
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],

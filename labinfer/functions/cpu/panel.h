@@ -10,9 +10,6 @@
 
 namespace {
 
-constexpr int PANEL = 2 * WIDTH;    // outputs that are computed together
-constexpr int64_t AHEAD = 2048;     // bytes that are fetched ahead of a stream: the hardware alone does not look so far
-
 // Weights are held in panels of 32 outputs: for each pair of inputs the 32 pairs of weights one after another, so that a
 // step of the inner loop reads one straight stream. The last rows, fewer than a panel, stay as they were.
 

@@ -10,6 +10,8 @@ namespace {
 
 using bf16 = uint16_t;
 constexpr int WIDTH = 16;           // floats in a vector
+constexpr int PANEL = 2 * WIDTH;    // outputs of a product that are computed together
+constexpr int64_t AHEAD = 2048;     // bytes that are fetched ahead of a stream: the hardware alone does not look so far
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
@@ -51,6 +53,16 @@ inline halves narrow(floats value) {
 }
 
 inline floats same(float value) { return value - floats{}; }
+
+// Numbers of either type, as floats.
+inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
+inline floats load_floats(const float* from) { return load<floats>(from); }
+inline void store_floats(bf16* to, floats value) { store(to, narrow(value)); }
+inline void store_floats(float* to, floats value) { store(to, value); }
+inline float as_float(bf16 value) { return widen(value); }
+inline float as_float(float value) { return value; }
+inline void set(bf16& to, float value) { to = narrow(value); }
+inline void set(float& to, float value) { to = value; }
 
 // Each number in the place of the one whose index differs by STEP's bit.
 template <int STEP>

@@ -11,8 +11,9 @@ def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | N
     return F.linear(x_TI, weight_OI, bias_O)
 
 
-def pack_weight(weight_OI: torch.Tensor) -> None:
-    """Put a loaded weight into the order in which ``linear`` and ``embedding`` read it, where it stands."""
+def pack_weight(weight_OI: torch.Tensor) -> torch.Tensor:
+    """A loaded weight as ``linear`` and ``embedding`` read it; the loaded one is given up."""
+    return weight_OI
 
 
 def embedding(token_ids_T: torch.Tensor, table_VD: torch.Tensor, first: int) -> torch.Tensor:

@@ -1,0 +1,83 @@
+// The inner loops of products in small whole numbers: 32 outputs for a few rows, 4 inputs at a time.
+#pragma once
+
+#include <utility>
+#ifdef __AVX512VNNI__
+#include <immintrin.h>
+#endif
+
+#include "vectors.h"
+
+namespace {
+
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+
+// total + the four products of each lane's unsigned bytes with the four signed bytes of x.
+inline ints dot4(ints total, words weight, int32_t x) {
+#ifdef __AVX512VNNI__
+  return (ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weight, _mm512_set1_epi32(x));
+#else
+  for (int i = 0; i < 4; ++i) total += (ints)(weight >> (8 * i) & 0xff) * int32_t(int8_t(x >> (8 * i)));
+  return total;
+#endif
+}
+
+// Panels of 32 outputs: for each 4 inputs the 4 bytes of every output. out (ROWS, 32) = start of a row + its products.
+template <int ROWS>
+inline void panel_int8(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t quads, const int32_t* start,
+                       float* out) {
+  ints low[ROWS], high[ROWS];
+  for (int row = 0; row < ROWS; ++row) low[row] = high[row] = start[row] - ints{};
+  for (int64_t quad = 0; quad < quads; ++quad) {
+    const uint8_t* at = weight + quad * 4 * PANEL;
+    words first = load<words>(at), second = load<words>(at + 4 * WIDTH);
+    __builtin_prefetch(at + AHEAD);
+    __builtin_prefetch(at + AHEAD + 64);
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; ++row) {
+      int32_t input = load<int32_t>(x + row * stride + 4 * quad);
+      low[row] = dot4(low[row], first, input);
+      high[row] = dot4(high[row], second, input);
+    }
+  }
+  for (int row = 0; row < ROWS; ++row) {
+    store(out + row * PANEL, __builtin_convertvector(low[row], floats));
+    store(out + row * PANEL + WIDTH, __builtin_convertvector(high[row], floats));
+  }
+}
+
+// Panels of 32 outputs: for each group of inputs 32 scales in bfloat16, then for each 8 inputs 4 bytes of every output,
+// the first four inputs in their low halves. start (ROWS, groups): as above, for each group.
+template <int ROWS>
+inline void panel_int4(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
+                       const int32_t* start, float* out) {
+  for (int i = 0; i < 2 * ROWS; ++i) store(out + i * WIDTH, floats{});
+  for (int64_t number = 0; number < groups; ++number) {
+    floats low_scale = widen(load<halves>(weight)), high_scale = widen(load<halves>(weight + 2 * WIDTH));
+    weight += 2 * PANEL;
+    ints low[ROWS], high[ROWS];
+    for (int row = 0; row < ROWS; ++row) low[row] = high[row] = start[row * groups + number] - ints{};
+    for (int64_t input = 0; input < group; input += 8, weight += 4 * PANEL) {
+      words first = load<words>(weight), second = load<words>(weight + 4 * WIDTH);
+      words even_first = first & 0x0f0f0f0f, even_second = second & 0x0f0f0f0f;
+      words odd_first = first >> 4 & 0x0f0f0f0f, odd_second = second >> 4 & 0x0f0f0f0f;
+      __builtin_prefetch(weight + AHEAD);
+      __builtin_prefetch(weight + AHEAD + 64);
+#pragma GCC unroll 16
+      for (int row = 0; row < ROWS; ++row) {
+        const int8_t* at = x + row * stride + input;
+        int32_t even = load<int32_t>(at), odd = load<int32_t>(at + 4);
+        low[row] = dot4(dot4(low[row], even_first, even), odd_first, odd);
+        high[row] = dot4(dot4(high[row], even_second, even), odd_second, odd);
+      }
+    }
+    x += group;
+    for (int row = 0; row < ROWS; ++row) {
+      float* to = out + row * PANEL;
+      store(to, load<floats>(to) + __builtin_convertvector(low[row], floats) * low_scale);
+      store(to + WIDTH, load<floats>(to + WIDTH) + __builtin_convertvector(high[row], floats) * high_scale);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,122 @@
+"""The registry's functions over the compiled ones, for weights in 8 and 4 bits; activations in bfloat16 or float32."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from labinfer.functions.weights import QuantizedWeight
+
+PANEL = 32
+"""Outputs that are held together."""
+QUAD = 4
+"""Inputs that are multiplied at once."""
+SCALE_BYTES = 2
+
+
+class CpuQuantized:
+    """Products with quantised weights; see ``reference.quantized`` for what they mean.
+
+    Args:
+        library: see ``library.load``.
+    """
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+
+    def implementations(self, group: int) -> dict[str, tuple[Callable, ...]]:
+        """Of how to pack, multiply and look up, by quantisation; ``group`` inputs share a scale in int4."""
+        return {
+            "int8": (self.quantize_int8, self.linear_int8, self.embedding_int8),
+            "int4": (partial(self.quantize_int4, group=group), self.linear_int4),
+        }
+
+    def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:
+        outputs, inputs = weight_OI.shape
+        rows = _up_to(outputs, PANEL)
+        data = weight_OI.new_empty(rows * _up_to(inputs, QUAD), dtype=torch.uint8)
+        scales_O = weight_OI.new_empty(rows, dtype=torch.float32)
+        self._library.quantize_int8(
+            weight_OI.data_ptr(),
+            data.data_ptr(),
+            scales_O.data_ptr(),
+            outputs,
+            inputs,
+            _wide(weight_OI),
+            torch.get_num_threads(),
+        )
+        return QuantizedWeight(data, scales_O, outputs, inputs, weight_OI.dtype)
+
+    def quantize_int4(self, weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
+        outputs, inputs = weight_OI.shape
+        groups = _up_to(inputs, group) // group
+        data = weight_OI.new_empty(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2), dtype=torch.uint8)
+        self._library.quantize_int4(
+            weight_OI.data_ptr(), data.data_ptr(), outputs, inputs, group, _wide(weight_OI), torch.get_num_threads()
+        )
+        return QuantizedWeight(data, data.new_empty(0), outputs, inputs, weight_OI.dtype, group)
+
+    def linear_int8(
+        self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x_TI = x_TI.contiguous()
+        out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
+        self._library.linear_int8(
+            x_TI.data_ptr(),
+            weight.data.data_ptr(),
+            weight.scales.data_ptr(),
+            None if bias_O is None else bias_O.data_ptr(),
+            out_TO.data_ptr(),
+            x_TI.shape[0],
+            weight.outputs,
+            weight.inputs,
+            _wide(x_TI),
+            torch.get_num_threads(),
+        )
+        return out_TO
+
+    def linear_int4(
+        self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x_TI = x_TI.contiguous()
+        out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
+        self._library.linear_int4(
+            x_TI.data_ptr(),
+            weight.data.data_ptr(),
+            None if bias_O is None else bias_O.data_ptr(),
+            out_TO.data_ptr(),
+            x_TI.shape[0],
+            weight.outputs,
+            weight.inputs,
+            weight.group,
+            _wide(x_TI),
+            torch.get_num_threads(),
+        )
+        return out_TO
+
+    def embedding_int8(self, token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
+        out_TD = table.scales.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype)
+        self._library.embedding_int8(
+            token_ids_T.data_ptr(),
+            table.data.data_ptr(),
+            table.scales.data_ptr(),
+            out_TD.data_ptr(),
+            token_ids_T.shape[0],
+            table.outputs,
+            table.inputs,
+            first,
+            _wide(out_TD),
+            torch.get_num_threads(),
+        )
+        return out_TD
+
+
+def _up_to(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _wide(tensor: torch.Tensor) -> int:
+    return int(tensor.dtype == torch.float32)

@@ -1,0 +1,81 @@
+"""Products with weights in 8 or 4 bits, and inputs in 8.
+
+A weight is its whole number times a scale: one for each output in int8, one for each group of inputs of an output in
+int4 (as GPTQ has it: Frantar et al. 2022, arXiv:2210.17323). Inputs are rounded to 8 bits as they come, with a scale for
+each row (Dettmers et al. 2022, arXiv:2208.07339), so that the products are of whole numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from labinfer.functions.weights import QuantizedWeight
+
+LARGEST_8 = 127
+LOWEST_4, HIGHEST_4 = -8, 7
+STEPS_4 = tuple(-8.0 + 0.25 * step for step in range(9))
+"""What the largest weight of a group may be rounded to: the others may be nearer for it."""
+
+
+def quantize_int8(weight_OI: torch.Tensor) -> QuantizedWeight:
+    """Whole numbers from -127 to 127; the largest weight of each output is one of these."""
+    data_OI, scales_O1 = _rounded(weight_OI.float())
+    return QuantizedWeight(data_OI.to(torch.int8), scales_O1.squeeze(1), *weight_OI.shape, weight_OI.dtype)
+
+
+def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
+    """Whole numbers from -8 to 7; of some scales the one with the least squared error is each group's, in bfloat16.
+
+    Two neighbouring inputs share a byte; inputs are filled up to whole groups.
+    """
+    outputs, inputs = weight_OI.shape
+    wide = F.pad(weight_OI.float(), (0, -inputs % group)).view(outputs, -1, group)
+    extreme = wide.gather(2, wide.abs().argmax(2, keepdim=True))
+    best = torch.zeros_like(extreme)
+    least = torch.full_like(extreme, float("inf"))
+    for step in STEPS_4:
+        scale = (extreme / step).bfloat16().float()
+        error = (wide - scale * _whole(wide, scale)).square().sum(2, keepdim=True)
+        best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
+    unsigned = (_whole(wide, best) - LOWEST_4).to(torch.uint8).view(outputs, -1)
+    data = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
+    return QuantizedWeight(data, best.squeeze(2).bfloat16(), outputs, inputs, weight_OI.dtype, group)
+
+
+def dequantize(weight: QuantizedWeight) -> torch.Tensor:
+    """The matrix it stands for, (O, I) float32."""
+    if not weight.group:
+        return weight.data.float() * weight.scales.unsqueeze(1)
+    whole = torch.stack([weight.data & 15, weight.data >> 4], dim=2).view(weight.outputs, -1, weight.group)
+    wide = (whole.float() + LOWEST_4) * weight.scales.float().unsqueeze(2)
+    return wide.view(weight.outputs, -1)[:, : weight.inputs]
+
+
+def linear(x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """``rounded(x) @ dequantized(weight).T + bias``: (T, I) → (T, O) in x's type."""
+    data_TI, scales_T1 = _rounded(x_TI.float())
+    out_TO = F.linear(data_TI, dequantize(weight)) * scales_T1
+    return (out_TO if bias_O is None else out_TO + bias_O.float()).to(x_TI.dtype)
+
+
+def embedding(token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
+    """Rows of an int8 vocabulary slice that begins at id ``first``: (T,) → (T, D); ids outside the slice give zeros."""
+    local_T = token_ids_T - first
+    outside_T = (local_T < 0) | (local_T >= table.outputs)
+    local_T = local_T.clamp(0, table.outputs - 1)
+    rows_TD = (table.data[local_T].float() * table.scales[local_T].unsqueeze(1)).to(table.dtype)
+    return rows_TD.masked_fill_(outside_T.unsqueeze(1), 0)
+
+
+def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers, as floats, and each row's scale. What is rounded is the exact product, as that of an FMA is."""
+    peaks = rows.abs().amax(1, keepdim=True)
+    factors = torch.full_like(peaks, LARGEST_8) / peaks  # divided once: a number over a tensor is a reciprocal, rounded
+    factors = torch.where(peaks > 0, factors, torch.zeros(()).to(peaks))
+    return (rows.double() * factors.double()).round().float(), peaks / LARGEST_8
+
+
+def _whole(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    safe = torch.where(scales == 0, torch.ones(()).to(scales), scales)
+    return (values / safe).round().clamp(LOWEST_4, HIGHEST_4)
