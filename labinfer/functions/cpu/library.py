@@ -67,8 +67,7 @@ def load(path: Path) -> ctypes.CDLL:
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real, count],
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
         "rotate_and_write": [pointer] * 7 + [size] * 4 + [count],
-        "attend_many": [pointer] * 6 + [size] * 6 + [real, size, count],
-        "attend_one": [pointer] * 4 + [size] + [pointer] * 3 + [size] * 5 + [real, size, count],
+        "attend": [pointer] * 9 + [size] * 5 + [real, size, count],
     }
     for name, types in arguments.items():
         function = getattr(library, name)
