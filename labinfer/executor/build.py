@@ -29,6 +29,7 @@ from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
 from labinfer.plan import Command, StepTimes, WorkerStats
+from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_nothing_left_over, load_weights
@@ -124,6 +125,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
             capacity.num_host_blocks,
         )
         rotary = RotaryTable(config.head_size, config.rope, config.max_position, capacity.max_model_len, dtype, device)
+    keep_freed_memory()
     runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size)
     times = None
     if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from collections.abc import Sequence
@@ -11,6 +12,10 @@ import msgspec
 import torch
 
 from labinfer.errors import UserError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's malloc.h."""
+LARGEST_KEPT = 1 << 30
 
 
 class RankInfo(msgspec.Struct, frozen=True):
@@ -142,3 +147,15 @@ def peak_memory(device: torch.device) -> int:
     """Bytes this rank has held at most: resident memory, plus what an accelerator had allocated."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return resident if device.type == "cpu" else resident + torch.accelerator.max_memory_allocated(device)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what a step frees for the next one, instead of giving it back to the system.
+
+    The activations of a large batch would else be mapped anew in every layer, at the cost of a fault for each of their
+    pages. Only glibc can be told (mallopt(3)); others do as they do.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)

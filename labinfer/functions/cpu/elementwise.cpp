@@ -45,7 +45,8 @@ void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, 
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH) {
       floats value = widen(load<halves>(gate + i));
-      value = widen(narrow(value / (1.0f + exponential(-value))));
+      floats power = value * -1.44269504f;  // log2(e)
+      value = widen(narrow(value / (1.0f + power_of_two(power > 126.0f ? same(126.0f) : power))));
       store(to + i, narrow(value * widen(load<halves>(up + i))));
     }
     for (; i < size; ++i) {
@@ -67,7 +68,13 @@ void rotate_and_write(const bf16* qkv, const bf16* cosine, const bf16* sine, con
     bf16* keys = k_cache + slots[token] * kv_heads * size;
     for (int64_t head = 0; head < heads + kv_heads; ++head, from += size) {
       bf16* to = head < heads ? q + (token * heads + head) * size : keys + (head - heads) * size;
-      for (int64_t i = 0; i < half; ++i) {
+      int64_t i = 0;
+      for (; i + WIDTH <= half; i += WIDTH) {
+        floats low = load_floats(from + i), high = load_floats(from + i + half);
+        store_floats(to + i, low * load_floats(cos + i) - high * load_floats(sin + i));
+        store_floats(to + i + half, high * load_floats(cos + i + half) + low * load_floats(sin + i + half));
+      }
+      for (; i < half; ++i) {
         float low = widen(from[i]), high = widen(from[i + half]);
         to[i] = narrow(low * widen(cos[i]) - high * widen(sin[i]));
         to[i + half] = narrow(high * widen(cos[i + half]) + low * widen(sin[i + half]));

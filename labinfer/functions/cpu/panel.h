@@ -2,9 +2,6 @@
 #pragma once
 
 #include <utility>
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
 
 #include "vectors.h"
 

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -46,6 +49,9 @@ inline bf16 narrow(float value) {  // to the nearest, ties to even, as torch doe
 inline floats widen(halves value) { return (floats)(__builtin_convertvector(value, words) << 16); }
 
 inline halves narrow(floats value) {
+#ifdef __AVX512BF16__  // numbers too small for a normal float become 0
+  return (halves)_mm512_cvtneps_pbh((__m512)value);
+#endif
   words bits = (words)value;
   words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   words nan = (words)((bits & 0x7fffffff) > 0x7f800000);
@@ -104,23 +110,6 @@ inline float largest(floats value) {
   float found = value[0];
   for (int i = 1; i < WIDTH; ++i) found = std::max(found, value[i]);
   return found;
-}
-
-// e to the power of x, to about one unit in the last place, between the powers that a float can hold.
-inline floats exponential(floats x) {
-  x = x < -87.3f ? same(-87.3f) : x > 88.0f ? same(88.0f) : x;
-  floats scaled = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
-  words power = (words)scaled << 23;
-  floats whole = scaled - 12582912.0f;
-  floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  floats value = same(1.9875691500e-4f);
-  value = value * rest + 1.3981999507e-3f;
-  value = value * rest + 8.3334519073e-3f;
-  value = value * rest + 4.1665795894e-2f;
-  value = value * rest + 1.6666665459e-1f;
-  value = value * rest + 5.0000001201e-1f;
-  value = value * rest * rest + rest + 1.0f;
-  return (floats)((words)value + power);
 }
 
 // 2 to the power of x, to 3 parts in a million; nothing below the smallest that a float can hold.
