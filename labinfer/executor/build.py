@@ -28,6 +28,7 @@ from labinfer.functions.registry import default_registry, parse_wanted
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
+from labinfer.native import compiler
 from labinfer.plan import Command, StepTimes, WorkerStats
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
@@ -181,8 +182,8 @@ def _compiled_functions(group: RankGroup, device: torch.device, dtype: torch.dty
 
 def _build_or_say() -> Path | None:
     try:
-        return library.build(Path.home() / ".cache" / "labinfer")
-    except (library.NoCompiler, RuntimeError) as error:  # RuntimeError: nobody's home directory
+        return library.build(compiler.default_cache())
+    except compiler.NoCompiler as error:
         logger.warning("%s; torch's functions are used, which are slower", error)
         return None
 
