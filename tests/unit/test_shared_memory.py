@@ -51,13 +51,14 @@ def test_every_call_over_threads(size):
 def test_the_barriers_hold_on_processors_that_reorder(tmp_path):
     """ThreadSanitizer finds every access that C++ does not promise to be in order, also where this processor keeps it."""
     driver, program = Path(__file__).with_name("shared_memory_threads.cpp"), tmp_path / "threads"
-    built = subprocess.run(
-        ["g++", "-O1", "-std=c++17", "-fsanitize=thread", str(driver), "-o", str(program)], capture_output=True
-    )
-    if built.returncode:
-        pytest.skip("g++ has no ThreadSanitizer")
+    found = next(filter(None, map(shutil.which, compiler.COMPILERS)))
+    flags = ["-O1", "-std=c++17", "-fsanitize=thread", "-pthread"]
+    if subprocess.run([found, *flags, str(driver), "-o", str(program)], capture_output=True).returncode:
+        pytest.skip(f"{found} has no ThreadSanitizer")
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, env=environment)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("this kernel lays out memory as its ThreadSanitizer does not expect")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[:2000]
 
 
