@@ -70,7 +70,7 @@ size: ## list files over 400 lines
 
 bench: bench-comm bench-schedules bench-policies bench-engine bench-workloads ## measure this machine
 
-bench-comm: $(VENV)/.setup ## latency and bandwidth between two ranks, over MPI and gloo
+bench-comm: $(VENV)/.setup ## latency and bandwidth between two ranks, over MPI, gloo and shared memory
 	mpirun -n 2 $(BIN)/python launch.py bench comm
 	torchrun --nproc-per-node 2 launch.py bench comm
 

@@ -90,7 +90,8 @@ class ParallelOptions:
     )
     transport: str = option(
         "auto",
-        "how bytes move between ranks: MPI, or torch.distributed (auto: MPI under an MPI launcher on CPUs)",
+        "how bytes move between ranks: MPI, or torch.distributed (auto: MPI under an MPI launcher on CPUs; and sums of "
+        "tensor-parallel CPUs through memory they share)",
         choices=TRANSPORTS,
     )
 

@@ -9,10 +9,10 @@ import pytest
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.functions.cpu import library
+from labinfer.native import compiler
 
 pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, library.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
+    not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
 PARAMS = SamplingParams(max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
 

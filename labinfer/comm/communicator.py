@@ -1,7 +1,8 @@
 """What every transport offers: a group of ranks that exchange tensors.
 
-Three implementations: ``MpiCommunicator``, ``TorchCommunicator`` and ``LocalCommunicator`` (threads of one
-process; also the communicator of a group of one). ``docs/structure.md`` says which is used when.
+Three transports: ``MpiCommunicator``, ``TorchCommunicator`` and ``LocalCommunicator`` (threads of one process; also the
+communicator of a group of one). ``SharedMemoryCommunicator`` adds to any of them what ranks of one machine do faster.
+``docs/structure.md`` says which is used when.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Communicator(ABC):
     """This process among the group."""
     size: int
     name: str
-    """Transport, for tables: ``mpi``, ``gloo``, ``nccl``, ``local``."""
+    """Transport, for tables: ``mpi``, ``gloo``, ``nccl``, ``local``, ``shared memory``."""
     progress: Progress
     members: str
     """Who they are, for errors: ``ranks 0-3``."""

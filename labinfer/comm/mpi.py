@@ -1,19 +1,17 @@
 """MPI through mpi4py's upper-case calls: buffers only, nothing is pickled.
 
-MPI libraries spin inside blocking calls. Every wait here is a loop around ``Test`` that gives the core away, at first
-by yielding (another rank of this machine can run), later by sleeping (an idle rank costs next to nothing).
+MPI libraries spin inside blocking calls. Every wait here polls ``Test`` instead, giving the core away.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
 
 import mpi4py
 import torch
 
 from labinfer.comm.communicator import Communicator, Handle, name_ranks
+from labinfer.comm.polling import wait_until
 from labinfer.comm.progress import Progress
 from labinfer.errors import PeerLost, UserError
 
@@ -22,12 +20,6 @@ mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
 DATA_TAG = 1
-YIELD_SECONDS = 0.02
-"""How long a wait only yields before it begins to sleep; a step of a small model takes less."""
-YIELD_SECONDS_OVERSUBSCRIBED = 0.0002
-SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3
-"""Sleeps grow from one to the other; the longest bounds what waking up adds to the first token after a pause."""
-
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -51,22 +43,8 @@ class MpiHandle(Handle):
         return True
 
     def wait(self, what: str, timeout: float | None = None) -> None:
-        if self.done():
-            return
-        limit = self._progress.timeout if timeout is None else timeout
-        yield_seconds = YIELD_SECONDS_OVERSUBSCRIBED if self._progress.oversubscribed else YIELD_SECONDS
-        pause = SHORTEST_SLEEP
-        begin = time.monotonic()
-        with self._progress.waiting(what):
-            while not self.done():
-                waited = time.monotonic() - begin
-                if waited > limit:
-                    raise self._progress.timed_out(what, limit)
-                if waited < yield_seconds:
-                    os.sched_yield()
-                else:
-                    time.sleep(pause)
-                    pause = min(pause * 1.1, LONGEST_SLEEP)
+        if not self.done():
+            wait_until(self.done, what, self._progress, timeout)
 
 
 class MpiCommunicator(Communicator):

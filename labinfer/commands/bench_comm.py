@@ -1,7 +1,8 @@
 """``launch.py bench comm``: what moving bytes costs on these ranks, by size and transport.
 
 Measures the calls that a run makes: the all-reduce of a layer, the gather of logits, activations to the next rank,
-commands from rank 0. Under mpirun that is MPI; under torchrun, gloo (or the accelerator's library).
+commands from rank 0. Under mpirun that is MPI; under torchrun, gloo (or the accelerator's library). Ranks of one machine
+also sum and gather through the memory that they share.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
+from labinfer.comm.shared_memory import share_memory
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus, UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
@@ -46,24 +48,28 @@ def run(session: Session) -> int:
     everyone = [range(group.size)]
     device = devices[group.rank]
     comm = group.comm.split(everyone, [device.type])
+    shared = share_memory(comm) if device.type == "cpu" else comm
     channel = ControlChannel(group.comm.split(everyone), Note, Note)
     rows = []
     for size in SIZES:
         data = torch.zeros(size // 4, dtype=torch.float32, device=device)
-        cases: list[tuple[str, Callable[[], None]]] = [
-            ("all-reduce", lambda data=data: comm.all_reduce(data)),
-            ("gather", lambda data=data: comm.gather(data, [data.numel()] * comm.size)),
-            ("send (one way)", lambda data=data: _ping_pong(comm, data)),
-            ("command to all", lambda size=size: _command(channel, comm.rank, size)),
+        cases: list[tuple[str, str, Callable[[], None]]] = [
+            ("send (one way)", comm.name, lambda data=data: _ping_pong(comm, data)),
+            ("command to all", comm.name, lambda size=size: _command(channel, comm.rank, size)),
         ]
-        for name, call in cases:
+        for user in dict.fromkeys((comm, shared)):
+            cases += [
+                ("all-reduce", user.name, lambda data=data, user=user: user.all_reduce(data)),
+                ("gather", user.name, lambda data=data, user=user: user.gather(data, [data.numel()] * user.size)),
+            ]
+        for name, transport, call in cases:
             seconds = _median_time(call, comm)
             if name.startswith("send"):
                 seconds /= 2
             rows.append(
-                (name, comm.name, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3))
+                (name, transport, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3))
             )
-    rows.sort(key=lambda row: row[0])
+    rows.sort(key=lambda row: row[:2])
     if group.rank == 0:
         table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
         OutputFile(STANDARD).write(table + "\n")

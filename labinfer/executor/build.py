@@ -15,6 +15,7 @@ import torch
 
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
@@ -28,6 +29,7 @@ from labinfer.functions.registry import parse_wanted
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
+from labinfer.native import compiler
 from labinfer.plan import Command, StepTimes, WorkerStats
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
@@ -92,7 +94,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
     place = layout.topology.place(group.rank)
     group.progress.label = str(place)
     topology, device = layout.topology, layout.devices[group.rank]
-    tp, control, pipeline = _connect(group, layout, place)
+    tp, control, pipeline = _connect(group, layout, place, may_share=options.parallel.transport == "auto")
 
     with group.together():
         checkpoint = Checkpoint(directory)
@@ -147,13 +149,16 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
 
 
 def _connect(
-    group: RankGroup, layout: Layout, place: Place
+    group: RankGroup, layout: Layout, place: Place, may_share: bool
 ) -> tuple[TensorParallelCommunicator, ControlChannel, PipelineCommunicator | None]:
-    """A communicator for each purpose; collective."""
+    """A communicator for each purpose; collective. ``may_share``: also through memory, not over the transport alone."""
     topology = layout.topology
     everyone = range(group.size)
     stages = [topology.ranks_of(stage) for stage in range(topology.num_stages)]
-    tp = TensorParallelCommunicator(group.comm.split(stages, [layout.carrier(r, group.everyone) for r in stages]))
+    tp_comm = group.comm.split(stages, [layout.carrier(r, group.everyone) for r in stages])
+    if may_share and all(layout.devices[rank].type == "cpu" for rank in stages[place.stage]):
+        tp_comm = share_memory(tp_comm)
+    tp = TensorParallelCommunicator(tp_comm)
     control = ControlChannel(group.comm.split([everyone]), Command, WorkerStats)
     if topology.num_stages == 1:
         return tp, control, None
@@ -186,8 +191,8 @@ def _compiled_functions(
 
 def _build_or_say() -> Path | None:
     try:
-        return library.build(Path.home() / ".cache" / "labinfer")
-    except (library.NoCompiler, RuntimeError) as error:  # RuntimeError: nobody's home directory
+        return library.build(compiler.default_cache())
+    except compiler.NoCompiler as error:
         logger.warning("%s; torch's functions are used, which are slower", error)
         return None
 

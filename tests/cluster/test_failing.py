@@ -59,6 +59,18 @@ def test_a_wait_that_takes_too_long_names_rank_stage_step_and_peer(launcher, mod
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("fault", ["hang", "kill"])
+def test_a_tensor_parallel_rank_that_fails_ends_the_others_where_they_wait_for_its_sum(fault, launcher, model, job):
+    env = {"FAULT": fault, "FAULT_RANK": "1", "FAULT_STEP": "4"}
+    done = run(launcher, 2, FAULTY, "--model", model, *job, "-tp", "2", "--timeout", "2", timeout=60, **env)
+    assert done.returncode != 0
+    if fault == "hang":
+        awaited = "rank 0 (stage 0, tp 0) waited 2 s (step 4) for the part of rank 1 (stage 0, tp 1) in the sum over"
+        assert any(awaited in line for line in done.our_errors), done.text
+        assert "rank 1 (stage 0, tp 1): step 3, waiting for nobody" in done.own_stderr, "the culprit is not named"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_with_what_was_finished_written(signum, launcher, model, job):
     process = start(command(launcher, 2, LAUNCH, "--model", model, *job, "-pp", "2"))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from labinfer.comm.shared_memory import share_memory
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
-SIZES = (1, 7, 1000, 100_003)
+SIZES = (0, 1, 7, 1000, 100_003)
 
 
-@pytest.fixture
-def comm(group):
-    return group.comm.split([range(group.size)])
+@pytest.fixture(params=["transport alone", "shared memory"])
+def comm(request, group):
+    comm = group.comm.split([range(group.size)])
+    return comm if request.param == "transport alone" else share_memory(comm)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,11 +12,12 @@ from labinfer.functions.cpu import library
 from labinfer.functions.cpu.bfloat16 import CpuFunctions
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention, elementwise, linear
+from labinfer.native import compiler
 
 CPU = torch.device("cpu")
 BLOCK = 4
 pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, library.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
+    not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
 
 
@@ -165,26 +166,3 @@ def test_the_keys_of_few_sequences_are_dealt_over_threads(cpu, context, window, 
     got = cpu.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
     torch.set_num_threads(before)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
-
-
-def test_a_library_is_built_once_and_another_source_makes_another(tmp_path, monkeypatch):
-    path = library.build(tmp_path)
-    changed = path.stat().st_mtime_ns
-    assert library.build(tmp_path) == path and path.stat().st_mtime_ns == changed
-    other = tmp_path / "sources"
-    shutil.copytree(library.SOURCES, other)
-    with (other / "panel.h").open("a") as header:
-        header.write("// changed\n")
-    monkeypatch.setattr(library, "SOURCES", other)
-    assert library.build(tmp_path) != path
-    assert sorted(found.suffix for found in tmp_path.iterdir()) == ["", ".so", ".so"]  # nothing unfinished is left
-
-
-def test_why_it_cannot_be_built_is_said(tmp_path, monkeypatch):
-    (tmp_path / "broken.cpp").write_text("int main( {")
-    monkeypatch.setattr(library, "SOURCES", tmp_path)
-    with pytest.raises(library.NoCompiler, match="failed: .*error"):
-        library.build(tmp_path / "cache")
-    monkeypatch.setattr(library, "COMPILERS", ("no-such-compiler",))
-    with pytest.raises(library.NoCompiler, match=r"there is no C\+\+ compiler \(no-such-compiler\)"):
-        library.build(tmp_path / "cache")

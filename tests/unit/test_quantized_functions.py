@@ -11,13 +11,14 @@ from labinfer.functions.cpu import library
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.reference import quantized
 from labinfer.functions.registry import default_registry
+from labinfer.native import compiler
 
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float32)
 SIZES = [(32, 16), (64, 128), (31, 6), (70, 130), (33, 257), (1, 1), (100, 7)]
 TOKENS = (1, 2, 12, 13, 14, 40)
 compiled = pytest.mark.skipif(
-    not any(map(shutil.which, library.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
+    not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
 
 

@@ -1,54 +1,22 @@
-"""The compiled functions of this folder's C++ files: built once for each machine, loaded through ctypes."""
+"""The compiled functions of this folder's C++ files, loaded through ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
+from labinfer.native import compiler
+
 SOURCES = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
-COMPILERS = ("g++", "c++", "clang++")
-TIME_LIMIT = 120
-
-
-class NoCompiler(Exception):
-    """The functions could not be compiled; the text says why."""
 
 
 def build(cache: Path) -> Path:
     """The library for this machine in ``cache``, compiled if it is not there yet.
 
-    The file's name says what it depends on: the source, the flags, the compiler and the processor. It appears under that
-    name when it is complete, so several processes may build at once.
-
     Raises:
         NoCompiler: there is none, or it failed.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise NoCompiler(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-    path = cache / f"kernels-{_fingerprint(compiler)}.so"
-    if path.exists():
-        return path
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as directory:
-            unfinished = Path(directory) / path.name
-            command = [compiler, *FLAGS, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
-            if done.returncode:
-                reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-                raise NoCompiler(f"{compiler} failed: {reason:.300}")
-            os.replace(unfinished, path)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoCompiler(f"{compiler}: {error}") from None
-    return path
+    return compiler.build("kernels", SOURCES, cache, ["-fopenmp"])
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -73,22 +41,3 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     return library
-
-
-def _fingerprint(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    digest = hashlib.blake2b(digest_size=8)
-    sources = [path.read_text(encoding="utf-8") for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
-    for part in (*sources, " ".join(FLAGS), version, _processor()):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
-
-
-def _processor() -> str:
-    """Its model and what it can do: a home directory may be shared by different machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))

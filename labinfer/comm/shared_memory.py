@@ -1,0 +1,215 @@
+"""Sums and gathers over memory that the ranks of one machine share; everything else goes over their transport.
+
+A decoding step does two small all-reduces for each layer. Here one costs little more than what the processors need to
+show each other a cache line (``docs/decisions/0011``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from mmap import mmap
+from pathlib import Path
+
+import msgspec
+import torch
+
+from labinfer.comm.communicator import Communicator, Handle
+from labinfer.comm.polling import wait_until
+from labinfer.comm.segment import SegmentAddress, create_segment, open_segment
+from labinfer.native import compiler
+
+logger = logging.getLogger(__name__)
+
+SLOT_BYTES = 512 * 1024
+"""What a rank shows at a time; two of these a rank stay in the cache. Larger tensors go in pieces."""
+COUNTER_BYTES = 128
+PATIENCE_NANOSECONDS = 100_000
+"""How long a wait may stay inside the library: ranks that compute alike arrive within less."""
+
+
+class Member(ctypes.Structure):
+    """One rank's view of the segment; ``shared_memory.cpp`` has the same fields."""
+
+    _fields_ = [
+        ("counters", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("slot_bytes", ctypes.c_int64),
+        ("arrivals", ctypes.c_uint64),
+        ("operations", ctypes.c_uint64),
+        ("phase", ctypes.c_int64),
+    ]
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What ranks tell each other before they share memory."""
+
+    label: str
+    address: SegmentAddress | None = None
+    complaint: str = ""
+
+
+class SharedMemoryCommunicator(Communicator):
+    """A group with a shared segment; ``share_memory`` makes it. A wait that times out ends the run, as over gloo.
+
+    Args:
+        carrier: the same group's transport.
+        segment: zero bytes at first, mapped by all ranks.
+        labels: how to name each rank in errors.
+    """
+
+    name = "shared memory"
+
+    def __init__(self, carrier: Communicator, library: ctypes.CDLL, segment: mmap, labels: Sequence[str]):
+        self._carrier = carrier
+        self.rank, self.size = carrier.rank, carrier.size
+        self.progress, self.members = carrier.progress, carrier.members
+        self._labels = tuple(labels)
+        memory = torch.frombuffer(segment, dtype=torch.uint8)
+        counters = COUNTER_BYTES * self.size
+        self._slots = memory[counters:].view(2, self.size, SLOT_BYTES)
+        self._member = Member(memory.data_ptr(), self._slots.data_ptr(), self.rank, self.size, SLOT_BYTES)
+        self._exchange = library.exchange
+        self._sums = {torch.float32: library.all_reduce_float32, torch.bfloat16: library.all_reduce_bfloat16}
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.float16:
+            return tensor.copy_(self.all_reduce(tensor.float()))
+        if tensor.dtype not in self._sums or tensor.device.type != "cpu":
+            return self._carrier.all_reduce(tensor)
+        if not tensor.is_contiguous():
+            return tensor.copy_(self.all_reduce(tensor.contiguous()))
+        begin, width = tensor.data_ptr(), tensor.itemsize
+        most, count = SLOT_BYTES // width, tensor.numel()
+        for done in range(0, count, most):
+            self._run(self._sums[tensor.dtype], begin + done * width, min(most, count - done), "the sum")
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        if tensor.device.type != "cpu":
+            return self._carrier.all_gather(tensor)
+        mine = tensor.contiguous()
+        parts = [mine.clone() if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
+        self._show(mine, max(part.nbytes for part in parts), parts)
+        return parts
+
+    def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:
+        if tensor.device.type != "cpu":
+            return self._carrier.gather(tensor, sizes, root)
+        longest = max(size for rank, size in enumerate(sizes) if rank != root) * tensor.itemsize
+        if self.rank != root:
+            self._show(tensor.contiguous(), longest)
+            return None
+        parts = [tensor.reshape(-1) if rank == root else tensor.new_empty(size) for rank, size in enumerate(sizes)]
+        self._show(tensor.new_empty(0), longest, parts)
+        return parts
+
+    def _show(self, mine: torch.Tensor, longest: int, parts: Sequence[torch.Tensor] = ()) -> None:
+        """Show this rank's tensor, and copy what the others show to their ``parts``, where there are any.
+
+        Args:
+            longest: bytes of the largest tensor that any rank shows.
+        """
+        shown = _bytes(mine)
+        landings = [(rank, _bytes(part)) for rank, part in enumerate(parts) if rank != self.rank]
+        for begin in range(0, longest, SLOT_BYTES):
+            slots = self._slots[self._member.operations % 2]
+            piece = shown[begin : begin + SLOT_BYTES]
+            self._run(self._exchange, piece.data_ptr(), piece.numel(), "the gathering")
+            for rank, landing in landings:
+                here = landing[begin : begin + SLOT_BYTES]
+                here.copy_(slots[rank, : here.numel()])
+
+    def _run(self, function: Callable, address: int, count: int, what: str) -> None:
+        """Call a function of the library until nobody is late any more."""
+        late = function(self._member, address, count, PATIENCE_NANOSECONDS)
+        while late >= 0:
+            late = self._wait_for(late, partial(function, self._member, address, count, 0), what)
+
+    def _wait_for(self, peer: int, again: Callable[[], int], what: str) -> int:
+        """Yield or sleep until ``peer`` has come; then who is late next, or -1."""
+        late = peer
+
+        def has_come() -> bool:
+            nonlocal late
+            late = again()
+            return late != peer
+
+        wait_until(has_come, f"the part of {self._labels[peer]} in {what} over {self.members}", self.progress)
+        return late
+
+    def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
+        return self._carrier.isend(tensor, dest)
+
+    def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
+        return self._carrier.irecv(tensor, source)
+
+    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+        return self._carrier.split(groups, devices)
+
+
+def share_memory(carrier: Communicator) -> Communicator:
+    """The group with a segment of shared memory, or as it is where its ranks cannot share any; collective.
+
+    Why they cannot is said once, by the group's first rank.
+    """
+    if carrier.size == 1:
+        return carrier
+    library = segment = descriptor = None
+    offer = Offer(carrier.progress.label)
+    if carrier.rank == 0:  # the others find what it has compiled
+        try:
+            library = load_library()
+            segment, descriptor, address = create_segment(carrier.size * (COUNTER_BYTES + 2 * SLOT_BYTES))
+            offer = Offer(offer.label, address)
+        except (compiler.NoCompiler, OSError) as error:
+            offer = Offer(offer.label, complaint=str(error))
+    offers = _tell_all(carrier, offer)
+    if carrier.rank > 0 and offers[0].address is not None:
+        try:
+            library = load_library()
+            segment = open_segment(offers[0].address)
+        except (compiler.NoCompiler, OSError) as error:
+            offer = Offer(offer.label, complaint=str(error))
+    answers = _tell_all(carrier, offer)
+    if descriptor is not None:
+        os.close(descriptor)
+    complaints = [f"{answer.label}: {answer.complaint}" for answer in answers if answer.complaint]
+    if not complaints:
+        return SharedMemoryCommunicator(carrier, library, segment, [answer.label for answer in answers])
+    if carrier.rank == 0:
+        logger.warning(
+            "%s share no memory (%s); their sums go over %s, which is slower",
+            carrier.members,
+            complaints[0],
+            carrier.name,
+        )
+    return carrier
+
+
+def load_library() -> ctypes.CDLL:
+    """The functions of ``shared_memory.cpp``, compiled if they are not yet.
+
+    Raises:
+        NoCompiler: there is none, or it failed.
+    """
+    library = ctypes.CDLL(str(compiler.build("comm", Path(__file__).parent, compiler.default_cache())))
+    for function in (library.exchange, library.all_reduce_float32, library.all_reduce_bfloat16):
+        function.argtypes = [ctypes.POINTER(Member), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        function.restype = ctypes.c_int64
+    return library
+
+
+def _tell_all(carrier: Communicator, offer: Offer) -> list[Offer]:
+    with carrier.progress.without_limit():  # another rank may be compiling
+        told = carrier.all_gather_bytes(msgspec.msgpack.encode(offer))
+    return [msgspec.msgpack.decode(data, type=Offer) for data in told]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,82 @@
+"""Libraries of C functions from a folder of C++ files: compiled once for each machine, loaded through ctypes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
+COMPILERS = ("g++", "c++", "clang++")
+TIME_LIMIT = 120
+
+
+class NoCompiler(Exception):
+    """The functions could not be compiled; the text says why."""
+
+
+def default_cache() -> Path:
+    """Where libraries are kept between runs.
+
+    Raises:
+        NoCompiler: this user has no home directory.
+    """
+    try:
+        return Path.home() / ".cache" / "labinfer"
+    except RuntimeError as error:
+        raise NoCompiler(f"there is no place for a library: {error}") from None
+
+
+def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> Path:
+    """The library of the C++ files in ``sources`` for this machine, compiled into ``cache`` if it is not there yet.
+
+    The file's name says what it depends on: the source, the flags, the compiler and the processor. It appears under that
+    name when it is complete, so several processes may build at once.
+
+    Raises:
+        NoCompiler: there is none, or it failed.
+    """
+    compiler = next((found for known in COMPILERS if (found := shutil.which(known))), None)
+    if compiler is None:
+        raise NoCompiler(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+    flags = (*FLAGS, *flags)
+    path = cache / f"{name}-{_fingerprint(sources, flags, compiler)}.so"
+    if path.exists():
+        return path
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as directory:
+            unfinished = Path(directory) / path.name
+            command = [compiler, *flags, *map(str, sorted(sources.glob("*.cpp"))), "-o", str(unfinished)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
+            if done.returncode:
+                reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+                raise NoCompiler(f"{compiler} failed: {reason:.300}")
+            os.replace(unfinished, path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompiler(f"{compiler}: {error}") from None
+    return path
+
+
+def _fingerprint(sources: Path, flags: Sequence[str], compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    digest = hashlib.blake2b(digest_size=8)
+    texts = [path.read_text(encoding="utf-8") for path in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")])]
+    for part in (*texts, " ".join(flags), version, _processor()):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    """Its model and what it can do: a home directory may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))

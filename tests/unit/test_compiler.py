@@ -1,0 +1,53 @@
+"""Libraries compiled at the first run: once for a source, and a reason where they cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labinfer.native import compiler
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+
+
+@pytest.fixture
+def sources(tmp_path) -> Path:
+    """One function over a number from a header."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "answer.h").write_text("constexpr int ANSWER = 42;\n")
+    (folder / "answer.cpp").write_text('#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    return folder
+
+
+def test_a_library_is_built_once_and_another_source_makes_another(tmp_path, sources):
+    cache = tmp_path / "cache"
+    path = compiler.build("answer", sources, cache)
+    changed = path.stat().st_mtime_ns
+    assert compiler.build("answer", sources, cache) == path and path.stat().st_mtime_ns == changed
+    (sources / "answer.h").write_text("constexpr int ANSWER = 43;\n")
+    other = compiler.build("answer", sources, cache)
+    assert [ctypes.CDLL(str(library)).answer() for library in (path, other)] == [42, 43]
+    assert compiler.build("answer", sources, cache, ["-O1"]) not in (path, other)
+    assert [found.suffix for found in cache.iterdir()] == [".so"] * 3  # nothing unfinished is left
+
+
+def test_why_it_cannot_be_built_is_said(tmp_path, sources, monkeypatch):
+    (sources / "broken.cpp").write_text("int main( {")
+    with pytest.raises(compiler.NoCompiler, match="failed: .*error"):
+        compiler.build("answer", sources, tmp_path / "cache")
+    monkeypatch.setattr(compiler, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(compiler.NoCompiler, match=r"there is no C\+\+ compiler \(no-such-compiler\)"):
+        compiler.build("answer", sources, tmp_path / "cache")
+
+
+def test_a_user_without_a_home_has_no_place_for_one(monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(compiler.NoCompiler, match="no place .* home directory"):
+        compiler.default_cache()
