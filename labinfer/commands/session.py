@@ -30,13 +30,7 @@ class Session:
             logger.info("%s", self.environment.describe())
             for note in self.environment.notes:
                 logger.info("%s", note)
-            logger.info(
-                "transport %s; %d CPU thread%s a rank (%s)",
-                group.comm.name,
-                group.threads.count,
-                "s" * (group.threads.count != 1),
-                group.threads.reason,
-            )
+            logger.info("transport %s; %s", group.comm.name, group.threads.describe())
         return group
 
 
