@@ -11,11 +11,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from labinfer.errors import UserError
-from labinfer.weights.json_file import read_json
+from labinfer.weights.files import weight_files
 from labinfer.weights.source import TensorSource
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 
 
 class Checkpoint:
@@ -28,7 +25,7 @@ class Checkpoint:
     def __init__(self, directory: Path):
         self.directory = directory
         self.bytes_read = 0
-        self._files = {path: _open(path) for path in _weight_files(directory)}
+        self._files = {path: _open(path) for path in weight_files(directory)}
         self._file_of: dict[str, Path] = {}
         for path, file in self._files.items():
             for name in file.keys():  # noqa: SIM118 - not a dict
@@ -63,26 +60,6 @@ class Checkpoint:
             raise UserError(f"{path}: tensor {source.name} holds {data.dtype}; quantised checkpoints are not supported")
         self.bytes_read += data.nbytes
         source.destination.copy_(data)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / INDEX_FILE
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{index} has no weight_map")
-        names = list(weight_map.values())
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise UserError(f"{index}: weight_map should name files beside it")
-        return [directory / name for name in sorted(set(names))]
-    if (directory / SINGLE_FILE).exists():
-        return [directory / SINGLE_FILE]
-    found = sorted(directory.glob("*.safetensors"))
-    if not found:
-        raise UserError(
-            f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}; only safetensors checkpoints are read"
-        )
-    return found
 
 
 def _open(path: Path):

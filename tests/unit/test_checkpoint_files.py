@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from tiny_llama import load, write
 
 from labinfer.errors import UserError
-from labinfer.weights.checkpoint import INDEX_FILE, Checkpoint
+from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.files import INDEX_FILE
 
 
 def test_a_directory_without_safetensors_is_refused(tmp_path):
