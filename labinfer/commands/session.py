@@ -25,6 +25,7 @@ class Session:
 
     def join(self) -> RankGroup:
         """Meet the other ranks and say how the ranks were found."""
+        logger.debug("modules are imported")
         self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
         if group.rank == 0:
             logger.info("%s", self.environment.describe())
