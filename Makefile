@@ -17,7 +17,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-start demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -68,7 +68,7 @@ format: $(VENV)/.setup-test ## put style right
 size: ## list files over 400 lines
 	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 400 && $$2 != "total" { print; found = 1 } END { if (!found) print "no file over 400 lines" }'
 
-bench: bench-comm bench-schedules bench-policies bench-engine bench-workloads ## measure this machine
+bench: bench-comm bench-schedules bench-policies bench-engine bench-workloads bench-start ## measure this machine
 
 bench-comm: $(VENV)/.setup ## latency and bandwidth between two ranks, over MPI, gloo and shared memory
 	mpirun -n 2 $(BIN)/python launch.py bench comm
@@ -86,6 +86,13 @@ bench-policies: $(VENV)/.setup ## the batch policies against each other, on long
 bench-workloads: $(VENV)/.setup ## decode, batch and prefill of a 0.5B model, with and without the compiled functions
 	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
 	$(BIN)/python benchmarks/workloads.py --model .qwen2-0.5b
+
+bench-start: $(VENV)/.setup ## from the start to the first token, and the memory each rank holds at most, with a 0.5B model
+	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
+	$(BIN)/python benchmarks/cold_start.py --model .qwen2-0.5b
+	$(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b
+	mpirun -n 2 $(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b
+	mpirun -n 2 $(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b --tensor-parallel-size 2
 
 bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler costs, and what a smaller KV cache loses
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import gc
 import itertools
 import os
 import sys
@@ -34,6 +35,7 @@ from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.executor.signals import SignalGuard
 from labinfer.plan import SamplingParams
 from labinfer.spmd.environment import detect, shorten_openmp_spins
+from labinfer.weights.read_ahead import start_reading_ahead
 
 if TYPE_CHECKING:
     from labinfer.commands.session import Session
@@ -91,15 +93,23 @@ def main(argv: list[str] | None = None) -> int:
         rank = environment.rank
         name, args = _parse(arguments, rank)
         options = EngineOptions.from_flat(_given(args, *SECTIONS))
-        command = _choose_command(name, args)
+        job = _check_job(args) if name == "generate" else None
     except UserError as error:
         if rank == 0:  # every rank was given the same flags
             sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
 
+    if job is not None and environment.world_size == environment.local_world_size:  # this node needs all of the weights
+        start_reading_ahead(
+            options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
+        )
+    gc.disable()  # nothing that modules are made of is garbage; to look through it again and again takes a tenth of a start
     from labinfer.commands.session import Session, set_up_logging
     from labinfer.executor.failure import end_process_with, leave_agreed
 
+    command = _import_command(name, job)
+    gc.freeze()
+    gc.enable()
     set_up_logging(rank, options.runtime.log_level)
     session = Session(environment, options, signals)
     try:
@@ -177,16 +187,8 @@ def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
-def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], int]:
-    """The function that runs the chosen command, with its own options checked."""
-    if name == "bench comm":
-        from labinfer.commands import bench_comm
-
-        return bench_comm.run
-    if name == "plan":
-        from labinfer.commands import plan
-
-        return plan.run
+def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
+    """What to run, and how tokens are chosen where a request does not say."""
     job = JobOptions(
         **{name: tuple(value) if name in REPEATED else value for name, value in _given(args, JobOptions).items()}
     )
@@ -206,6 +208,19 @@ def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], 
             for name, value in given.items()
         }
     )
+    return job, sampling
+
+
+def _import_command(name: str, job: tuple[JobOptions, SamplingParams] | None) -> Callable[[Session], int]:
+    """The function that runs the chosen command; with it come torch and all else that a run needs."""
+    if name == "bench comm":
+        from labinfer.commands import bench_comm
+
+        return bench_comm.run
+    if name == "plan":
+        from labinfer.commands import plan
+
+        return plan.run
     from labinfer.commands import generate
 
-    return functools.partial(generate.run, job=job, sampling=sampling)
+    return functools.partial(generate.run, job=job[0], sampling=job[1])

@@ -11,6 +11,7 @@ as llm:`` or ``llm.close()`` makes the ranks leave together.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -32,6 +33,8 @@ from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.spmd.environment import detect
 from labinfer.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
 """Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages.
@@ -329,6 +332,7 @@ class LLM:
         wanted = self.options.model.tokenizer
         try:
             self.tokenizer = Tokenizer(Path(wanted) if wanted else self.parts.directory)
+            logger.debug("the tokenizer is loaded")
         except UserError as error:
             if wanted:
                 raise

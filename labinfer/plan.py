@@ -356,4 +356,10 @@ class WorkerStats(msgspec.Struct, frozen=True):
     busy_time: float
     """Time inside the model, sampling included, waiting for other stages excluded."""
     peak_memory: int
+    """Resident at most, pages of mapped files and an accelerator's memory included."""
+    private_memory: int
+    """Resident at the end, without pages of mapped files."""
     weight_bytes_read: int
+    num_threads: int
+    cpus: str
+    """The CPUs this rank may run on, as ``taskset`` writes them."""

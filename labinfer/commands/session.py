@@ -25,18 +25,13 @@ class Session:
 
     def join(self) -> RankGroup:
         """Meet the other ranks and say how the ranks were found."""
+        logger.debug("modules are imported")
         self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
         if group.rank == 0:
             logger.info("%s", self.environment.describe())
             for note in self.environment.notes:
                 logger.info("%s", note)
-            logger.info(
-                "transport %s; %d CPU thread%s a rank (%s)",
-                group.comm.name,
-                group.threads.count,
-                "s" * (group.threads.count != 1),
-                group.threads.reason,
-            )
+            logger.info("transport %s; %s", group.comm.name, group.threads.describe())
         return group
 
 

@@ -100,13 +100,16 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         checkpoint = Checkpoint(directory)
         if group.rank == 0:
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
+    logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype_of(place)
     registry = layout.registry(_compiled_functions(group, device, dtype, layout.quantization))
+    logger.debug("functions are chosen")
     with group.together(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, registry, parse_wanted(options.model.functions))
         with torch.device("meta"):
             model = model_class(config)(config, context).eval()
         load_weights(model, checkpoint, device, on_progress)
+    logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
     capacity = agree_on_blocks(group, options, layout, place)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
@@ -128,12 +131,14 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         )
         rotary = RotaryTable(config.head_size, config.rope, config.max_position, capacity.max_model_len, dtype, device)
     keep_freed_memory()
+    logger.debug("KV cache and rotary tables are made")
     runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size)
     times = None
     if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):
         meter = StepMeter(layout, place, runner, pipeline)
         swap_seconds = time_swap(cache, rotary) if capacity.num_host_blocks else 0.0
         times = meter.measure(group, options.scheduler, swap_seconds)
+        logger.debug("steps are measured")
     worker = Worker(
         runner,
         pipeline,

@@ -18,7 +18,8 @@ from labinfer.config import ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError
 from labinfer.executor.signals import die_with_parent
 from labinfer.spmd.environment import LaunchEnvironment
-from labinfer.spmd.machine import RankInfo, ThreadChoice, choose_threads, describe_rank, is_oversubscribed
+from labinfer.spmd.machine import RankInfo, describe_rank
+from labinfer.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
 
 CONNECT_SECONDS = 60.0
 """How long rank 0 waits for the lifelines of ranks that have joined the transport already."""
@@ -98,6 +99,8 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
     ]
     threads = choose_threads(mine, everyone, runtime.threads, environment.omp_num_threads, environment.omp_forced)
+    if threads.bound_to:  # before torch starts its threads, though those it has are moved too
+        bind(threads.bound_to)
     torch.set_num_threads(threads.count)
     progress.oversubscribed = is_oversubscribed(everyone, mine.node)
     lifeline = _tie_lifeline(comm, mine, progress) if comm.size > 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 
 import torch
@@ -9,7 +10,8 @@ import torch
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, TokenArrival
 from labinfer.plan import BatchPlan, BatchResult, Pause, WorkerStats
-from labinfer.spmd.machine import peak_memory
+from labinfer.spmd.machine import peak_memory, private_memory
+from labinfer.spmd.threads import format_ranges
 from labinfer.spmd.topology import Place
 from labinfer.worker.worker import Worker
 
@@ -63,7 +65,10 @@ class StatsReporter:
             num_steps,
             busy_time,
             peak_memory(self._device),
+            private_memory(),
             self._weight_bytes_read,
+            torch.get_num_threads(),
+            format_ranges(os.sched_getaffinity(0)),
         )
 
 

@@ -96,9 +96,9 @@ class RotaryTable:
     ):
         frequencies, factor = inverse_frequencies(head_size, parameters, max_position)
         self._frequencies_P = frequencies.repeat(2).to(device)
-        angles_SP = torch.outer(torch.arange(length).float(), frequencies).repeat(1, 2)
-        self._cos_SP = (angles_SP.cos() * factor).to(device, dtype)
-        self._sin_SP = (angles_SP.sin() * factor).to(device, dtype)
+        angles_SP = torch.outer(torch.arange(length).float(), frequencies)  # of the first half; the second is the same
+        self._cos_SP = (angles_SP.cos() * factor).to(device, dtype).repeat(1, 2)
+        self._sin_SP = (angles_SP.sin() * factor).to(device, dtype).repeat(1, 2)
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin for these positions, (T, P) each."""

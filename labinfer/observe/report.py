@@ -10,6 +10,19 @@ from labinfer.observe.table import format_bytes, format_seconds, format_table, p
 from labinfer.plan import WorkerStats
 
 FRACTIONS = (0.5, 0.9, 0.99)
+RANK_HEADER = (
+    "rank",
+    "stage",
+    "tp",
+    "steps",
+    "busy",
+    "bubble",
+    "threads",
+    "CPUs",
+    "peak memory",
+    "without files",
+    "weights read",
+)
 
 
 @dataclass
@@ -57,7 +70,10 @@ class RunReport:
             "busy_s": [round(worker.busy_time, 4) for worker in self.workers],
             "bubble": [round(self.bubble(worker), 4) for worker in self.workers],
             "peak_memory": [worker.peak_memory for worker in self.workers],
+            "private_memory": [worker.private_memory for worker in self.workers],
             "weight_bytes_read": [worker.weight_bytes_read for worker in self.workers],
+            "threads": [worker.num_threads for worker in self.workers],
+            "cpus": [worker.cpus for worker in self.workers],
         }
 
     def format(self) -> str:
@@ -91,16 +107,15 @@ class RunReport:
                 w.num_steps,
                 f"{100 * (1 - self.bubble(w)):.1f} %",
                 f"{100 * self.bubble(w):.1f} %",
+                w.num_threads,
+                w.cpus,
                 format_bytes(w.peak_memory),
+                format_bytes(w.private_memory),
                 format_bytes(w.weight_bytes_read),
             )
             for w in self.workers
         ]
-        return (
-            text
-            + "\n\n"
-            + format_table(("rank", "stage", "tp", "steps", "busy", "bubble", "peak memory", "weights read"), ranks)
-        )
+        return f"{text}\n\n{format_table(RANK_HEADER, ranks)}"
 
 
 def _percentile_dict(values: Sequence[float]) -> dict[str, float]:

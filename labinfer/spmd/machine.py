@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 import torch
@@ -24,24 +24,21 @@ class RankInfo(msgspec.Struct, frozen=True):
     rank: int
     local_rank: int
     node: str
-    cpus: list[int]
-    """The cores this rank may run on."""
+    cores: list[list[int]]
+    """The cores this rank may run on, neighbours beside each other; of each its CPUs, which are its hardware threads."""
     num_cpus: int
-    """Cores of the node."""
+    """CPUs of the node."""
     cpu_limit: int
-    """Whole cores' worth of time its container may use."""
+    """Whole CPUs' worth of time its container may use."""
     accelerator: str
     """Device type torch offers beside the CPU; empty for none."""
     num_accelerators: int
     torch_version: str
 
-
-@dataclass(frozen=True)
-class ThreadChoice:
-    """CPU threads for this rank, and why."""
-
-    count: int
-    reason: str
+    @property
+    def cpus(self) -> set[int]:
+        """All that it may run on."""
+        return {cpu for core in self.cores for cpu in core}
 
 
 def describe_rank(rank: int, local_rank: int, node: str) -> RankInfo:
@@ -52,7 +49,7 @@ def describe_rank(rank: int, local_rank: int, node: str) -> RankInfo:
         rank,
         local_rank,
         node,
-        usable_cpus(),
+        usable_cores(),
         os.cpu_count() or 1,
         cpu_limit(),
         accelerator.type if accelerator else "",
@@ -78,47 +75,33 @@ def resolve_device(wanted: str, info: RankInfo) -> torch.device:
     return torch.device(kind, int(index) if index else info.local_rank % info.num_accelerators)
 
 
-def usable_cpus() -> list[int]:
-    return sorted(os.sched_getaffinity(0))
+def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:
+    """The CPUs of this process's affinity mask by core, the cores of a socket one after another.
+
+    CPUs are often numbered so that the second hardware threads of all cores come after the first ones of all sockets;
+    a run of numbers would be half of every core.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0) if cpus is None else cpus):
+        topology = system / f"cpu{cpu}" / "topology"
+        try:
+            socket = int((topology / "physical_package_id").read_text())
+            siblings = (topology / "thread_siblings_list").read_text()  # "3,67" or "6-7"
+            first = int(siblings.replace("-", ",").split(",")[0])
+        except (OSError, ValueError):  # the system does not say: a core of its own
+            socket, first = 0, cpu
+        found.setdefault((socket, first), []).append(cpu)
+    return [found[place] for place in sorted(found)]
 
 
 def cpu_limit() -> int:
-    """Whole cores a container's CPU quota allows (cgroup v2 ``cpu.max``), or all."""
+    """Whole CPUs a container's CPU quota allows (cgroup v2 ``cpu.max``), or all."""
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
             quota, period = file.read().split()
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no cgroup v2, or no quota ("max")
         return os.cpu_count() or 1
-
-
-def choose_threads(
-    mine: RankInfo, everyone: Sequence[RankInfo], wanted: int, omp_num_threads: int, omp_forced: bool
-) -> ThreadChoice:
-    """CPU threads for this rank: the flag, else OMP_NUM_THREADS if a person set it, else an even share of the cores.
-
-    Launchers that bind ranks give each its own cores; without binding, the ranks of a node that see the same cores share them.
-    """
-    if wanted:
-        return ThreadChoice(wanted, "--threads")
-    if omp_num_threads:
-        return ThreadChoice(omp_num_threads, f"OMP_NUM_THREADS={omp_num_threads}")
-    sharing = [info for info in everyone if info.node == mine.node and set(info.cpus) & set(mine.cpus)]
-    cores = min(len(mine.cpus), mine.cpu_limit)
-    share = max(1, cores // len(sharing))
-    reason = f"{cores} core{'s' * (cores != 1)} shared by {len(sharing)} rank{'s' * (len(sharing) != 1)}"
-    if omp_forced and share > 1:
-        reason += "; torchrun had set OMP_NUM_THREADS=1"
-    if len(mine.cpus) < mine.num_cpus:
-        reason += f"; this rank may use {len(mine.cpus)} of the node's {mine.num_cpus} cores"
-    return ThreadChoice(share, reason)
-
-
-def is_oversubscribed(everyone: Sequence[RankInfo], node: str) -> bool:
-    """Whether this node has more ranks than cores, so that a waiting rank must give its core away at once."""
-    here = [info for info in everyone if info.node == node]
-    cores = set().union(*(info.cpus for info in here))
-    return len(here) > min(len(cores), min(info.cpu_limit for info in here))
 
 
 def free_memory(device: torch.device) -> int:
@@ -159,3 +142,9 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
+
+
+def private_memory() -> int:
+    """Bytes of host memory this process holds now that are no pages of mapped files: those the system can drop."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024

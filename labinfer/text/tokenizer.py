@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from labinfer.errors import UserError
-from labinfer.text.chat_template import ChatTemplate
 from labinfer.weights.json_file import read_json
+
+if TYPE_CHECKING:
+    from labinfer.text.chat_template import ChatTemplate
 
 
 class _Backend(Protocol):
@@ -131,6 +133,8 @@ def _load_template(directory: Path) -> ChatTemplate | None:
         source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
     if not isinstance(source, str):
         return None
+    from labinfer.text.chat_template import ChatTemplate  # Jinja is for those who have a template
+
     tokens = {
         key: value["content"] if isinstance(value, dict) else value
         for key, value in config.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, run
@@ -48,6 +49,44 @@ def test_a_rank_alone_has_all_cores_although_torchrun_sets_one_thread(model):
     assert f"{cores} CPU thread" in run("torchrun", 1, LAUNCH, *flags).stderr
     assert "3 CPU threads a rank (--threads)" in run("torchrun", 2, LAUNCH, *flags, "--threads", "3").stderr
     assert "5 CPU threads a rank (OMP_NUM_THREADS=5)" in run("mpirun", 2, LAUNCH, *flags, OMP_NUM_THREADS="5").stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_each_rank_stays_on_cores_of_its_own(launcher, model, tmp_path):
+    figures = figures_of(launcher, 2, model, tmp_path)
+    first, second = map(cpu_set, figures["cpus"])
+    assert not first & second
+    assert first | second == os.sched_getaffinity(0)
+    assert 0 < figures["threads"][0] <= len(first) and 0 < figures["threads"][1] <= len(second)
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_more_ranks_than_cores_keep_the_mask_they_were_given_and_run_one_thread_each(launcher, model, tmp_path):
+    mask = os.sched_getaffinity(0)
+    one = max(mask)
+    os.sched_setaffinity(0, {one})  # the launch inherits it
+    try:
+        figures = figures_of(launcher, 2, model, tmp_path)
+    finally:
+        os.sched_setaffinity(0, mask)
+    assert figures["cpus"] == [str(one)] * 2
+    assert figures["threads"] == [1, 1]
+
+
+def figures_of(launcher: str, ranks: int, model: str, tmp_path: Path) -> dict:
+    """The report of a short run."""
+    report = tmp_path / "report.json"
+    flags = ["--model", model, "--prompt", "x", "--raw", "--max-tokens", "2", "--ignore-eos", "--report", report]
+    done = run(launcher, ranks, LAUNCH, *flags)
+    assert done.returncode == 0, done.text
+    return json.loads(report.read_text())
+
+
+def cpu_set(text: str) -> set[int]:
+    """``0-2,5`` → {0, 1, 2, 5}."""
+    ranges = [part.partition("-") for part in text.split(",")]
+    return {cpu for begin, _, end in ranges for cpu in range(int(begin), int(end or begin) + 1)}
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])

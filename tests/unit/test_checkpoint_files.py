@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,10 @@ from safetensors.torch import save_file
 from tiny_llama import load, write
 
 from labinfer.errors import UserError
-from labinfer.weights.checkpoint import INDEX_FILE, Checkpoint
+from labinfer.weights import checkpoint as checkpoint_module
+from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.files import INDEX_FILE
+from labinfer.weights.source import TensorSource
 
 
 def test_a_directory_without_safetensors_is_refused(tmp_path):
@@ -105,3 +110,62 @@ def test_an_index_that_is_no_json_object_is_refused_by_path(tmp_path, text):
     (tmp_path / INDEX_FILE).write_text(text)
     with pytest.raises(UserError, match=INDEX_FILE):
         Checkpoint(tmp_path)
+
+
+STORED = torch.arange(14 * 6, dtype=torch.float32).reshape(14, 6)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dim", "begin", "end"), [(0, 0, 14), (0, 3, 11), (0, 5, 5), (1, 0, 6), (1, 2, 5), (1, 3, 3)])
+@pytest.mark.parametrize("piece", [1, 100, 1 << 20])
+def test_a_slice_is_read_whatever_its_type_and_in_whatever_pieces(
+    tmp_path, monkeypatch, stored, wanted, dim, begin, end, piece
+):
+    monkeypatch.setattr(checkpoint_module, "PIECE", piece)
+    save_file({"before": torch.ones(3, dtype=torch.uint8), "w": STORED.to(stored)}, tmp_path / "model.safetensors")
+    expected = STORED[begin:end] if dim == 0 else STORED[:, begin:end]
+    destination = torch.full(expected.shape, -1.0, dtype=wanted)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.read_into(TensorSource("w", (14, 6), dim, begin, end, destination))
+    assert torch.equal(destination, expected.to(wanted))
+    assert checkpoint.bytes_read == expected.numel() * stored.itemsize
+
+
+def test_a_destination_with_gaps_is_filled_and_its_gaps_are_not(tmp_path):
+    save_file({"w": STORED}, tmp_path / "model.safetensors")
+    whole = torch.zeros(14, 8)
+    Checkpoint(tmp_path).read_into(TensorSource("w", (14, 6), 0, 0, 14, whole[:, 1:7]))
+    assert torch.equal(whole[:, 1:7], STORED)
+    assert not whole[:, [0, 7]].any()
+
+
+def test_a_file_that_is_cut_short_after_it_was_opened_is_named(tmp_path):
+    save_file({"w": STORED}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    with open(tmp_path / "model.safetensors", "r+b") as file:
+        file.truncate(300)
+    with pytest.raises(UserError, match=r"model.safetensors has been cut short"):
+        checkpoint.read_into(TensorSource("w", (14, 6), 0, 0, 14, torch.empty(14, 6)))
+
+
+def test_loading_does_not_count_the_file_beside_its_parameters(tmp_path):
+    """A mapped file's pages would be this process's memory as long as it is open."""
+    code = """
+import sys, torch
+from pathlib import Path
+from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.source import TensorSource
+
+def highest():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+destination = torch.zeros(64 << 20, dtype=torch.uint8).view(torch.bfloat16)
+before = highest()
+Checkpoint(Path(sys.argv[1])).read_into(TensorSource("w", (32 << 20,), 0, 0, 32 << 20, destination))
+print(highest() - before)
+assert destination[-1] == destination[0] == 1
+"""
+    save_file({"w": torch.ones(32 << 20, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 32 << 20

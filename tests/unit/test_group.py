@@ -11,7 +11,8 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.errors import AgreedError, UserError, WaitTimeout
 from labinfer.executor.group import RankGroup
 from labinfer.spmd.environment import detect
-from labinfer.spmd.machine import ThreadChoice, describe_rank
+from labinfer.spmd.machine import describe_rank
+from labinfer.spmd.threads import ThreadChoice
 
 
 def group_of(comm: LocalCommunicator) -> RankGroup:

@@ -31,7 +31,7 @@ def test_bytes_are_given_in_the_unit_that_fits():
 
 
 def test_bubble_is_the_time_a_rank_did_not_compute():
-    worker = WorkerStats(0, 0, 0, 1, 1.5, 0, 0)
+    worker = WorkerStats(0, 0, 0, 1, 1.5, 0, 0, 0, 1, "0")
     report = RunReport(wall_time=2.0, workers=[worker])
     assert report.bubble(worker) == report.mean_bubble == 0.25
     assert report.as_dict()["bubble"] == [0.25]

@@ -1,0 +1,108 @@
+"""How long a start takes: from the process's first moment to the first token, beside the time to read the weights' bytes.
+
+    python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
+    python benchmarks/cold_start.py --model DIR
+
+``dropped``: the checkpoint's files are put out of the system's cache before every start and every reading; ``cached``: they
+are read once before. The programs and libraries themselves stay cached in both. What is left of a start when the ranks say
+something on standard error (``--log-level debug``) is its breakdown, from one more start of each kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from labinfer.observe.table import format_table
+from labinfer.weights.files import weight_files
+
+LAUNCH = Path(__file__).parent.parent / "launch.py"
+PIECE = 16 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a directory")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--launcher", default="", help='such as "mpirun -n 2"')
+    args, flags = parser.parse_known_args()  # the rest goes to launch.py
+    files = weight_files(Path(args.model))
+    command = [*args.launcher.split(), sys.executable, str(LAUNCH), "--model", args.model, *flags]
+
+    rows, lines = [], []
+    for name, prepare in (("cached", read), ("dropped", drop)):
+        starts, readings = [], []
+        for _ in range(args.rounds):
+            prepare(files)
+            readings.append(read(files))
+            prepare(files)
+            starts.append(start(command)[-1][0])
+        ratio = statistics.median(taken / reading for taken, reading in zip(starts, readings, strict=True))
+        rows.append((name, f"{statistics.median(starts):.2f}", f"{statistics.median(readings):.2f}", f"{ratio:.2f}"))
+        prepare(files)
+        lines += [f"\n{name}:", *breakdown(start([*command, "--log-level", "debug"]))]
+    total = sum(path.stat().st_size for path in files)
+    print(f"{total / 1e9:.2f} GB; medians of {args.rounds}\n")
+    print(format_table(("weights", "to first token, s", "to read the bytes, s", "ratio"), rows))
+    print(*lines, sep="\n")
+
+
+def drop(files: list[Path]) -> None:
+    """Put files out of the system's cache."""
+    for path in files:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # what is not on the disk yet would stay
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read(files: list[Path]) -> float:
+    """Seconds to read files from beginning to end."""
+    buffer, begin = bytearray(PIECE), time.perf_counter()
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return time.perf_counter() - begin
+
+
+def start(command: list[str]) -> list[tuple[float, str]]:
+    """Run a prompt for one token; each line on standard error with its second, the first token's last.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [*command, "--raw", "--prompt", "Hello", "--max-tokens", "1", "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines, requested = [], False
+    for line in process.stderr:
+        lines.append((time.perf_counter() - begin, line.strip()))
+        if line.startswith("requests "):  # the report begins when the token is out
+            requested = True
+            break
+    process.communicate()
+    if process.returncode or not requested:
+        raise RuntimeError("\n".join(text for _, text in lines))
+    return [(second, text) for second, text in lines if text.startswith("labinfer: ")] + [(lines[-1][0], "first token")]
+
+
+def breakdown(lines: list[tuple[float, str]]) -> list[str]:
+    """What each line took from the one before it."""
+    taken, before = [], 0.0
+    for second, text in lines:
+        taken.append(f"{1e3 * (second - before):8.0f} ms  {text.removeprefix('labinfer: '):.100}")
+        before = second
+    return taken
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""CPU threads: how many a rank runs, and the cores that are its own.
+
+A thread that another rank's thread pushes off its core holds up all ranks of a step, as they wait for each other. So the
+ranks of a node deal its cores among themselves, and each stays on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labinfer.spmd.machine import RankInfo
+from labinfer.spmd.topology import deal
+
+
+@dataclass(frozen=True)
+class ThreadChoice:
+    """CPU threads of this rank, and why so many."""
+
+    count: int
+    reason: str
+    bound_to: tuple[int, ...] = ()
+    """The CPUs its threads stay on; empty where the rank keeps the mask it was started with."""
+
+    def describe(self) -> str:
+        """For the start of a run."""
+        text = f"{self.count} CPU thread{'s' * (self.count != 1)} a rank ({self.reason})"
+        return f"{text}, bound to CPU {format_ranges(self.bound_to)} on this one" if self.bound_to else text
+
+
+def choose_threads(
+    mine: RankInfo, everyone: Sequence[RankInfo], wanted: int, omp_num_threads: int, omp_forced: bool
+) -> ThreadChoice:
+    """Threads of this rank: the flag, else OMP_NUM_THREADS if a person set it, else one for each core of its own.
+
+    A rank is bound where others were started on the same cores and its threads have room on its own. A mask that the
+    launcher or Slurm gave is only ever made narrower.
+    """
+    sharing = _sharing(mine, everyone)
+    own = own_cores(mine, everyone)
+    begin, end = deal(mine.cpu_limit, len(sharing))[sharing.index(mine)]
+    count = max(1, min(len(own) or len(mine.cores) // len(sharing), end - begin))
+    reason = _reason(mine, len(sharing))
+    if wanted:
+        count, reason = wanted, "--threads"
+    elif omp_num_threads:
+        count, reason = omp_num_threads, f"OMP_NUM_THREADS={omp_num_threads}"
+    elif omp_forced and count > 1:
+        reason += "; torchrun had set OMP_NUM_THREADS=1, which is not followed: --threads 1 is"
+    bound = len(sharing) > 1 and count <= len(own)
+    return ThreadChoice(count, reason, tuple(cpu for core in own for cpu in core) if bound else ())
+
+
+def own_cores(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[list[int]]:
+    """The cores that are this rank's alone, of those it shares with other ranks of its node.
+
+    None where there are more ranks than cores, and where masks overlap without being the same.
+    """
+    sharing = _sharing(mine, everyone)
+    if len(sharing) > len(mine.cores) or any(info.cores != mine.cores for info in sharing):
+        return []
+    begin, end = deal(len(mine.cores), len(sharing))[sharing.index(mine)]
+    return mine.cores[begin:end]
+
+
+def format_ranges(cpus: Iterable[int]) -> str:
+    """Numbers as the kernel and ``taskset`` write them: 0, 1, 2, 5 → ``0-2,5``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{begin}-{end}" if end > begin else str(begin) for begin, end in runs)
+
+
+def is_oversubscribed(everyone: Sequence[RankInfo], node: str) -> bool:
+    """Whether this node has more ranks than CPUs, so that a waiting rank must give its own away at once."""
+    here = [info for info in everyone if info.node == node]
+    cpus = set().union(*(info.cpus for info in here))
+    return len(here) > min(len(cpus), min(info.cpu_limit for info in here))
+
+
+def bind(cpus: Iterable[int]) -> None:
+    """Keep this process on these CPUs: the threads it has, and by inheritance those it will have."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cpus)
+
+
+def _sharing(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[RankInfo]:
+    """The ranks, this one among them, that may run on some CPU that this one may run on."""
+    return [info for info in everyone if info.node == mine.node and info.cpus & mine.cpus]
+
+
+def _reason(mine: RankInfo, num_sharing: int) -> str:
+    cores = min(len(mine.cores), mine.cpu_limit)
+    text = f"{cores} core{'s' * (cores != 1)} shared by {num_sharing} rank{'s' * (num_sharing != 1)}"
+    if len(mine.cpus) < mine.num_cpus:
+        text += f"; this rank may use {len(mine.cpus)} of the node's {mine.num_cpus} CPUs"
+    return text

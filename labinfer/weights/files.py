@@ -1,0 +1,36 @@
+"""The files that hold a checkpoint's weights, found without opening them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labinfer.errors import UserError
+from labinfer.weights.json_file import read_json
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, in the order of their names.
+
+    Raises:
+        UserError: there are none, or the index is broken.
+    """
+    index = directory / INDEX_FILE
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise UserError(f"{index} has no weight_map")
+        names = list(weight_map.values())
+        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+            raise UserError(f"{index}: weight_map should name files beside it")
+        return [directory / name for name in sorted(set(names))]
+    if (directory / SINGLE_FILE).exists():
+        return [directory / SINGLE_FILE]
+    found = sorted(directory.glob("*.safetensors"))
+    if not found:
+        raise UserError(
+            f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}; only safetensors checkpoints are read"
+        )
+    return found

@@ -1,0 +1,64 @@
+"""Reading a checkpoint into the system's file cache while Python still imports torch, which takes about as long.
+
+``sendfile(2)`` to ``/dev/null`` brings pages into the cache without copying them, and outside of Python's lock.
+(``posix_fadvise`` with ``POSIX_FADV_WILLNEED`` reads only as much as a file's read-ahead window at a time.)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from labinfer.errors import UserError
+from labinfer.weights.files import weight_files
+from labinfer.weights.resolve import resolve_model
+
+PIECE = 256 << 20
+"""Bytes of one call; the kernel takes at most 2 GiB."""
+MEMORY_FRACTION = 0.5
+"""A checkpoint that is larger than this part of the machine's memory would push its own beginning out of the cache."""
+
+
+def start_reading_ahead(model: str, model_dir: str, part: int, num_parts: int) -> threading.Thread:
+    """Read one of so many equal parts of a model's files in a thread; what is wrong with them, the loader will say.
+
+    Args:
+        model, model_dir: as ``resolve_model`` takes them.
+    """
+
+    def read() -> None:
+        try:
+            read_part(weight_files(resolve_model(model, model_dir, may_download=False)), part, num_parts)
+        except (UserError, OSError):
+            pass
+
+    thread = threading.Thread(target=read, name="read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def read_part(files: list[Path], part: int, num_parts: int) -> int:
+    """Bring a part of some files, as if they were one, into the system's cache; returns how many bytes.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    sizes = [path.stat().st_size for path in files]
+    total, memory = sum(sizes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if total > MEMORY_FRACTION * memory:
+        return 0
+    begin, end = total * part // num_parts, total * (part + 1) // num_parts
+    num_read = first = 0
+    with open(os.devnull, "wb") as sink:
+        for path, size in zip(files, sizes, strict=True):
+            position, stop = max(0, begin - first), min(size, end - first)
+            first += size
+            with open(path, "rb") as file:
+                while position < stop:
+                    sent = os.sendfile(sink.fileno(), file.fileno(), position, min(PIECE, stop - position))
+                    if not sent:  # the file was cut short
+                        break
+                    position += sent
+                    num_read += sent
+    return num_read

@@ -1,0 +1,74 @@
+"""What is asked of the command line alone is answered at once: nothing heavy is imported for it."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+QUESTIONS = {
+    "help": ["--help"],
+    "help of plan": ["plan", "--help"],
+    "help of bench comm": ["bench", "comm", "--help"],
+    "version": ["--version"],
+}
+MISTAKES = {
+    "unknown command": ["serves"],
+    "unknown flag": ["--modle", "x"],
+    "unknown flag of plan": ["plan", "--modle", "x"],
+    "no number": ["--prompt", "x", "--max-num-seqs", "many"],
+    "out of bounds": ["plan", "--max-num-seqs", "0"],
+    "nothing to do": ["--model", "demo"],
+    "wrong sampling": ["--prompt", "x", "--temperature", "-1"],
+}
+HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}
+WATCHED = """
+import sys
+from labinfer.cli import main
+
+try:
+    status = main(sys.argv[1:])
+except SystemExit as ended:
+    status = ended.code
+print("imported:", *(name for name in sys.modules if "." not in name))
+raise SystemExit(status)
+"""
+MOST_SECONDS = 0.3
+
+
+def run_watched(arguments: list[str]) -> tuple[int, set[str]]:
+    """Exit status, and the modules that were imported."""
+    done = subprocess.run([sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True)
+    line = done.stdout.splitlines()[-1]
+    assert line.startswith("imported: "), done.stderr
+    return done.returncode, set(line.split()[1:])
+
+
+@pytest.mark.parametrize("arguments", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_question_is_answered_without_heavy_imports(arguments):
+    status, modules = run_watched(arguments)
+    assert status == 0
+    assert "labinfer" in modules and not modules & HEAVY
+
+
+@pytest.mark.parametrize("arguments", MISTAKES.values(), ids=MISTAKES)
+def test_a_wrong_command_line_is_refused_without_heavy_imports(arguments):
+    status, modules = run_watched(arguments)
+    assert status == 2
+    assert not modules & HEAVY
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("arguments", [["--help"], ["--modle", "x"]], ids=["help", "unknown flag"])
+def test_it_takes_little_time(arguments):
+    """Of the processor: time on the wall also depends on who else is at work on this machine."""
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "labinfer", *arguments], capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < MOST_SECONDS
