@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import logging
@@ -23,7 +24,6 @@ from labinfer.executor.layout import Layout, make_layout
 from labinfer.executor.measure import StepMeter, time_swap
 from labinfer.executor.spmd import StatsReporter
 from labinfer.functions.cpu import library
-from labinfer.functions.cpu.bfloat16 import CpuFunctions
 from labinfer.functions.registry import default_registry, parse_wanted
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
@@ -98,7 +98,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         if group.rank == 0:
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
     dtype = layout.dtype_of(place)
-    registry = default_registry(_compiled_functions(group, device, dtype))
+    registry = default_registry(_compiled_functions(group, device))
     with group.together(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, registry, parse_wanted(options.model.functions))
         with torch.device(device):
@@ -124,7 +124,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
             capacity.num_host_blocks,
         )
         rotary = RotaryTable(config.head_size, config.rope, config.max_position, capacity.max_model_len, dtype, device)
-    runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size)
+    runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size, context.functions)
     times = None
     if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):
         meter = StepMeter(layout, place, runner, pipeline)
@@ -166,9 +166,9 @@ def _connect(
     return tp, control, pipeline
 
 
-def _compiled_functions(group: RankGroup, device: torch.device, dtype: torch.dtype) -> CpuFunctions | None:
+def _compiled_functions(group: RankGroup, device: torch.device) -> ctypes.CDLL | None:
     """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
-    wanted = device.type == "cpu" and dtype == torch.bfloat16
+    wanted = device.type == "cpu"
     first, path = group.environment.local_rank == 0, None
     with group.together():
         if wanted and first:
@@ -176,7 +176,7 @@ def _compiled_functions(group: RankGroup, device: torch.device, dtype: torch.dty
     with group.together():
         if wanted and not first:
             path = _build_or_say()
-        return CpuFunctions(library.load(path)) if path else None
+        return library.load(path) if path else None
 
 
 def _build_or_say() -> Path | None:

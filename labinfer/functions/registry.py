@@ -6,6 +6,7 @@ was decided when the ``Functions`` was made. ``reference/`` defines what each fu
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
@@ -13,7 +14,8 @@ import torch
 
 from labinfer.errors import UserError
 from labinfer.functions.cpu.bfloat16 import CpuFunctions
-from labinfer.functions.reference import attention, elementwise, linear
+from labinfer.functions.cpu.sampling import CpuSampling
+from labinfer.functions.reference import attention, elementwise, linear, sampling
 
 PACKED = ("linear", "embedding", "pack_weight")
 """Functions that read the same weights in the same order: only together can they be another implementation's."""
@@ -30,6 +32,8 @@ class Functions:
     silu_and_mul: Callable
     rotate_and_write: Callable
     paged_attention: Callable
+    argmax: Callable
+    sample: Callable
 
 
 @dataclass(frozen=True)
@@ -103,11 +107,11 @@ def parse_wanted(given: tuple[str, ...]) -> dict[str, str]:
     return wanted
 
 
-def default_registry(cpu: CpuFunctions | None = None) -> FunctionRegistry:
+def default_registry(compiled: ctypes.CDLL | None = None) -> FunctionRegistry:
     """A registry with everything this package brings.
 
     Args:
-        cpu: the compiled functions, where they could be compiled.
+        compiled: the library of compiled functions, where it could be compiled.
     """
     registry = FunctionRegistry()
     reference = {
@@ -118,10 +122,13 @@ def default_registry(cpu: CpuFunctions | None = None) -> FunctionRegistry:
         "silu_and_mul": elementwise.silu_and_mul,
         "rotate_and_write": attention.rotate_and_write,
         "paged_attention": attention.paged_attention,
+        "argmax": sampling.argmax,
+        "sample": sampling.sample,
     }
     for name, call in reference.items():
         registry.add(name, Implementation("reference", call))
-    if cpu is not None:
-        for name, call in cpu.implementations().items():
-            registry.add(name, Implementation("cpu", call, devices=("cpu",), dtypes=(torch.bfloat16,)))
+    if compiled is not None:
+        for functions in (CpuFunctions(compiled), CpuSampling(compiled)):
+            for name, call in functions.implementations().items():
+                registry.add(name, Implementation("cpu", call, devices=("cpu",), dtypes=functions.dtypes))
     return registry

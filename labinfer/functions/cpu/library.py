@@ -64,7 +64,8 @@ def load(path: Path) -> ctypes.CDLL:
         "rotate_and_write": [pointer] * 7 + [size] * 4 + [count],
         "attend_many": [pointer] * 6 + [size] * 6 + [real, size, count],
         "attend_one": [pointer] * 4 + [size] + [pointer] * 3 + [size] * 5 + [real, size, count],
-    }
+    } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
+    arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
     for name, types in arguments.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
