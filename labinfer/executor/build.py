@@ -28,6 +28,7 @@ from labinfer.functions.registry import default_registry, parse_wanted
 from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
+from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.plan import Command, StepTimes, WorkerStats
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
@@ -51,6 +52,7 @@ class RankParts:
     pipeline: PipelineCommunicator | None
     worker: Worker
     stats: StatsReporter
+    recorder: Recorder
     capacity: KVCapacity
     step_times: StepTimes | None
     """None where nothing depends on them."""
@@ -130,6 +132,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         meter = StepMeter(layout, place, runner, pipeline)
         swap_seconds = time_swap(cache, rotary) if capacity.num_host_blocks else 0.0
         times = meter.measure(group, options.scheduler, swap_seconds)
+    recorder = Recorder(CAPACITY if options.observe.profile else 0)
     worker = Worker(
         runner,
         pipeline,
@@ -139,9 +142,10 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         hidden_size=config.hidden_size,
         is_last=topology.is_last(place.stage),
         is_sampling_rank=group.rank == topology.sampling_rank,
+        recorder=recorder,
     )
-    stats = StatsReporter(place, worker, device, checkpoint.bytes_read)
-    return RankParts(layout, place, directory, control, pipeline, worker, stats, capacity, times)
+    stats = StatsReporter(place, worker, device, checkpoint.bytes_read, recorder)
+    return RankParts(layout, place, directory, control, pipeline, worker, stats, recorder, capacity, times)
 
 
 def _connect(
