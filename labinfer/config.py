@@ -169,6 +169,18 @@ class RuntimeOptions:
 
 
 @dataclass(frozen=True)
+class ObserveOptions:
+    """What a run shows of itself."""
+
+    profile: str = option(
+        "",
+        "write where the time of every step went on every rank to this file, at the end of a run; https://ui.perfetto.dev "
+        "shows it",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True)
 class JobOptions:
     """What to run."""
 
@@ -202,7 +214,7 @@ class SamplingOptions:
     ignore_eos: bool = option(False, "go on after an end-of-sequence token")
 
 
-SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions)
+SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)
 
 
 @dataclass(frozen=True)
@@ -214,6 +226,7 @@ class EngineOptions:
     cache: CacheOptions = CacheOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
     runtime: RuntimeOptions = RuntimeOptions()
+    observe: ObserveOptions = ObserveOptions()
 
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> EngineOptions:
@@ -237,7 +250,7 @@ class EngineOptions:
 
     def check(self) -> None:
         """Refuse values that are wrong whatever the model and the machine are."""
-        for section in (self.model, self.parallel, self.cache, self.scheduler, self.runtime):
+        for section in (self.model, self.parallel, self.cache, self.scheduler, self.runtime, self.observe):
             for f in dataclasses.fields(section):
                 choices, value = f.metadata["choices"], getattr(section, f.name)
                 if choices and value not in choices:

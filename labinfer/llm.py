@@ -23,12 +23,15 @@ from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.llm_engine import LLMEngine, QueueFull
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
+from labinfer.engine.sequence import Sequence
 from labinfer.errors import UserError
 from labinfer.executor.build import build_rank
 from labinfer.executor.failure import end_group_on_uncaught
 from labinfer.executor.group import RankGroup, join_group
 from labinfer.executor.spmd import SpmdExecutor, follow
+from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
+from labinfer.observe.trace import write_trace
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.spmd.environment import detect
@@ -85,11 +88,14 @@ class LLM:
         self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
         self._tokenizer_error: UserError | None = None
+        self._trace: OutputFile | None = None
         self._closed = self._broken = False
         self._overflow: Request | None = None  # it found the queue full, and is next
         with self.group.together():
             if self.is_rank0:
                 self._load_tokenizer()
+                if path := options.observe.profile:
+                    self._trace = OutputFile(path, "--profile")
         if self.is_rank0:
             capacity, cache, config = parts.capacity, options.cache, parts.layout.config
             tables = BlockTables(
@@ -99,9 +105,15 @@ class LLM:
             scheduler = Scheduler(
                 options.scheduler, tables, parts.layout.topology.num_stages, config.eos_token_ids, parts.step_times
             )
-            self._executor = SpmdExecutor(parts.channel, parts.worker, parts.pipeline, parts.stats)
+            self._executor = SpmdExecutor(parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder)
             self.engine = LLMEngine(
-                scheduler, tables, self._executor, config.vocab_size, parts.layout.max_model_len, options.scheduler
+                scheduler,
+                tables,
+                self._executor,
+                config.vocab_size,
+                parts.layout.max_model_len,
+                options.scheduler,
+                parts.recorder,
             )
 
     @property
@@ -180,6 +192,7 @@ class LLM:
         source = iter(requests)
         self._overflow = None
         self.report = report = RunReport()
+        recorder = self.parts.recorder
         open_requests: dict[int, OpenRequest] = {}
         before = self.engine.scheduler.counts.copy()
         begin = time.monotonic()
@@ -195,21 +208,14 @@ class LLM:
                     time.sleep(IDLE_SECONDS)
                     continue
                 in_step = True
-                advanced = self.engine.step()
+                with recorder.slice("engine"):
+                    advanced = self.engine.step()
                 in_step = False
-                for sequence in advanced:
-                    opened = open_requests[sequence.seq_id]
-                    if opened.add_token(sequence):
-                        self.engine.abort(sequence, FinishReason.STOP)
-                        sequence.finish_reason = FinishReason.STOP  # also where the length would have ended it
-                    if on_delta is not None:
-                        on_delta(opened.take_delta(sequence))
-                    if sequence.finish_reason is not None:
-                        del open_requests[sequence.seq_id]
-                        if opened.close(sequence):
-                            output = opened.output()
-                            self._count(report, output)
-                            yield output
+                with recorder.slice("detokenise"):
+                    finished = self._advance(advanced, open_requests, on_delta)
+                for output in finished:
+                    self._count(report, output)
+                    yield output
         except (Exception, GeneratorExit):
             if in_step:  # the ranks no longer agree on what runs
                 self._broken = True
@@ -225,10 +231,12 @@ class LLM:
                 report.counts = self.engine.scheduler.counts.copy()
                 report.counts.subtract(before)
                 report.workers = self.engine.pause()
+                if self._trace is not None:
+                    write_trace(self._trace, report.workers)
 
     def follow(self) -> None:
         """Ranks other than 0: take part until rank 0's run ends."""
-        follow(self.parts.channel, self.parts.worker, self.parts.stats)
+        follow(self.parts.channel, self.parts.worker, self.parts.stats, self.parts.recorder)
 
     def close(self) -> None:
         """Leave the group in an orderly way; collective. The LLM is of no use afterwards."""
@@ -269,6 +277,27 @@ class LLM:
             opened = OpenRequest(request, sequences, self.tokenizer, streams)
             open_requests |= {sequence.seq_id: opened for sequence in sequences}
         return True
+
+    def _advance(
+        self,
+        advanced: list[Sequence],
+        open_requests: dict[int, OpenRequest],
+        on_delta: Callable[[Delta], None] | None,
+    ) -> list[RequestOutput]:
+        """What has come to text; returns the outputs of the requests that are done with it."""
+        finished = []
+        for sequence in advanced:
+            opened = open_requests[sequence.seq_id]
+            if opened.add_token(sequence):
+                self.engine.abort(sequence, FinishReason.STOP)
+                sequence.finish_reason = FinishReason.STOP  # also where the length would have ended it
+            if on_delta is not None:
+                on_delta(opened.take_delta(sequence))
+            if sequence.finish_reason is not None:
+                del open_requests[sequence.seq_id]
+                if opened.close(sequence):
+                    finished.append(opened.output())
+        return finished
 
     @staticmethod
     def _count(report: RunReport, output: RequestOutput) -> None:

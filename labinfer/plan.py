@@ -346,6 +346,18 @@ class StepTimes(msgspec.Struct, frozen=True):
         return max(times[-1] for times in self.of_stage) / self.sizes[-1]
 
 
+class Slices(msgspec.Struct, frozen=True, array_like=True):
+    """Where one rank's time went: see ``observe/recorder.py``."""
+
+    names: list[str]
+    numbers: list[int]
+    """Of each slice: index of its name, begin, end, step id (-1 without a step), tokens of the step. In nanoseconds."""
+    clock: int
+    """What to add to a time for nanoseconds since 1970."""
+    num_dropped: int
+    """Slices there was no room for."""
+
+
 class WorkerStats(msgspec.Struct, frozen=True):
     """What one rank did between two pauses. Times in seconds, memory in bytes."""
 
@@ -363,3 +375,5 @@ class WorkerStats(msgspec.Struct, frozen=True):
     num_threads: int
     cpus: str
     """The CPUs this rank may run on, as ``taskset`` writes them."""
+    slices: Slices | None = None
+    """Where they were recorded."""

@@ -47,3 +47,19 @@ def test_the_demo_model_answers_the_same():
             texts.append([output.text for output in llm.generate(chats, SamplingParams(max_tokens=80))])
     assert texts[0] == texts[1]
     assert texts[0][:2] == ["42", "3, 5, 9"]
+
+
+def test_a_float32_model_draws_the_same_tokens(tmp_path):
+    directory = str(make_checkpoint(tmp_path / "model", "qwen2-tied"))
+    settings = [{}, {"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 90, "top_p": 0.9, "typical_p": 0.9}]
+    params = [
+        SamplingParams(max_tokens=12, temperature=1.2, seed=n, ignore_eos=True, repetition_penalty=1.0 + n % 2, **one)
+        for n, one in enumerate(settings)
+    ]
+    tokens = []
+    for functions in ("reference", "auto"):
+        with LLM(directory, num_kv_blocks=200, dtype="float32", functions=functions) as llm:
+            in_use = llm.parts.worker.runner.sampler._sample
+            tokens.append([output.token_ids for output in llm.generate(mixed_prompts(5), params)])
+    assert tokens[0] == tokens[1]
+    assert type(in_use.__self__).__name__ == "CpuSampling"

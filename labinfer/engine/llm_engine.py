@@ -15,7 +15,8 @@ from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
 from labinfer.errors import UserError
-from labinfer.plan import WorkerStats
+from labinfer.observe.recorder import Recorder
+from labinfer.plan import BatchPlan, WorkerStats
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class LLMEngine:
         vocab_size: ids a prompt may hold.
         max_model_len: tokens of a sequence that may be in the context at once.
         options: the scheduler's.
+        recorder: of where the time goes.
     """
 
     def __init__(
@@ -51,13 +53,14 @@ class LLMEngine:
         vocab_size: int,
         max_model_len: int,
         options: SchedulerOptions,
+        recorder: Recorder,
     ):
         self.scheduler = scheduler
         self.blocks = tables.blocks
         self._options = options
         self.max_model_len = max_model_len
         self.state = EngineState.IDLE
-        self._executor = executor
+        self._executor, self._recorder = executor, recorder
         self._vocab_size = vocab_size
         self._next_seq_id = 0
 
@@ -179,7 +182,7 @@ class LLMEngine:
         """Launch what may be launched, wait for the oldest micro-batch, return the sequences that got a token."""
         self.state = EngineState.SCHEDULING
         try:
-            while (plan := self.scheduler.schedule()) is not None:
+            while (plan := self._schedule()) is not None:
                 if logger.isEnabledFor(logging.DEBUG):
                     logger.debug("%s", self.scheduler.describe(plan))
                 self._executor.launch(plan)
@@ -188,12 +191,20 @@ class LLMEngine:
             self.state = EngineState.ERROR
             raise
 
+    def _schedule(self) -> BatchPlan | None:
+        with self._recorder.slice("schedule"):
+            return self.scheduler.schedule()
+
     def poll_result(self) -> list[Sequence]:
         """Take in the oldest micro-batch in flight; empty when there is none."""
         advanced = []
         if self.scheduler.in_flight:
             self.state = EngineState.WAITING_WORKER
-            advanced = self.scheduler.update(self._executor.wait_result())
+            plan = self.scheduler.in_flight[0].plan
+            with self._recorder.slice("wait for tokens", plan):
+                result = self._executor.wait_result()
+            with self._recorder.slice("update", plan):
+                advanced = self.scheduler.update(result)
         self.state = EngineState.SCHEDULING if self.has_work else EngineState.IDLE
         return advanced
 

@@ -30,6 +30,7 @@ from labinfer.layers.rope import RotaryTable
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class
 from labinfer.native import compiler
+from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.plan import Command, StepTimes, WorkerStats
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
@@ -54,6 +55,7 @@ class RankParts:
     pipeline: PipelineCommunicator | None
     worker: Worker
     stats: StatsReporter
+    recorder: Recorder
     capacity: KVCapacity
     step_times: StepTimes | None
     """None where nothing depends on them."""
@@ -102,7 +104,7 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype_of(place)
-    registry = layout.registry(_compiled_functions(group, device, dtype, layout.quantization))
+    registry = layout.registry(_compiled_functions(group, device))
     logger.debug("functions are chosen")
     with group.together(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, registry, parse_wanted(options.model.functions))
@@ -132,13 +134,14 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         rotary = RotaryTable(config.head_size, config.rope, config.max_position, capacity.max_model_len, dtype, device)
     keep_freed_memory()
     logger.debug("KV cache and rotary tables are made")
-    runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size)
+    runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size, context.functions)
     times = None
     if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):
         meter = StepMeter(layout, place, runner, pipeline)
         swap_seconds = time_swap(cache, rotary) if capacity.num_host_blocks else 0.0
         times = meter.measure(group, options.scheduler, swap_seconds)
         logger.debug("steps are measured")
+    recorder = Recorder(CAPACITY if options.observe.profile else 0)
     worker = Worker(
         runner,
         pipeline,
@@ -148,9 +151,10 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         hidden_size=config.hidden_size,
         is_last=topology.is_last(place.stage),
         is_sampling_rank=group.rank == topology.sampling_rank,
+        recorder=recorder,
     )
-    stats = StatsReporter(place, worker, device, checkpoint.bytes_read)
-    return RankParts(layout, place, directory, control, pipeline, worker, stats, capacity, times)
+    stats = StatsReporter(place, worker, device, checkpoint.bytes_read, recorder)
+    return RankParts(layout, place, directory, control, pipeline, worker, stats, recorder, capacity, times)
 
 
 def _connect(
@@ -178,12 +182,9 @@ def _connect(
     return tp, control, pipeline
 
 
-def _compiled_functions(
-    group: RankGroup, device: torch.device, dtype: torch.dtype, quantization: str
-) -> ctypes.CDLL | None:
+def _compiled_functions(group: RankGroup, device: torch.device) -> ctypes.CDLL | None:
     """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
-    useful = dtype == torch.bfloat16 or (dtype == torch.float32 and quantization != "none")
-    wanted = device.type == "cpu" and useful
+    wanted = device.type == "cpu"
     first, path = group.environment.local_rank == 0, None
     with group.together():
         if wanted and first:

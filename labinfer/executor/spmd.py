@@ -9,6 +9,7 @@ import torch
 
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, TokenArrival
+from labinfer.observe.recorder import Recorder
 from labinfer.plan import BatchPlan, BatchResult, Pause, WorkerStats
 from labinfer.spmd.machine import peak_memory, private_memory
 from labinfer.spmd.threads import format_ranges
@@ -24,13 +25,20 @@ class SpmdExecutor:
     """
 
     def __init__(
-        self, channel: ControlChannel, worker: Worker, pipeline: PipelineCommunicator | None, stats: StatsReporter
+        self,
+        channel: ControlChannel,
+        worker: Worker,
+        pipeline: PipelineCommunicator | None,
+        stats: StatsReporter,
+        recorder: Recorder,
     ):
         self._channel, self._worker, self._pipeline, self._stats = channel, worker, pipeline, stats
+        self._recorder = recorder
         self._results: deque[BatchResult | TokenArrival] = deque()
 
     def launch(self, plan: BatchPlan) -> None:
-        self._channel.broadcast(plan)
+        with self._recorder.slice("broadcast", plan):
+            self._channel.broadcast(plan)
         if self._pipeline is not None:
             self._results.append(self._pipeline.post_tokens(plan.step_id, plan.num_samples, plan.num_values))
         self._worker.launch(plan)
@@ -52,9 +60,9 @@ class SpmdExecutor:
 class StatsReporter:
     """What this rank did since the last report."""
 
-    def __init__(self, place: Place, worker: Worker, device: torch.device, weight_bytes_read: int):
+    def __init__(self, place: Place, worker: Worker, device: torch.device, weight_bytes_read: int, recorder: Recorder):
         self._place, self._worker, self._device = place, worker, device
-        self._weight_bytes_read = weight_bytes_read
+        self._weight_bytes_read, self._recorder = weight_bytes_read, recorder
 
     def take(self) -> WorkerStats:
         num_steps, busy_time = self._worker.take_times()
@@ -69,12 +77,17 @@ class StatsReporter:
             self._weight_bytes_read,
             torch.get_num_threads(),
             format_ranges(os.sched_getaffinity(0)),
+            self._recorder.take(),
         )
 
 
-def follow(channel: ControlChannel, worker: Worker, stats: StatsReporter) -> None:
+def follow(channel: ControlChannel, worker: Worker, stats: StatsReporter, recorder: Recorder) -> None:
     """The loop of every rank but 0, until rank 0's run ends."""
-    while isinstance(command := channel.receive(), BatchPlan):
+    while True:
+        with recorder.slice("wait for a plan"):
+            command = channel.receive()
+        if not isinstance(command, BatchPlan):
+            break
         worker.launch(command)
         worker.progress()
     assert isinstance(command, Pause)

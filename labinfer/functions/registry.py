@@ -16,7 +16,8 @@ import torch
 from labinfer.errors import UserError
 from labinfer.functions.cpu.bfloat16 import CpuFunctions
 from labinfer.functions.cpu.quantized import CpuQuantized
-from labinfer.functions.reference import attention, elementwise, linear, quantized
+from labinfer.functions.cpu.sampling import CpuSampling
+from labinfer.functions.reference import attention, elementwise, linear, quantized, sampling
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Functions:
     silu_and_mul: Callable
     rotate_and_write: Callable
     paged_attention: Callable
+    argmax: Callable
+    sample: Callable
 
 
 OF_MATRICES = tuple(field.name for field in fields(MatrixFunctions))
@@ -160,6 +163,8 @@ def default_registry(library: ctypes.CDLL | None = None, group: int = 64) -> Fun
         "silu_and_mul": elementwise.silu_and_mul,
         "rotate_and_write": attention.rotate_and_write,
         "paged_attention": attention.paged_attention,
+        "argmax": sampling.argmax,
+        "sample": sampling.sample,
     }
     for name, call in reference.items():
         registry.add(name, Implementation("reference", call))
@@ -169,10 +174,10 @@ def default_registry(library: ctypes.CDLL | None = None, group: int = 64) -> Fun
         for name, call in zip(OF_MATRICES, calls, strict=False):
             registry.add(name, Implementation("reference", call, quantization=quantization))
     if library is not None:
-        for name, call in CpuFunctions(library).implementations().items():
-            registry.add(name, Implementation("cpu", call, ("cpu",), (torch.bfloat16,)))
+        for functions in (CpuFunctions(library), CpuSampling(library)):
+            for name, call in functions.implementations().items():
+                registry.add(name, Implementation("cpu", call, ("cpu",), functions.dtypes))
         for quantization, calls in CpuQuantized(library).implementations(group).items():
             for name, call in zip(OF_MATRICES, calls, strict=False):
-                dtypes = (torch.bfloat16, torch.float32)
-                registry.add(name, Implementation("cpu", call, ("cpu",), dtypes, quantization))
+                registry.add(name, Implementation("cpu", call, ("cpu",), CpuQuantized.dtypes, quantization))
     return registry

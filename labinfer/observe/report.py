@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
+from labinfer.observe.trace import OF_THE_MODEL, own_times, read_slices
 from labinfer.plan import WorkerStats
 
 FRACTIONS = (0.5, 0.9, 0.99)
@@ -54,6 +55,12 @@ class RunReport:
         """Fraction of the tokens of admitted requests that the KV cache still held."""
         return self.counts["found"] / self.counts["looked_up"] if self.counts["looked_up"] else 0.0
 
+    def time_shares(self) -> dict[str, float]:
+        """Where the time of rank 0's steps went, the largest first; empty if it was not recorded."""
+        slices = self.workers[0].slices if self.workers else None
+        times = own_times(read_slices(slices)) if slices else Counter()
+        return {name: time / times.total() for name, time in times.most_common() if time}
+
     def as_dict(self) -> dict:
         """The same figures for machines."""
         return {
@@ -69,6 +76,7 @@ class RunReport:
             "time_per_output_token_s": _percentile_dict(self.time_per_output_token),
             "busy_s": [round(worker.busy_time, 4) for worker in self.workers],
             "bubble": [round(self.bubble(worker), 4) for worker in self.workers],
+            "time_shares": {name: round(share, 4) for name, share in self.time_shares().items()},
             "peak_memory": [worker.peak_memory for worker in self.workers],
             "private_memory": [worker.private_memory for worker in self.workers],
             "weight_bytes_read": [worker.weight_bytes_read for worker in self.workers],
@@ -96,6 +104,12 @@ class RunReport:
                     "--num-kv-blocks or lower --max-num-seqs)",
                 )
             )
+        if shares := self.time_shares():
+            others = {name: share for name, share in shares.items() if name not in OF_THE_MODEL}
+            parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in others.items())
+            rows.append(("outside the model", f"{100 * sum(others.values()):.1f} % of rank 0's steps: {parts}"))
+        if dropped := sum(w.slices.num_dropped for w in self.workers if w.slices):
+            rows.append(("not in the profile", f"{dropped} slices: there was no room for more"))
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)
         if not self.workers:
             return text

@@ -9,6 +9,7 @@ from torch import nn
 
 from labinfer.errors import UserError
 from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
+from labinfer.functions.registry import Functions
 from labinfer.layers.input_batch import ModelInputBatch, PromptRow
 from labinfer.layers.rope import RotaryTable
 from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams, TokenSampling
@@ -37,6 +38,7 @@ class ModelRunner:
         cache: its KV blocks.
         rotary: cos and sin of all positions.
         dtype: of the activations inside this stage.
+        functions: what tokens are chosen with.
     """
 
     def __init__(
@@ -47,12 +49,13 @@ class ModelRunner:
         device: torch.device,
         dtype: torch.dtype,
         vocab_size: int,
+        functions: Functions,
     ):
         self._model, self._cache, self._rotary = model, cache, rotary
         self._device, self._dtype, self._vocab_size = device, dtype, vocab_size
         self._sequences: dict[int, SequenceState] = {}
         self.processors = find_processors()
-        self.sampler = Sampler(self.processors)
+        self.sampler = Sampler(self.processors, functions)
 
     def check_processors(self, sampling: SamplingParams, prompt_ids: list[int]) -> None:
         """Try the request's own logits processors before any rank has to run them.

@@ -9,6 +9,7 @@ import torch
 
 from labinfer.comm.pipeline import Arrival, PipelineCommunicator
 from labinfer.comm.progress import Progress
+from labinfer.observe.recorder import Recorder
 from labinfer.plan import BatchPlan, BatchResult
 from labinfer.worker.model_runner import ModelRunner
 
@@ -22,6 +23,7 @@ class Worker:
         pipeline: links to the stages beside this one; None when there is one stage.
         incoming: number type of the activations that arrive; None on the first stage.
         hidden_size: their width.
+        recorder: of where the time goes.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class Worker:
         hidden_size: int,
         is_last: bool,
         is_sampling_rank: bool,
+        recorder: Recorder,
     ):
         self.runner = runner
         self._pipeline = pipeline
         self._progress = progress
         self._device, self._incoming, self._hidden_size = device, incoming, hidden_size
         self._is_last, self._is_sampling_rank = is_last, is_sampling_rank
+        self._recorder = recorder
         self._launched: deque[tuple[BatchPlan, Arrival | None]] = deque()
         self.num_steps = 0
         self.busy_time = 0.0
@@ -57,21 +61,34 @@ class Worker:
         """Run the oldest launched plan; the sampled tokens where they are made and there is one stage only."""
         plan, arrival = self._launched.popleft()
         self._progress.step_id = plan.step_id
+        with self._recorder.slice("step", plan):
+            return self._step(plan, arrival)
+
+    def _step(self, plan: BatchPlan, arrival: Arrival | None) -> BatchResult | None:
+        slice_of, result = self._recorder.slice, None
         begin = time.perf_counter()
-        batch = self.runner.prepare(plan)  # while the activations are on their way
+        with slice_of("prepare", plan):
+            batch = self.runner.prepare(plan)  # while the activations are on their way
         self.busy_time += time.perf_counter() - begin
-        hidden_TD = arrival.wait() if arrival else None
+        hidden_TD = None
+        if arrival is not None:
+            with slice_of("wait for activations", plan):
+                hidden_TD = arrival.wait()
         begin = time.perf_counter()
-        hidden_TD = self.runner.run(plan, batch, hidden_TD)
-        result = self.runner.sample(plan, batch, hidden_TD) if self._is_last else None
+        with slice_of("run", plan):
+            hidden_TD = self.runner.run(plan, batch, hidden_TD)
+        if self._is_last:
+            with slice_of("sample", plan):
+                result = self.runner.sample(plan, batch, hidden_TD)
         self.busy_time += time.perf_counter() - begin
         self.num_steps += 1
-        if not self._is_last:
-            self._pipeline.send_activations(plan.step_id, hidden_TD)
-        elif self._is_sampling_rank:
-            if self._pipeline is None:
-                return result
-            self._pipeline.send_tokens(plan.step_id, result.token_ids, result.values)
+        if self._is_last and self._pipeline is None:
+            return result if self._is_sampling_rank else None
+        with slice_of("send", plan):
+            if not self._is_last:
+                self._pipeline.send_activations(plan.step_id, hidden_TD)
+            elif self._is_sampling_rank:
+                self._pipeline.send_tokens(plan.step_id, result.token_ids, result.values)
         return None
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ ENGINE_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
-    "--threads", "--log-level", "--timeout", "--functions",
+    "--threads", "--log-level", "--timeout", "--functions", "--profile",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | {
     "--prompt", "--raw", "--input", "--output", "--report",

@@ -10,10 +10,12 @@ import torch
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.errors import UserError
+from labinfer.functions.reference.sampling import candidates
+from labinfer.functions.registry import default_registry
 from labinfer.plan import SamplingParams
 from labinfer.worker import logits_processors
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
-from labinfer.worker.sampler import Sampler, _candidates
+from labinfer.worker.sampler import Sampler, draw_of
 
 VOCAB = 50
 PROMPT, OUTPUT = [3, 4, 4, 5, 9], [7, 8, 7, 7, 3]
@@ -30,7 +32,9 @@ def logits(seed: int = 0) -> torch.Tensor:
 
 def processed(one: SampledRow, logits_V: torch.Tensor) -> torch.Tensor:
     before = logits_V.clone()
-    result = Sampler(find_processors()).process(logits_V, one)
+    result = Sampler(find_processors(), default_registry().select(torch.device("cpu"), torch.float32)).process(
+        logits_V, one
+    )
     assert torch.equal(logits_V, before), "the model's logits were changed in place"
     return result
 
@@ -115,12 +119,12 @@ def test_candidate_sets_are_transformers(name, warper, value, seed):
     from transformers.generation import logits_process
 
     kept = torch.isfinite(theirs(getattr(logits_process, warper)(value), logits(seed).double(), PROMPT))
-    ours = _candidates(logits(seed).double(), row(temperature=1.0, **{name: value}).sampling)
+    ours = candidates(logits(seed).double(), draw_of(0, row(temperature=1.0, **{name: value})))
     assert sorted(ours.tolist()) == kept.nonzero().flatten().tolist()
 
 
 def test_sets_narrow_one_after_another():
-    sampling = row(temperature=1.0, top_k=10, top_p=0.9, min_p=0.05, typical_p=0.8).sampling
+    draw = draw_of(0, row(temperature=1.0, top_k=10, top_p=0.9, min_p=0.05, typical_p=0.8))
     from transformers.generation.logits_process import (
         MinPLogitsWarper,
         TopKLogitsWarper,
@@ -131,7 +135,7 @@ def test_sets_narrow_one_after_another():
     kept = logits().double()
     for warper in (TopKLogitsWarper(10), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05), TypicalLogitsWarper(0.8)):
         kept = theirs(warper, kept, PROMPT)
-    ours = sorted(_candidates(logits().double(), sampling).tolist())
+    ours = sorted(candidates(logits().double(), draw).tolist())
     assert ours == torch.isfinite(kept).nonzero().flatten().tolist()
     assert len(ours) < 10
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import torch
 
+from labinfer.functions.cpu import library
+from labinfer.functions.reference.sampling import gumbel_noise, split_mix
+from labinfer.functions.registry import default_registry
 from labinfer.plan import TokenSampling
 from labinfer.worker.logits_processors.registry import SampledRow
-from labinfer.worker.sampler import Sampler, gumbel_noise, sample_row, split_mix
+from labinfer.worker.sampler import Sampler
 
 MASK = (1 << 64) - 1
 
@@ -31,9 +35,25 @@ def row(position: int = 0, temperature: float = 1.0, **sampling) -> SampledRow:
     return SampledRow(TokenSampling(num_prompt_tokens=position, temperature=temperature, **sampling), [0] * position)
 
 
-def drawn(logits_V: torch.Tensor, count: int, **params) -> list[int]:
-    """One token for each of ``count`` seeds."""
-    return [sample_row(logits_V, row(seed=seed, **params)) for seed in range(count)]
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def sampler(request, tmp_path_factory) -> Sampler:
+    """Without processors, over torch's functions and over the compiled ones."""
+    compiled = None
+    if request.param == "cpu":
+        if not any(map(shutil.which, library.COMPILERS)):
+            pytest.skip("no C++ compiler, so the functions are not used either")
+        compiled = library.load(library.build(tmp_path_factory.mktemp("kernels")))
+    return Sampler({}, default_registry(compiled).select(torch.device("cpu"), torch.float32))
+
+
+@pytest.fixture
+def drawn(sampler):
+    """One token for each of ``count`` seeds: ``drawn(logits_V, count, **params)``."""
+
+    def draw(logits_V: torch.Tensor, count: int, **params) -> list[int]:
+        return sampler(logits_V.expand(count, -1), [row(seed=seed, **params) for seed in range(count)])
+
+    return draw
 
 
 @pytest.mark.parametrize("state", [0, 1, 2, 12345, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 0xDEADBEEFCAFEF00D])
@@ -78,19 +98,19 @@ def test_noise_changes_with_seed_and_with_position():
         assert abs(torch.corrcoef(torch.stack([base, other]))[0, 1]) < 0.15
 
 
-def test_temperature_0_takes_the_largest_logit_whatever_the_rest_says():
+def test_temperature_0_takes_the_largest_logit_whatever_the_rest_says(sampler):
     logits_BV = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     rows = [row(seed, 0.0, top_p=0.1, top_k=3, seed=seed) for seed in range(6)]
-    assert Sampler({})(logits_BV, rows) == logits_BV.argmax(-1).tolist()
+    assert sampler(logits_BV, rows) == logits_BV.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_logits_may_be_of_any_float_type(dtype):
+def test_logits_may_be_of_any_float_type(sampler, dtype):
     logits_BV = torch.tensor([[0.0, 30.0, 0.0], [9.0, -30.0, -30.0]], dtype=dtype)
-    assert Sampler({})(logits_BV, [row(0, 0.0), row()]) == [1, 0]
+    assert sampler(logits_BV, [row(0, 0.0), row()]) == [1, 0]
 
 
-def test_many_seeds_follow_the_softmax():
+def test_many_seeds_follow_the_softmax(drawn):
     logits_V, count, temperature = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.5]), 4000, 0.8
     counts = torch.bincount(torch.tensor(drawn(logits_V, count, temperature=temperature)), minlength=6)
     expected = (logits_V / temperature).softmax(-1) * count
@@ -98,23 +118,23 @@ def test_many_seeds_follow_the_softmax():
     assert chi_square < 20.5  # 5 degrees of freedom: exceeded once in a thousand
 
 
-def test_many_positions_follow_the_softmax_too():
+def test_many_positions_follow_the_softmax_too(sampler):
     logits_V, count = torch.tensor([1.0, 0.0, -1.0]), 4000
-    tokens = [sample_row(logits_V, row(position, seed=42)) for position in range(count)]
+    tokens = sampler(logits_V.expand(count, -1), [row(position, seed=42) for position in range(count)])
     expected = logits_V.softmax(-1) * count
     counts = torch.bincount(torch.tensor(tokens), minlength=3)
     assert ((counts - expected) ** 2 / expected).sum().item() < 13.8
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5])
-def test_top_k_draws_from_the_k_largest_and_from_all_of_them(top_k):
+def test_top_k_draws_from_the_k_largest_and_from_all_of_them(drawn, top_k):
     logits_V = torch.tensor([0.3, 0.1, 0.5, 0.2, 0.4, 0.0, 0.45])
     allowed = set(logits_V.argsort(descending=True)[:top_k].tolist())
     assert set(drawn(logits_V, 300, top_k=top_k)) == allowed
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 7, 1000])
-def test_top_k_that_is_off_or_larger_than_the_vocabulary_keeps_all(top_k):
+def test_top_k_that_is_off_or_larger_than_the_vocabulary_keeps_all(drawn, top_k):
     logits_V = torch.zeros(7)
     assert drawn(logits_V, 100, top_k=top_k) == drawn(logits_V, 100)
     assert set(drawn(logits_V, 300, top_k=top_k)) == set(range(7))
@@ -123,28 +143,28 @@ def test_top_k_that_is_off_or_larger_than_the_vocabulary_keeps_all(top_k):
 @pytest.mark.parametrize(
     ("top_p", "allowed"), [(0.01, {2}), (0.39, {2}), (0.41, {2, 0}), (0.75, {2, 0, 3}), (0.95, {2, 0, 3, 1})]
 )
-def test_top_p_draws_from_the_smallest_set_that_is_enough(top_p, allowed):
+def test_top_p_draws_from_the_smallest_set_that_is_enough(drawn, top_p, allowed):
     logits_V = torch.tensor([0.3, 0.1, 0.4, 0.2]).log()
     assert set(drawn(logits_V, 400, top_p=top_p)) == allowed
 
 
-def test_top_p_counts_within_what_top_k_left():
+def test_top_p_counts_within_what_top_k_left(drawn):
     logits_V = torch.tensor([0.3, 0.1, 0.4, 0.2]).log()  # the two largest are 4/7 and 3/7 of what is left
     assert set(drawn(logits_V, 300, top_k=2, top_p=0.5)) == {2}
     assert set(drawn(logits_V, 300, top_k=2, top_p=0.6)) == {2, 0}
 
 
-def test_top_p_is_taken_after_temperature():
+def test_top_p_is_taken_after_temperature(drawn):
     logits_V = torch.tensor([0.6, 0.4]).log()
     assert set(drawn(logits_V, 200, top_p=0.65)) == {0, 1}
     assert set(drawn(logits_V, 200, top_p=0.65, temperature=0.5)) == {0}
 
 
-def test_ties_are_broken_by_token_id():
+def test_ties_are_broken_by_token_id(drawn):
     assert set(drawn(torch.zeros(50), 300, top_k=2)) == {0, 1}
 
 
-def test_top_k_of_everything_draws_the_same_as_no_filter():
+def test_top_k_of_everything_draws_the_same_as_no_filter(drawn):
     """A candidate's noise is its own, so a filter changes a draw only by forbidding it."""
     logits_V = torch.randn(20, generator=torch.Generator().manual_seed(1))
     free, filtered = drawn(logits_V, 300), drawn(logits_V, 300, top_k=19)
@@ -152,16 +172,16 @@ def test_top_k_of_everything_draws_the_same_as_no_filter():
     assert all(a == b for a, b in zip(free, filtered, strict=True) if a != forbidden)
 
 
-def test_a_row_draws_the_same_in_every_batch():
+def test_a_row_draws_the_same_in_every_batch(sampler):
     logits_BV = torch.randn(8, 100, generator=torch.Generator().manual_seed(2))
     rows = [row(5 * i, 0.7 if i % 3 else 0.0, top_p=0.9, seed=i * 11) for i in range(8)]
-    together = Sampler({})(logits_BV, rows)
-    backwards = Sampler({})(logits_BV.flip(0), rows[::-1])
-    alone = [Sampler({})(logits_BV[i : i + 1], [rows[i]])[0] for i in range(8)]
+    together = sampler(logits_BV, rows)
+    backwards = sampler(logits_BV.flip(0), rows[::-1])
+    alone = [sampler(logits_BV[i : i + 1], [rows[i]])[0] for i in range(8)]
     assert together == backwards[::-1] == alone
 
 
-def test_the_same_call_twice_draws_the_same():
+def test_the_same_call_twice_draws_the_same(drawn):
     logits_V = torch.randn(1000, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(0)
     first = drawn(logits_V, 20)
@@ -171,6 +191,6 @@ def test_the_same_call_twice_draws_the_same():
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-300, 1e-320])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_smallest_temperatures_are_greedy_and_never_fail(temperature, top_p):
+def test_the_smallest_temperatures_are_greedy_and_never_fail(drawn, temperature, top_p):
     logits_V = torch.tensor([3.0, 9.0, 8.0, -5.0])
     assert drawn(logits_V, 20, temperature=temperature, top_p=top_p) == [1] * 20

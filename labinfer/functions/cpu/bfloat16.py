@@ -19,6 +19,8 @@ class CpuFunctions:
         library: see ``library.load``.
     """
 
+    dtypes = (torch.bfloat16,)
+
     def __init__(self, library: ctypes.CDLL):
         self._library = library
 

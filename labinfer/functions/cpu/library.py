@@ -36,7 +36,8 @@ def load(path: Path) -> ctypes.CDLL:
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
         "rotate_and_write": [pointer] * 7 + [size] * 4 + [count],
         "attend": [pointer] * 9 + [size] * 5 + [real, size, count],
-    }
+    } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
+    arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
     for name, types in arguments.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None

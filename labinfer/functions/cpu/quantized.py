@@ -24,6 +24,9 @@ class CpuQuantized:
         library: see ``library.load``.
     """
 
+    dtypes = (torch.bfloat16, torch.float32)
+    """Of activations."""
+
     def __init__(self, library: ctypes.CDLL):
         self._library = library
 

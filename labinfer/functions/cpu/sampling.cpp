@@ -1,0 +1,385 @@
+// Choosing tokens: the largest logit, and draws from sets that are found by counting instead of sorting.
+#include <array>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "vectors.h"
+
+namespace {
+
+// Wider than any register: arithmetic is split well by compilers, comparisons are not and are left to floats.
+typedef double doubles __attribute__((vector_size(8 * WIDTH)));
+typedef int64_t longs __attribute__((vector_size(8 * WIDTH)));
+typedef uint64_t hashes __attribute__((vector_size(8 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr double LIKELIEST = 1099511627776.0;  // weight of the largest logit, 2^40
+constexpr double FAR = 40;                      // below the largest logit, over the temperature, there is no weight
+constexpr double NEAR[] = {4, 6, 8, 10, 13, 17};  // and down to these there may be most of it
+constexpr int BOUNDS = 7;                         // these, and the far one
+
+constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
+
+const ints LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// As functions/draw.py has it; log_min_p is the logarithm of min_p.
+struct Draw {
+  int64_t row, position, seed, top_k;
+  double temperature, top_p, log_min_p;
+};
+
+struct Top {
+  float value;
+  int64_t id;
+};
+
+// The last candidate: those with larger logits are candidates too, and those with equal ones up to its id.
+struct Cut {
+  float logit;
+  int64_t id;
+};
+
+struct Listed {
+  float logit;
+  int32_t id;
+  int64_t weight;
+  Listed() {}  // so that a long list is not filled with zeros first
+};
+
+struct Drawn {
+  double score;
+  int64_t id;
+};
+
+inline floats read(const float* from) { return load<floats>(from); }
+inline floats read(const bf16* from) { return widen(load<halves>(from)); }
+inline float one(float value) { return value; }
+inline float one(bf16 value) { return widen(value); }
+
+// The next logits of a row, filled up with -inf where it ends.
+template <typename T>
+inline floats read(const T* from, int64_t left) {
+  if (left >= WIDTH) return read(from);
+  floats found = same(NOTHING);
+  for (int64_t i = 0; i < left; ++i) found[i] = one(from[i]);
+  return found;
+}
+
+inline bool any(ints mask) {
+  uint64_t parts[WIDTH / 2], found = 0;
+  std::memcpy(parts, &mask, sizeof(mask));
+  for (uint64_t part : parts) found |= part;
+  return found;
+}
+
+// Where the second comes after the first in the row.
+inline Top larger(Top first, Top second) {
+  if (first.value != first.value) return first;
+  return second.value != second.value || second.value > first.value ? second : first;
+}
+
+// The first of the largest logits; the first NaN where there is one.
+template <typename T>
+Top largest_of(const T* row, int64_t begin, int64_t end) {
+  floats best = same(NOTHING);
+  ints at = ints{} + std::numeric_limits<int32_t>::max(), unordered{};
+  ints ids = LANES + int32_t(begin);
+  for (int64_t i = begin; i < end; i += WIDTH, ids += WIDTH) {
+    floats x = read(row + i, end - i);
+    ints more = x > best;
+    best = more ? x : best;
+    at = more ? ids : at;
+    unordered |= x != x;
+  }
+  if (any(unordered))
+    for (int64_t i = begin; i < end; ++i)
+      if (one(row[i]) != one(row[i])) return {one(row[i]), i};
+  Top found{NOTHING, begin};
+  for (int i = 0; i < WIDTH; ++i)
+    if (best[i] > found.value || (best[i] == found.value && best[i] != NOTHING && at[i] < found.id)) found = {best[i], at[i]};
+  return found;
+}
+
+inline doubles exponential(doubles x) {  // of -700 to 700, to about one unit in the last place
+  doubles scaled = x * 1.4426950408889634 + 6755399441055744.0;  // adding 1.5 * 2^52 rounds to a whole number
+  longs power = (longs)scaled << 52;
+  doubles whole = scaled - 6755399441055744.0;
+  doubles rest = x - whole * 6.93145751953125e-1 - whole * 1.42860682030941723212e-6;
+  doubles value = doubles{} + 1.0 / 6227020800.0;
+  for (double factor : {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+                        1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0})
+    value = value * rest + factor;
+  return (doubles)((longs)value + power);
+}
+
+// Probabilities as whole numbers, whose sum is the same in any order; the largest logit comes over the temperature.
+inline longs weigh(floats x, double temperature, double largest, float far) {
+  doubles scaled = __builtin_convertvector(x < far ? same(far) : x, doubles) / temperature;
+  return __builtin_convertvector(exponential(scaled - largest) * LIKELIEST, longs);
+}
+
+template <typename V>
+inline V split_mix(V x) {
+  x += GAMMA;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+inline double gumbel(uint64_t bits) { return -std::log(-std::log((double(bits >> 11) + 0.5) * 0x1p-53)); }
+
+inline uint32_t in_order(float value) {  // larger numbers for larger floats; 0 and -0 are the same
+  uint32_t bits;
+  value += 0.0f;
+  std::memcpy(&bits, &value, 4);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+inline float from_order(uint32_t key) {
+  uint32_t bits = key >> 31 ? key & 0x7fffffff : ~key;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// The smallest logit that is this much or more when it is divided by the temperature.
+float least(double scaled, double temperature) {
+  if (!std::isfinite(scaled)) return NOTHING;
+  float logit = float(scaled * temperature);
+  while (logit / temperature >= scaled) logit = std::nextafter(logit, NOTHING);
+  while (logit / temperature < scaled) logit = std::nextafter(logit, -NOTHING);
+  return logit;
+}
+
+// The last token before which those with larger logits, and equal ones with smaller ids, weigh less than the limit.
+// A digit of the sorted order is found at a time. Tokens come by id.
+Cut cut_at(std::vector<Listed> tokens, double limit) {
+  constexpr int BITS = 11;
+  int64_t before = 0;
+  uint32_t prefix = 0;  // of the cut's place in the order, as far as it is known
+  std::vector<int64_t> sums(1 << BITS);
+  for (int shift : {22, 11, 0}) {
+    std::fill(sums.begin(), sums.end(), 0);
+    for (const Listed& token : tokens) sums[(in_order(token.logit) >> shift) & ((1 << BITS) - 1)] += token.weight;
+    int digit = (1 << BITS) - 1;
+    for (; digit > 0 && double(before + sums[digit]) < limit; --digit) before += sums[digit];
+    prefix = prefix << BITS | digit;
+    auto differs = [&](const Listed& token) { return in_order(token.logit) >> shift != prefix; };
+    tokens.erase(std::remove_if(tokens.begin(), tokens.end(), differs), tokens.end());
+  }
+  Cut cut{from_order(prefix), 0};
+  for (size_t i = 0; i < tokens.size() && double(before) < limit; before += tokens[i++].weight) cut.id = tokens[i].id;
+  return cut;
+}
+
+inline bool is_in(float logit, int64_t id, Cut cut) { return logit > cut.logit || (logit == cut.logit && id <= cut.id); }
+
+// One row of logits, in blocks that threads may share.
+template <typename T>
+struct Row {
+  const T* logits;
+  int64_t size;
+  int threads;
+
+  bool takes_top_k(const Draw& draw) const { return draw.top_k > 0 && draw.top_k < size; }
+
+  int64_t block_length(int64_t blocks) const {
+    int64_t length = (size + blocks - 1) / blocks;
+    return (length + WIDTH - 1) / WIDTH * WIDTH;
+  }
+
+  // The largest logit of every block.
+  std::vector<Top> tops(int64_t wanted) const {
+    int64_t length = block_length(wanted), blocks = (size + length - 1) / length;
+    std::vector<Top> found(blocks);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b) found[b] = largest_of(logits, b * length, std::min(size, (b + 1) * length));
+    return found;
+  }
+
+  Top largest(const std::vector<Top>& tops) const {
+    Top found = tops[0];
+    for (const Top& top : tops) found = larger(found, top);
+    return found;
+  }
+
+  // The tokens whose logits are not less, by id, each with a weight of 1. Where all are wanted, what fills the row up comes too,
+  // as its last ones.
+  std::vector<Listed> from(float logit) const {
+    ints counts{};
+    for (int64_t i = 0; i < size; i += WIDTH) counts -= read(logits + i, size - i) >= logit;
+    int64_t count = 0;
+    for (int lane = 0; lane < WIDTH; ++lane) count += counts[lane];
+    std::vector<Listed> found(count + WIDTH);
+    Listed* next = found.data();
+    for (int64_t i = 0; i < size; i += WIDTH) {
+      floats x = read(logits + i, size - i);
+      if (!any(x >= logit)) continue;
+      for (int lane = 0; lane < WIDTH; ++lane) {
+        next->logit = x[lane];
+        next->id = int32_t(i + lane);
+        next->weight = 1;
+        next += x[lane] >= logit;
+      }
+    }
+    found.resize(count);
+    return found;
+  }
+
+  // The weight of the tokens whose logits are not less than each of these.
+  std::array<int64_t, BOUNDS> masses(const std::array<float, BOUNDS>& bounds, double temperature, double largest) const {
+    int64_t length = block_length(threads), sums[BOUNDS] = {};
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(+ : sums[:BOUNDS])
+    for (int64_t begin = 0; begin < size; begin += length) {
+      longs within[BOUNDS] = {};
+      for (int64_t i = begin, end = std::min(size, begin + length); i < end; i += WIDTH) {
+        floats x = read(logits + i, end - i);
+        if (!any(x >= bounds[BOUNDS - 1])) continue;
+        longs weights = weigh(x, temperature, largest, bounds[BOUNDS - 1]);
+        for (int n = 0; n < BOUNDS; ++n) within[n] += weights & __builtin_convertvector(x >= bounds[n], longs);
+      }
+      for (int n = 0; n < BOUNDS; ++n)
+        for (int lane = 0; lane < WIDTH; ++lane) sums[n] += within[n][lane];
+    }
+    std::array<int64_t, BOUNDS> found;
+    std::copy(sums, sums + BOUNDS, found.begin());
+    return found;
+  }
+
+  // The last of as many tokens as top-k wants, and all of them, by id.
+  Cut top_k(int64_t count, const std::vector<Top>& tops, std::vector<Listed>& tokens) const {
+    // So many logits are not below the last of so many blocks' largest ones.
+    std::vector<float> values;
+    for (const Top& top : tops) values.push_back(top.value);
+    float bound = NOTHING;
+    if (count <= int64_t(values.size())) {
+      std::nth_element(values.begin(), values.begin() + count - 1, values.end(), std::greater<float>());
+      bound = values[count - 1];
+    }
+    tokens = from(bound);
+    Cut cut = cut_at(tokens, double(count));
+    auto outside = [&](const Listed& token) { return !is_in(token.logit, token.id, cut); };
+    tokens.erase(std::remove_if(tokens.begin(), tokens.end(), outside), tokens.end());
+    return cut;
+  }
+
+  Cut last_candidate(const Draw& draw, const std::vector<Top>& tops, double largest) const {
+    Cut cut{NOTHING, size};
+    std::vector<Listed> tokens;
+    bool some = takes_top_k(draw);
+    if (some) cut = top_k(draw.top_k, tops, tokens);
+    if (draw.top_p < 1.0) {
+      std::array<float, BOUNDS> bounds;
+      for (int n = 0; n < BOUNDS - 1; ++n) bounds[n] = least(largest - NEAR[n], draw.temperature);
+      bounds[BOUNDS - 1] = least(largest - FAR, draw.temperature);
+      double limit = draw.top_p;
+      if (!some) {
+        std::array<int64_t, BOUNDS> within = masses(bounds, draw.temperature, largest);
+        limit *= double(within.back());
+        int n = 0;
+        while (double(within[n]) < limit) ++n;
+        tokens = from(bounds[n]);
+      }
+      int64_t total = 0;
+      for (size_t i = 0; i < tokens.size(); i += WIDTH) {
+        int count = std::min<size_t>(WIDTH, tokens.size() - i);
+        floats x = same(NOTHING);
+        for (int lane = 0; lane < count; ++lane) x[lane] = tokens[i + lane].logit;
+        longs weights = weigh(x, draw.temperature, largest, bounds[BOUNDS - 1]);
+        for (int lane = 0; lane < count; ++lane) total += tokens[i + lane].weight = weights[lane];
+      }
+      if (some) limit *= double(total);
+      cut = cut_at(std::move(tokens), limit);
+    }
+    float bound = least(largest + draw.log_min_p, draw.temperature);
+    return bound > cut.logit ? Cut{bound, size} : cut;
+  }
+
+  // The candidate with the largest sum of logit and noise. Of most the noise is not computed: with u uniform it is
+  // -log(-log u), and -log u >= 1 - u, so that a token wins only where 1 - u <= exp(its logit - the best sum).
+  Drawn best_of(const Draw& draw, Cut cut, uint64_t key, Drawn best, int64_t begin, int64_t end) const {
+    const double inverse = 1.0 / draw.temperature;
+    for (int64_t i = begin; i < end; i += WIDTH) {
+      floats x = read(logits + i, end - i);
+      ints may_win = x >= cut.logit;
+      if (!any(may_win)) continue;
+      hashes bits = split_mix(key + __builtin_convertvector(LANES + int32_t(i), hashes) * GAMMA);
+      floats rest = __builtin_convertvector(__builtin_convertvector(~bits >> 33, ints), floats) * 0x1p-31f;
+      double bound = best.score - 1e-3 - 1e-14 * std::abs(best.score);  // more than float32's exponential is off
+      doubles ahead = __builtin_convertvector(x, doubles) * inverse - bound;
+      may_win &= rest <= exponential(__builtin_convertvector(ahead, floats));
+      if (!any(may_win)) continue;
+      for (int64_t lane = 0; lane < std::min<int64_t>(WIDTH, end - i); ++lane) {
+        if (!may_win[lane] || !is_in(x[lane], i + lane, cut)) continue;
+        double score = double(x[lane]) / draw.temperature + gumbel(bits[lane]);
+        if (score > best.score || (score == best.score && i + lane < best.id)) best = {score, i + lane};
+      }
+    }
+    return best;
+  }
+
+  int64_t drawn(const Draw& draw) const {
+    int64_t vectors = (size + WIDTH - 1) / WIDTH;
+    std::vector<Top> tops = this->tops(takes_top_k(draw) ? std::min(4 * draw.top_k, vectors) : threads);
+    Top top = largest(tops);
+    if (!std::isfinite(top.value)) return top.id;
+    double largest = top.value / draw.temperature;
+    Cut cut = last_candidate(draw, tops, largest);
+    uint64_t key = split_mix(split_mix(uint64_t(draw.seed)) + uint64_t(draw.position));
+    Drawn first{largest + gumbel(split_mix(key + uint64_t(top.id) * GAMMA)), top.id};
+    int64_t length = block_length(threads), blocks = (size + length - 1) / length;
+    std::vector<Drawn> found(blocks);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t b = 0; b < blocks; ++b)
+      found[b] = best_of(draw, cut, key, first, b * length, std::min(size, (b + 1) * length));
+    Drawn best = first;
+    for (const Drawn& one : found)
+      if (one.score > best.score || (one.score == best.score && one.id < best.id)) best = one;
+    return best.id;
+  }
+};
+
+// Threads take rows; where there are more threads than rows, they share each row.
+inline int threads_of_a_row(int64_t rows, int threads) { return rows >= threads ? 1 : threads; }
+
+template <typename T>
+void argmax_of(const T* logits, int64_t* ids, int64_t rows, int64_t size, int threads) {
+  int inside = threads_of_a_row(rows, threads);
+#pragma omp parallel for num_threads(threads) if (inside == 1 && threads > 1)
+  for (int64_t b = 0; b < rows; ++b) {
+    Row<T> row{logits + b * size, size, inside};
+    ids[b] = row.largest(row.tops(inside)).id;
+  }
+}
+
+template <typename T>
+void sample_of(const T* logits, const Draw* draws, int64_t* ids, int64_t count, int64_t size, int threads) {
+  int inside = threads_of_a_row(count, threads);
+#pragma omp parallel for num_threads(threads) if (inside == 1 && threads > 1) schedule(dynamic)
+  for (int64_t n = 0; n < count; ++n) ids[n] = Row<T>{logits + draws[n].row * size, size, inside}.drawn(draws[n]);
+}
+
+}  // namespace
+
+// Plain C functions over pointers, called through ctypes. They check nothing: sampling.py checks shapes and types.
+extern "C" {
+
+void argmax_bfloat16(const bf16* logits, int64_t* ids, int64_t rows, int64_t size, int threads) {
+  argmax_of(logits, ids, rows, size, threads);
+}
+
+void argmax_float32(const float* logits, int64_t* ids, int64_t rows, int64_t size, int threads) {
+  argmax_of(logits, ids, rows, size, threads);
+}
+
+void sample_bfloat16(const bf16* logits, const Draw* draws, int64_t* ids, int64_t count, int64_t size, int threads) {
+  sample_of(logits, draws, ids, count, size, threads);
+}
+
+void sample_float32(const float* logits, const Draw* draws, int64_t* ids, int64_t count, int64_t size, int threads) {
+  sample_of(logits, draws, ids, count, size, threads);
+}
+
+}  // extern "C"

@@ -1,0 +1,67 @@
+"""The registry's functions that choose tokens over the compiled ones, for logits of any float type."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from labinfer.functions.draw import Draw
+from labinfer.functions.reference import sampling
+
+
+class CompiledDraw(ctypes.Structure):
+    """``Draw`` as sampling.cpp has it."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("row", "position", "seed", "top_k")),
+        *((name, ctypes.c_double) for name in ("temperature", "top_p", "log_min_p")),
+    ]
+
+    @classmethod
+    def of(cls, draw: Draw) -> CompiledDraw:
+        log_min_p = math.log(draw.min_p) if draw.min_p > 0.0 else -math.inf
+        return cls(draw.row, draw.position, draw.seed, draw.top_k, draw.temperature, draw.top_p, log_min_p)
+
+
+class CpuSampling:
+    """Each method is an implementation of the function of its name; see ``reference`` for what it means.
+
+    Args:
+        library: see ``library.load``.
+    """
+
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+
+    def __init__(self, library: ctypes.CDLL):
+        self._argmax = {torch.float32: library.argmax_float32, torch.bfloat16: library.argmax_bfloat16}
+        self._sample = {torch.float32: library.sample_float32, torch.bfloat16: library.sample_bfloat16}
+
+    def implementations(self) -> dict[str, Callable]:
+        return {"argmax": self.argmax, "sample": self.sample}
+
+    def argmax(self, logits_BV: torch.Tensor) -> torch.Tensor:
+        logits_BV = _readable(logits_BV)
+        ids_B = torch.empty(logits_BV.shape[0], dtype=torch.int64)
+        self._argmax[logits_BV.dtype](logits_BV.data_ptr(), ids_B.data_ptr(), *logits_BV.shape, torch.get_num_threads())
+        return ids_B
+
+    def sample(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+        logits_BV = _readable(logits_BV)
+        ids = (ctypes.c_int64 * len(draws))()
+        compiled = (CompiledDraw * len(draws))(*map(CompiledDraw.of, draws))
+        self._sample[logits_BV.dtype](
+            logits_BV.data_ptr(), compiled, ids, len(draws), logits_BV.shape[1], torch.get_num_threads()
+        )
+        tokens = list(ids)
+        for index, draw in enumerate(draws):
+            if draw.typical_p < 1.0:  # its order is another one than that of the logits
+                tokens[index] = sampling.sample(logits_BV, [draw])[0]
+        return tokens
+
+
+def _readable(logits_BV: torch.Tensor) -> torch.Tensor:
+    """float16 becomes float32, which holds the same numbers."""
+    return (logits_BV.float() if logits_BV.dtype == torch.float16 else logits_BV).contiguous()

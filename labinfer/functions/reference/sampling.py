@@ -1,0 +1,129 @@
+"""Choosing tokens: the largest logit, or a draw.
+
+Randomness comes from a counter, not from a stream: the noise on token v of the token at position p of a request with
+seed s is a hash of (s, p, v). So the same request draws the same tokens in any batch, on any layout, and after being
+moved or resumed. Tokens are drawn by the Gumbel-max trick (Maddison et al. 2014, arXiv:1411.0030), whose answer
+changes only when two candidates are tied to rounding, where inverting a cumulative sum would shift with every bit.
+
+Probabilities are summed as whole numbers, which give the same sum in any order: where a set of candidates ends does not
+depend on how the sum was split over vectors and threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from labinfer.functions.draw import Draw
+
+GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
+MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+MIX_2 = 0x94D049BB133111EB - (1 << 64)
+"""SplitMix64 (Steele, Lea & Flood 2014, OOPSLA), as signed 64-bit numbers, which wrap as unsigned ones do."""
+LIKELIEST = 2.0**40
+"""Weight of the largest logit in sums of probabilities: 2**23 of them fit into 64 bits."""
+FIRST_LOOK = 1024
+"""Tokens that are sorted before more are: most of the time top-p wants fewer."""
+
+
+def argmax(logits_BV: torch.Tensor) -> torch.Tensor:
+    """Id of each row's largest logit (B); the lowest among equals, and the first NaN where there is one."""
+    return logits_BV.argmax(dim=-1)
+
+
+def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """The token of each draw: temperature, then the candidate sets, then Gumbel noise on what is left, in float64.
+
+    Where the largest logit is no finite number (NaN, or infinite), nothing can be weighed against it: it is taken.
+    """
+    return [_draw(logits_BV[draw.row], draw) for draw in draws]
+
+
+def _draw(logits_V: torch.Tensor, draw: Draw) -> int:
+    largest = int(argmax(logits_V))
+    if not logits_V[largest].isfinite():
+        return largest
+    scaled_V = logits_V.double() / draw.temperature
+    candidates_N = candidates(scaled_V, draw)
+    noisy_N = scaled_V[candidates_N] + gumbel_noise(draw.seed, draw.position, candidates_N)
+    return int(candidates_N[noisy_N.argmax()])
+
+
+def candidates(scaled_V: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """Ids of the tokens that may be drawn, ascending (N), of finite or -inf logits over the temperature, float64."""
+    vocab_size = scaled_V.shape[0]
+    top_k = draw.top_k if 0 < draw.top_k < vocab_size else vocab_size
+    # All sets but the last begin with the largest logits: equal ones by id, so that equal logits give equal sets.
+    if draw.top_p < 1.0:
+        ids_N = _top_p(scaled_V, top_k, draw.top_p)
+    elif top_k < vocab_size or draw.typical_p < 1.0:
+        ids_N = _largest(scaled_V, top_k)
+    else:
+        ids_N = torch.arange(vocab_size, device=scaled_V.device)
+    if draw.min_p > 0.0:
+        ids_N = ids_N[scaled_V[ids_N] >= float(scaled_V.max()) + math.log(draw.min_p)]
+    if draw.typical_p < 1.0:
+        ids_N = ids_N[_typical(scaled_V[ids_N], draw.typical_p)]
+    return ids_N.sort().values
+
+
+def _largest(scaled_V: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the largest, in falling order, equal ones by id."""
+    if count >= scaled_V.shape[0]:
+        return scaled_V.argsort(descending=True, stable=True)
+    last = scaled_V.topk(count).values[-1]
+    above_N, equal_N = (chosen_V.nonzero().flatten() for chosen_V in (scaled_V > last, scaled_V == last))
+    ids_N = torch.cat((above_N, equal_N[: count - above_N.shape[0]]))
+    return ids_N[scaled_V[ids_N].argsort(descending=True, stable=True)]
+
+
+def _top_p(scaled_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Of the ``top_k`` largest those before which there is less than ``top_p`` of their probability."""
+    largest, whole = float(scaled_V.max()), top_k == scaled_V.shape[0]
+    weights_V = _weights(scaled_V, largest) if whole else _weights(scaled_V[_largest(scaled_V, top_k)], largest)
+    limit, count = top_p * float(weights_V.sum()), min(top_k, FIRST_LOOK)
+    while True:
+        ids_N = _largest(scaled_V, count)
+        weights_N = _weights(scaled_V[ids_N], largest)
+        sums_N = weights_N.cumsum(dim=-1)
+        if count == top_k or float(sums_N[-1]) >= limit:
+            return ids_N[(sums_N - weights_N).double() < limit]
+        count = top_k
+
+
+def _weights(scaled_N: torch.Tensor, largest: float) -> torch.Tensor:
+    """Probabilities as whole numbers, int64: ``LIKELIEST`` for the largest logit."""
+    return ((scaled_N - largest).exp() * LIKELIEST).long()
+
+
+def _typical(scaled_N: torch.Tensor, typical_p: float) -> torch.Tensor:
+    """Which of these to keep."""
+    logprobs_N = scaled_N.log_softmax(dim=-1)
+    probabilities_N = logprobs_N.exp()
+    entropy = -(probabilities_N * logprobs_N.clamp(min=-1e300)).sum()  # a token without probability adds nothing
+    order_N = (-logprobs_N - entropy).abs().argsort(stable=True)
+    before_N = probabilities_N[order_N].cumsum(dim=-1) - probabilities_N[order_N]
+    return order_N[before_N < typical_p]
+
+
+def gumbel_noise(seed: int, position: int, token_ids_N: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise for each token id, float64, a pure function of its arguments."""
+    key = split_mix(split_mix(torch.tensor(seed)) + torch.tensor(position))
+    bits_N = split_mix(key.to(token_ids_N.device) + token_ids_N * GAMMA)
+    uniform_N = (_shift_right(bits_N, 11).double() + 0.5) * 2.0**-53  # in (0, 1), never 0 or 1
+    return -torch.log(-torch.log(uniform_N))
+
+
+def split_mix(x: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's output function of an int64 tensor."""
+    x = x + GAMMA
+    x = (x ^ _shift_right(x, 30)) * MIX_1
+    x = (x ^ _shift_right(x, 27)) * MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift of int64, which torch shifts arithmetically."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,138 @@
+"""The recorder's slices, what they add up to, and the trace file."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from labinfer.errors import UserError
+from labinfer.observe.output_file import OutputFile
+from labinfer.observe.recorder import Recorder
+from labinfer.observe.report import RunReport
+from labinfer.observe.trace import own_times, read_slices, write_trace
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, Slices, WorkerStats
+
+
+def plan_of(step_id: int, *num_tokens: int) -> BatchPlan:
+    entries = [BatchEntry(n, count, 0, 0, 0, [], NO_TOKEN, True) for n, count in enumerate(num_tokens)]
+    return BatchPlan(step_id, [], [], [], entries)
+
+
+def recorded(*slices: tuple, clock: int = 0, dropped: int = 0) -> Slices:
+    """From (name, begin, end, step_id, num_tokens)."""
+    names = list(dict.fromkeys(name for name, *_ in slices))
+    return Slices(names, [n for name, *rest in slices for n in (names.index(name), *rest)], clock, dropped)
+
+
+def stats_of(rank: int, slices: Slices | None) -> WorkerStats:
+    return WorkerStats(rank, rank, 0, 1, 1.0, 0, 0, 0, 1, "0", slices)
+
+
+def test_slices_are_recorded_with_their_step_and_nest():
+    recorder = Recorder(10)
+    with recorder.slice("schedule"):
+        pass
+    with recorder.slice("step", plan_of(7, 3, 1)):
+        with recorder.slice("run", plan_of(7, 3, 1)):
+            pass
+    taken = recorder.take()
+    schedule, step, run = read_slices(taken)
+    assert [(s.name, s.step_id, s.num_tokens) for s in (schedule, step, run)] == [
+        ("schedule", -1, 0),
+        ("step", 7, 4),
+        ("run", 7, 4),
+    ]
+    assert schedule.begin <= schedule.end <= step.begin <= run.begin <= run.end <= step.end
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(taken), type=Slices) == taken
+
+
+def test_a_slice_that_ends_in_an_error_is_recorded_too():
+    recorder = Recorder(1)
+    with pytest.raises(ValueError, match="mine"), recorder.slice("run"):
+        raise ValueError("mine")
+    assert [s.name for s in read_slices(recorder.take())] == ["run"]
+
+
+def test_what_there_is_no_room_for_is_counted():
+    recorder = Recorder(2)
+    for name in "abcd":
+        with recorder.slice(name):
+            pass
+    taken = recorder.take()
+    assert [s.name for s in read_slices(taken)] == ["a", "b"] and taken.num_dropped == 2
+    with recorder.slice("e"):
+        pass
+    taken = recorder.take()
+    assert [s.name for s in read_slices(taken)] == ["e"] and taken.num_dropped == 0
+
+
+def test_without_room_nothing_is_recorded():
+    recorder = Recorder()
+    with recorder.slice("run", plan_of(0, 1)):
+        pass
+    assert recorder.take() is None
+
+
+def test_own_times_leave_out_what_lies_within():
+    slices = recorded(
+        ("run", 20, 60, 0, 1), ("step", 10, 100, 0, 1), ("engine", 0, 110, -1, 0), ("engine", 110, 120, -1, 0)
+    )
+    assert own_times(read_slices(slices)) == {"engine": 30, "step": 50, "run": 40}
+
+
+def test_the_report_says_how_much_of_rank_0s_steps_was_outside_the_model():
+    slices = recorded(("engine", 0, 100, -1, 0), ("run", 10, 70, 0, 1), ("sample", 70, 80, 0, 1), dropped=3)
+    report = RunReport(workers=[stats_of(0, slices), stats_of(1, recorded(("run", 0, 9, 0, 1)))])
+    assert report.time_shares() == {"run": 0.6, "engine": 0.3, "sample": 0.1}
+    assert "outside the model      30.0 % of rank 0's steps: engine 30.0 %" in report.format()
+    assert "3 slices" in report.format()
+    assert report.as_dict()["time_shares"] == {"run": 0.6, "engine": 0.3, "sample": 0.1}
+
+
+@pytest.mark.parametrize("workers", [[], [stats_of(0, None)], [stats_of(0, recorded())]], ids=["none", "off", "empty"])
+def test_a_report_without_slices_says_nothing_of_them(workers):
+    report = RunReport(workers=workers)
+    assert report.time_shares() == {}
+    assert "outside" not in report.format() and "profile" not in report.format()
+
+
+def test_the_trace_has_a_track_for_each_rank_on_one_clock(tmp_path):
+    """Ranks whose own clocks began at different times; the file's former content is gone."""
+    path = tmp_path / "trace.json"
+    path.write_text("what was there")
+    workers = [
+        stats_of(0, recorded(("step", 5_000, 9_000, 0, 4), ("engine", 4_000, 9_500, -1, 0), clock=1_000_000)),
+        stats_of(1, recorded(("step", 1_006_500, 1_008_000, 0, 4), clock=0)),
+        stats_of(2, recorded()),
+    ]
+    write_trace(OutputFile(str(path), "--profile"), workers)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {rank: f"rank {rank} (stage {rank}, tp 0)" for rank in range(3)}
+    found = [(e["pid"], e["name"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
+    assert found == [
+        (0, "engine", 0.0, 5.5, {}),
+        (0, "step", 1.0, 4.0, {"step": 0, "tokens": 4}),
+        (1, "step", 2.5, 1.5, {"step": 0, "tokens": 4}),
+    ]
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path):
+    from labinfer import LLM
+
+    with pytest.raises(UserError, match="cannot write --profile"):
+        LLM(profile=str(tmp_path / "nowhere" / "trace.json"))
+
+
+def test_each_run_of_an_llm_writes_its_own_trace(tmp_path):
+    from labinfer import LLM, SamplingParams
+
+    path = tmp_path / "trace.json"
+    with LLM(profile=str(path), num_kv_blocks=64, threads=1) as llm:
+        for max_tokens in (9, 4):
+            llm.generate([5, 6, 7], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+            events = json.loads(path.read_text())["traceEvents"]
+            assert [e["name"] for e in events].count("run") == max_tokens
+            assert {"schedule", "update", "detokenise"} <= {e["name"] for e in events}
