@@ -1,6 +1,7 @@
 """The command line. Flags are generated from the dataclasses of ``config.py``, so each option is written down once.
 
-``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links.
+``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links,
+``launch.py bench accuracy`` what fewer bits lose.
 Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag answer at once.
 """
 
@@ -21,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 import labinfer
 from labinfer.config import (
     SECTIONS,
+    AccuracyOptions,
+    CacheOptions,
     EngineOptions,
     JobOptions,
+    ModelOptions,
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
@@ -45,13 +49,19 @@ COMMANDS = {
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
+    "bench accuracy": (
+        "What number types, quantised weights and KV cache types lose against the float32 model: of all of them, or of "
+        "the one that --dtype, --quantization and --kv-cache-dtype name.",
+        (AccuracyOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
 }
 REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
 
 EPILOG = """other commands:
-  launch.py plan         show which rank would hold what
-  launch.py bench comm   latency and bandwidth of every collective and send in use
+  launch.py plan             show which rank would hold what
+  launch.py bench comm       latency and bandwidth of every collective and send in use
+  launch.py bench accuracy   what number types and quantised weights lose in quality
 
 examples:
   python launch.py --prompt "17 + 25 = ?"
@@ -112,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build_parser(command: str = "generate") -> Parser:
-    """The parser of one command: ``generate`` (no command word), ``plan`` or ``bench comm``."""
+    """The parser of one command: ``generate`` (no command word) or another of ``COMMANDS``."""
     description, sections = COMMANDS[command]
     prog = "launch.py" if command == "generate" else f"launch.py {command}"
     parser = Parser(
@@ -183,6 +193,10 @@ def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], 
         from labinfer.commands import bench_comm
 
         return bench_comm.run
+    if name == "bench accuracy":
+        from labinfer.commands import bench_accuracy
+
+        return functools.partial(bench_accuracy.run, accuracy=AccuracyOptions(**_given(args, AccuracyOptions)))
     if name == "plan":
         from labinfer.commands import plan
 
