@@ -1,6 +1,7 @@
 """The command line. Flags are generated from the dataclasses of ``config.py``, so each option is written down once.
 
-``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links.
+``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links,
+``launch.py bench accuracy`` what fewer bits lose.
 Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag answer at once.
 """
 
@@ -12,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import gc
+import importlib
 import itertools
 import os
 import sys
@@ -22,8 +24,11 @@ from typing import TYPE_CHECKING, Any
 import labinfer
 from labinfer.config import (
     SECTIONS,
+    AccuracyOptions,
+    CacheOptions,
     EngineOptions,
     JobOptions,
+    ModelOptions,
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
@@ -47,13 +52,19 @@ COMMANDS = {
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
+    "bench accuracy": (
+        "What number types, quantised weights and KV cache types lose against the float32 model: of all of them, or of "
+        "the one that --dtype, --quantization and --kv-cache-dtype name.",
+        (AccuracyOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
 }
 REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
 
 EPILOG = """other commands:
-  launch.py plan         show which rank would hold what
-  launch.py bench comm   latency and bandwidth of every collective and send in use
+  launch.py plan             show which rank would hold what
+  launch.py bench comm       latency and bandwidth of every collective and send in use
+  launch.py bench accuracy   what number types and quantised weights lose in quality
 
 examples:
   python launch.py --prompt "17 + 25 = ?"
@@ -93,13 +104,15 @@ def main(argv: list[str] | None = None) -> int:
         rank = environment.rank
         name, args = _parse(arguments, rank)
         options = EngineOptions.from_flat(_given(args, *SECTIONS))
-        job = _check_job(args) if name == "generate" else None
+        own = _check_own(name, args)
     except UserError as error:
         if rank == 0:  # every rank was given the same flags
             sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
 
-    if job is not None and environment.world_size == environment.local_world_size:  # this node needs all of the weights
+    if (
+        name == "generate" and environment.world_size == environment.local_world_size
+    ):  # this node needs all of the weights
         start_reading_ahead(
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )
@@ -107,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     from labinfer.commands.session import Session, set_up_logging
     from labinfer.executor.failure import end_process_with, leave_agreed
 
-    command = _import_command(name, job)
+    command = _import_command(name, own)
     gc.freeze()
     gc.enable()
     set_up_logging(rank, options.runtime.log_level)
@@ -122,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build_parser(command: str = "generate") -> Parser:
-    """The parser of one command: ``generate`` (no command word), ``plan`` or ``bench comm``."""
+    """The parser of one command: ``generate`` (no command word) or another of ``COMMANDS``."""
     description, sections = COMMANDS[command]
     prog = "launch.py" if command == "generate" else f"launch.py {command}"
     parser = Parser(
@@ -187,6 +200,16 @@ def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
+def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What the command's ``run`` is given beside the session: its own options."""
+    if name == "generate":
+        job, sampling = _check_job(args)
+        return {"job": job, "sampling": sampling}
+    if name == "bench accuracy":
+        return {"accuracy": AccuracyOptions(**_given(args, AccuracyOptions))}
+    return {}
+
+
 def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
     """What to run, and how tokens are chosen where a request does not say."""
     job = JobOptions(
@@ -211,16 +234,7 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
     return job, sampling
 
 
-def _import_command(name: str, job: tuple[JobOptions, SamplingParams] | None) -> Callable[[Session], int]:
+def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:
     """The function that runs the chosen command; with it come torch and all else that a run needs."""
-    if name == "bench comm":
-        from labinfer.commands import bench_comm
-
-        return bench_comm.run
-    if name == "plan":
-        from labinfer.commands import plan
-
-        return plan.run
-    from labinfer.commands import generate
-
-    return functools.partial(generate.run, job=job[0], sampling=job[1])
+    module = importlib.import_module(f"labinfer.commands.{name.replace(' ', '_')}")
+    return functools.partial(module.run, **own)

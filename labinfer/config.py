@@ -18,7 +18,8 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning")
 BATCH_POLICIES = ("auto", "balanced", "throttle", "greedy", "phases")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("auto", *FLOAT_DTYPES)
 QUANTIZATIONS = ("none", "int8", "int4")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
@@ -212,6 +213,29 @@ class SamplingOptions:
     seed: int = option(0, "the same seed gives the same tokens on every layout (fp32)", metavar="N")
     stop: tuple[str, ...] = option((), "end before this text; may be given several times", metavar="TEXT")
     ignore_eos: bool = option(False, "go on after an end-of-sequence token")
+
+
+@dataclass(frozen=True)
+class AccuracyOptions:
+    """What is measured, and against what."""
+
+    text: str = option(
+        "",
+        "the text: JSONL lines with text or messages, or plain text (default: for the models that come with LABInfer, "
+        "conversations that they were not trained on)",
+        metavar="FILE",
+    )
+    reference_dtype: str = option(
+        "float32",
+        "number type of the model that all are compared with; bfloat16 takes half the memory",
+        choices=FLOAT_DTYPES,
+    )
+    per_layer: bool = option(False, "also the error of every matrix, and of the hidden states after each layer")
+    output_json: str = option("", "also write all figures to this JSON file", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        if self.reference_dtype not in FLOAT_DTYPES:
+            raise UserError(f"--reference-dtype {self.reference_dtype}: choose one of {', '.join(FLOAT_DTYPES)}")
 
 
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)

@@ -37,4 +37,4 @@ class VocabParallelEmbedding(Matrix):
 
     def sources(self, prefix: str) -> Iterator[TensorSource]:
         name = self._tied or f"{prefix}.weight"
-        yield TensorSource(name, (self._vocab_size, self._inputs), 0, self._begin, self._end, self.weight.detach())
+        yield TensorSource(name, (self._vocab_size, self.num_inputs), 0, self._begin, self._end, self.weight.detach())

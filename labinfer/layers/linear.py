@@ -42,7 +42,7 @@ class MergedColumnParallelLinear(Matrix):
         for name, full, (begin, end) in self._parts:
             rows = slice(row, row + end - begin)
             yield TensorSource(
-                f"{parent}.{name}.weight", (full, self._inputs), 0, begin, end, self.weight.detach()[rows]
+                f"{parent}.{name}.weight", (full, self.num_inputs), 0, begin, end, self.weight.detach()[rows]
             )
             if self.bias is not None:
                 yield TensorSource(f"{parent}.{name}.bias", (full,), 0, begin, end, self.bias.detach()[rows])

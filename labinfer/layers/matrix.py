@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from labinfer.functions.registry import MatrixFunctions
-from labinfer.functions.weights import PackedWeight
+from labinfer.functions.weights import PackedWeight, QuantizedWeight
 from labinfer.layers.context import StageContext
 from labinfer.weights.source import WeightedModule, empty_parameter
 
@@ -18,13 +20,28 @@ class Matrix(WeightedModule):
     def __init__(self, outputs: int, inputs: int, functions: MatrixFunctions, ctx: StageContext):
         super().__init__()
         self._functions = functions
-        self._inputs = inputs
+        self.num_inputs, self.dtype = inputs, ctx.dtype
         self.packed: PackedWeight | None = None
         self.weight = empty_parameter(outputs, inputs, dtype=ctx.dtype)
 
     def pack(self) -> None:
         self.packed = self._functions.pack_weight(self.weight.detach())
         self.weight = None
+
+    def product(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """What its functions make of ``x @ weight.T``, in x's type; partial where the inputs are cut over the ranks."""
+        return self._functions.linear(x_TI, self.packed)
+
+    def columns(self, begin: int, end: int) -> torch.Tensor:
+        """Inputs ``begin:end`` of the matrix as products see it, (end - begin, outputs): those of unit vectors.
+
+        A one is exact in any number of bits, and quantised products keep float32.
+        """
+        quantized = isinstance(self.packed, QuantizedWeight)
+        device = self.packed.data.device if quantized else self.packed.device
+        units = torch.zeros(end - begin, self.num_inputs, dtype=torch.float32 if quantized else self.dtype)
+        units[torch.arange(end - begin), torch.arange(begin, end)] = 1
+        return self.product(units.to(device))
 
     @property
     def num_bytes(self) -> int:

@@ -51,7 +51,7 @@ class ModelRunner:
         vocab_size: int,
         functions: Functions,
     ):
-        self._model, self._cache, self._rotary = model, cache, rotary
+        self.model, self._cache, self._rotary = model, cache, rotary
         self._device, self._dtype, self._vocab_size = device, dtype, vocab_size
         self._sequences: dict[int, SequenceState] = {}
         self.processors = find_processors()
@@ -122,7 +122,7 @@ class ModelRunner:
         self._cache.move(plan.moves, self._rotary)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
-        return self._model(batch, hidden_TD, self._cache.layers, self._rotary)
+        return self.model(batch, hidden_TD, self._cache.layers, self._rotary)
 
     @torch.inference_mode()
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
@@ -133,7 +133,7 @@ class ModelRunner:
         values: list[list[float]] = [[] for _ in plan.entries]
         for start in range(0, len(batch.prompt_rows), LOGITS_ROWS):
             rows = batch.prompt_rows[start : start + LOGITS_ROWS]
-            logits_BV = self._model.logits(hidden_TD[[row.row for row in rows]])
+            logits_BV = self.model.logits(hidden_TD[[row.row for row in rows]])
             if logits_BV is not None:
                 logprobs_BV = logits_BV.float().log_softmax(dim=-1)
                 measured = measure(logprobs_BV, [row.next_token for row in rows], [row.top for row in rows])
@@ -141,7 +141,7 @@ class ModelRunner:
                     values[row.entry] += numbers
         token_ids: list[int] = []
         if batch.sample_seqs:
-            logits_BV = self._model.logits(hidden_TD[batch.sample_rows_B])
+            logits_BV = self.model.logits(hidden_TD[batch.sample_rows_B])
             if logits_BV is None:
                 return None
             states = [self._sequences[seq_id] for seq_id in batch.sample_seqs]

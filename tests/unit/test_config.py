@@ -11,7 +11,7 @@ import time
 import pytest
 
 from labinfer.cli import COMMANDS, build_parser, split_command
-from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
+from labinfer.config import SECTIONS, AccuracyOptions, EngineOptions, JobOptions, SamplingOptions
 from labinfer.errors import UserError
 
 ENGINE_FLAGS = {
@@ -22,6 +22,7 @@ ENGINE_FLAGS = {
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
     "--threads", "--log-level", "--timeout", "--functions", "--profile",
+    "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | {
     "--prompt", "--raw", "--input", "--output", "--report",
@@ -33,6 +34,12 @@ COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
     "--threads", "--log-level", "--timeout",
 }  # fmt: skip
+ACCURACY_FLAGS = COMM_FLAGS | {
+    "--text", "--reference-dtype", "--per-layer", "--output-json",
+    "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window", "--functions",
+    "--quantization", "-q", "--quantization-group-size",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--swap-space", "--memory-utilization",
+}  # fmt: skip
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -40,7 +47,13 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"), [("generate", GENERATE_FLAGS), ("plan", ENGINE_FLAGS), ("bench comm", COMM_FLAGS)]
+    ("command", "flags"),
+    [
+        ("generate", GENERATE_FLAGS),
+        ("plan", ENGINE_FLAGS),
+        ("bench comm", COMM_FLAGS),
+        ("bench accuracy", ACCURACY_FLAGS),
+    ],
 )
 def test_the_set_of_flags_is_frozen(command, flags):
     """A flag that comes or goes is a decision: change this list together with CHANGELOG.md."""
@@ -48,7 +61,7 @@ def test_the_set_of_flags_is_frozen(command, flags):
 
 
 def test_the_set_of_commands_is_frozen():
-    assert set(COMMANDS) == {"generate", "plan", "bench comm"}
+    assert set(COMMANDS) == {"generate", "plan", "bench comm", "bench accuracy"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -57,7 +70,7 @@ def test_every_flag_has_help(command):
         assert action.help, action.option_strings
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, JobOptions, SamplingOptions])
+@pytest.mark.parametrize("section", [*SECTIONS, AccuracyOptions, JobOptions, SamplingOptions])
 def test_every_option_and_section_is_explained(section):
     assert section.__doc__
     for f in dataclasses.fields(section):

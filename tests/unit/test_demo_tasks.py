@@ -15,6 +15,8 @@ import pytest
 from dialogues import RECALL_TOKENS, conversation, is_held_out, recall, turn
 from dialogues import test_set as make_test_set
 from facts import CAPITALS, WORDS
+from held_out import FILE, to_lines
+from held_out import conversations as draw_held_out
 from project import PROJECT
 from tasks import EARLY_SHARES, LATE_SHARES, TASKS, UNITS
 
@@ -149,6 +151,20 @@ def test_what_is_held_out_is_never_trained_on():
     given = {recalled(recall(rng, held_out=False, count_tokens=len)) for _ in range(3000)}
     assert given.isdisjoint(map(recalled, tested["recall"]))
     assert len(given) > 1000
+
+
+def test_the_held_out_conversations_are_what_the_split_holds_out():
+    """The file is what its program writes, and all that the program draws is of the held-out side."""
+    written = FILE.read_text(encoding="utf-8")
+    found = draw_held_out()
+    assert written == to_lines(found)
+    assert 20_000 < FILE.stat().st_size < 80_000
+    asked = {message["content"] for messages in found for message in messages if message["role"] == "user"}
+    rng = random.Random(5)
+    trained = {message["content"] for _ in range(5000) for message in conversation(rng) if message["role"] == "user"}
+    assert len(asked) > 250 and asked.isdisjoint(trained)
+    values = {recalled(messages) for messages in found if len(messages) > 2}
+    assert values.isdisjoint(recalled(recall(rng, held_out=False, count_tokens=len)) for _ in range(3000))
 
 
 def problem(question: str) -> tuple:

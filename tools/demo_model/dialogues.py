@@ -47,7 +47,11 @@ def conversation(rng: random.Random, shares: Shares = EARLY_SHARES) -> list[Mess
 
 
 def recall(
-    rng: random.Random, held_out: bool, count_tokens: Callable[[list[Message]], int], shares: Shares = EARLY_SHARES
+    rng: random.Random,
+    held_out: bool,
+    count_tokens: Callable[[list[Message]], int],
+    shares: Shares = EARLY_SHARES,
+    fillers_held_out: bool = False,
 ) -> list[Message]:
     """A name or number is given, other questions follow, then it is asked for.
 
@@ -55,6 +59,7 @@ def recall(
         held_out: whether the given value is one that training never recalls.
         count_tokens: the length of messages in tokens; the distance is up to ``RECALL_TOKENS``, drawn evenly or, in three
             of ten, mostly short.
+        fillers_held_out: the same of the questions between.
     """
     chinese = rng.random() < 0.5
     given = [_statement(rng, chinese, held_out, kind) for kind in rng.sample(("name", "number"), rng.choice((1, 1, 2)))]
@@ -62,7 +67,8 @@ def recall(
     wanted = RECALL_TOKENS * (rng.random() if rng.random() < 0.7 else rng.random() ** 3)
     distance = count_tokens(messages) if len(given) > 1 else 0
     while True:
-        filler = _messages(turn(rng, held_out=False, chinese=chinese if rng.random() < 0.8 else None, shares=shares))
+        language = chinese if rng.random() < 0.8 else None
+        filler = _messages(turn(rng, fillers_held_out, chinese=language, shares=shares))
         distance += count_tokens(filler)
         if distance > wanted:
             break

@@ -1,0 +1,119 @@
+"""Runs texts through a loaded model as they stand, on all its ranks; nothing is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.executor.build import RankParts
+from labinfer.executor.divergence import compare
+from labinfer.executor.group import RankGroup
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, SequenceStart, TokenSampling
+
+STEP_TOKENS = 512
+"""Short texts share a step up to so many tokens; a longer one has a step of its own."""
+LOGITS_ROWS = 64
+"""Tokens whose logits are held at once: in float64, a row of a large vocabulary takes more than a megabyte."""
+
+Text = Sequence[int]
+"""Token ids."""
+
+
+@dataclass(frozen=True)
+class TextSteps:
+    """Texts in order, dealt to steps."""
+
+    steps: list[list[Text]]
+    block_size: int
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], block_size: int) -> TextSteps:
+        steps: list[list[Text]] = []
+        room = 0
+        for text in texts:
+            if not steps or len(text) > room:
+                steps.append([])
+                room = STEP_TOKENS
+            steps[-1].append(text)
+            room -= len(text)
+        return cls(steps, block_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the largest step."""
+        return max(sum(self._blocks_of(text) for text in step) for step in self.steps)
+
+    def plans(self) -> Iterator[BatchPlan]:
+        """In each step every text is a sequence with blocks of its own; all steps take the same blocks."""
+        sampling = TokenSampling(num_prompt_tokens=1)
+        for step_id, step in enumerate(self.steps):
+            starts, entries, first = [], [], 0
+            for seq_id, text in enumerate(step):
+                end = first + self._blocks_of(text)
+                starts.append(SequenceStart(seq_id, list(text), sampling))
+                entries.append(BatchEntry(seq_id, len(text), 0, 0, 0, list(range(first, end)), NO_TOKEN, False))
+                first = end
+            yield BatchPlan(step_id, starts, finished=[], moves=[], entries=entries)
+
+    def predictions(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Of each step the rows that have a next token in their text, and those tokens."""
+        for step in self.steps:
+            rows, next_ids, first = [], [], 0
+            for text in step:
+                rows += range(first, first + len(text) - 1)
+                next_ids += text[1:]
+                first += len(text)
+            yield rows, next_ids
+
+    def _blocks_of(self, text: Text) -> int:
+        return -(-len(text) // self.block_size)
+
+
+def run_texts(group: RankGroup, parts: RankParts, steps: TextSteps) -> list[torch.Tensor]:
+    """The last hidden states of every step, (T, D) each, on the ranks of the last stage; none on others. Collective."""
+    place, layout, runner = parts.place, parts.layout, parts.worker.runner
+    found = []
+    with group.progress.without_limit():  # a stage may be much slower than the one before it
+        for plan in steps.plans():
+            arrival = None
+            if place.stage > 0:
+                incoming, device = layout.dtypes[place.stage - 1], layout.devices[place.rank]
+                arrival = parts.pipeline.post_activations(
+                    plan.step_id, plan.num_tokens, layout.config.hidden_size, incoming, device
+                )
+            batch = runner.prepare(plan)
+            hidden_TD = runner.run(plan, batch, arrival.wait() if arrival else None)
+            runner.forget([entry.seq_id for entry in plan.entries])
+            if layout.topology.is_last(place.stage):
+                found.append(hidden_TD)
+            else:
+                parts.pipeline.send_activations(plan.step_id, hidden_TD)
+        parts.worker.stop()
+    return found
+
+
+@torch.inference_mode()
+def compare_runs(
+    steps: TextSteps,
+    reference: RankParts,
+    reference_states: list[torch.Tensor],
+    parts: RankParts,
+    states: list[torch.Tensor],
+) -> torch.Tensor | None:
+    """``divergence.compare`` for every token but the first of each text, in order: (tokens, 4) on one rank.
+
+    Collective over the ranks that have states; None on all but the first of them.
+    """
+    if not states:
+        return None
+    found = []
+    for (rows, next_ids), exact_TD, ours_TD in zip(steps.predictions(), reference_states, states, strict=True):
+        for begin in range(0, len(rows), LOGITS_ROWS):
+            part = slice(begin, begin + LOGITS_ROWS)
+            exact_BV = reference.worker.runner.model.logits(exact_TD[rows[part]])
+            ours_BV = parts.worker.runner.model.logits(ours_TD[rows[part]])
+            if exact_BV is not None:
+                found.append(compare(exact_BV, ours_BV, torch.tensor(next_ids[part], device=exact_BV.device)))
+    return torch.cat(found) if found else None
