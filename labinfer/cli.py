@@ -1,6 +1,6 @@
 """The command line. Flags are generated from the dataclasses of ``config.py``, so each option is written down once.
 
-``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links.
+``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench …`` measures.
 Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag answer at once.
 """
 
@@ -21,12 +21,18 @@ from typing import TYPE_CHECKING, Any
 import labinfer
 from labinfer.config import (
     SECTIONS,
+    BenchOptions,
     EngineOptions,
     JobOptions,
+    LatencyOptions,
+    LoadOptions,
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
+    ServeOptions,
+    check_bounds,
     convert,
+    convert_section,
     flag_name,
     join,
 )
@@ -44,14 +50,29 @@ COMMANDS = {
         (JobOptions, SamplingOptions, *SECTIONS),
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
+    "bench latency": (
+        "Time of a fixed batch, from its first request to its last token.",
+        (BenchOptions, LatencyOptions, *SECTIONS),
+    ),
+    "bench throughput": (
+        "Requests and tokens a second, with all requests there from the beginning.",
+        (BenchOptions, LoadOptions, *SECTIONS),
+    ),
+    "bench serve": (
+        "Latencies of requests that arrive one by one, whether or not the engine keeps up.",
+        (BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
+    ),
     "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
 }
 REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
 
 EPILOG = """other commands:
-  launch.py plan         show which rank would hold what
-  launch.py bench comm   latency and bandwidth of every collective and send in use
+  launch.py plan               show which rank would hold what
+  launch.py bench latency      time of a fixed batch
+  launch.py bench throughput   requests and tokens a second
+  launch.py bench serve        latencies of requests that arrive one by one
+  launch.py bench comm         latency and bandwidth of every collective and send in use
 
 examples:
   python launch.py --prompt "17 + 25 = ?"
@@ -112,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build_parser(command: str = "generate") -> Parser:
-    """The parser of one command: ``generate`` (no command word), ``plan`` or ``bench comm``."""
+    """The parser of one command of ``COMMANDS``; ``generate`` has no command word."""
     description, sections = COMMANDS[command]
     prog = "launch.py" if command == "generate" else f"launch.py {command}"
     parser = Parser(
@@ -187,6 +208,8 @@ def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], 
         from labinfer.commands import plan
 
         return plan.run
+    if name.startswith("bench "):
+        return _choose_benchmark(name, args)
     job = JobOptions(
         **{name: tuple(value) if name in REPEATED else value for name, value in _given(args, JobOptions).items()}
     )
@@ -209,3 +232,18 @@ def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], 
     from labinfer.commands import generate
 
     return functools.partial(generate.run, job=job, sampling=sampling)
+
+
+def _choose_benchmark(name: str, args: argparse.Namespace) -> Callable[[Session], int]:
+    _, sections = COMMANDS[name]
+    own = [convert_section(section, _given(args, section)) for section in sections if section not in SECTIONS]
+    for section in own:
+        check_bounds(section)
+    from labinfer.bench.latency import LatencyBenchmark
+    from labinfer.bench.serve import ServeBenchmark
+    from labinfer.bench.throughput import ThroughputBenchmark
+    from labinfer.commands import bench_engine
+
+    kinds = {"latency": LatencyBenchmark, "throughput": ThroughputBenchmark, "serve": ServeBenchmark}
+    benchmark = kinds[name.removeprefix("bench ")](*own)
+    return functools.partial(bench_engine.run, benchmark=benchmark, output_json=own[0].output_json)

@@ -23,6 +23,9 @@ KV_CACHE_DTYPES = (*DTYPES, "int8")
 MAX_TIMEOUT = 1e9
 TRANSPORTS = ("auto", "mpi", "torch")
 
+Section = typing.TypeVar("Section")
+"""One of the dataclasses below."""
+
 
 def option(
     default: Any,
@@ -31,9 +34,15 @@ def option(
     short: str | None = None,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
+    least: int = 0,
 ):
-    """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``)."""
-    return field(default=default, metadata={"help": help, "short": short, "choices": choices, "metavar": metavar})
+    """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``).
+
+    Args:
+        least: the smallest that a number may be.
+    """
+    metadata = {"help": help, "short": short, "choices": choices, "metavar": metavar, "least": least}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,11 @@ class ParallelOptions:
     """The layout: which rank holds which part of the model, on what device."""
 
     tensor_parallel_size: tuple[int, ...] = option(
-        (1,), "tensor-parallel ranks: one number for every stage, or one per stage (2,1)", short="-tp", metavar="N[,N…]"
+        (1,),
+        "tensor-parallel ranks: one number for every stage, or one per stage (2,1)",
+        short="-tp",
+        metavar="N[,N…]",
+        least=1,
     )
     pipeline_parallel_size: int = option(
         0, "pipeline stages (default: as many as the ranks allow)", short="-pp", metavar="N"
@@ -89,7 +102,7 @@ class ParallelOptions:
 class CacheOptions:
     """The paged KV cache."""
 
-    block_size: int = option(16, "tokens in one KV block", metavar="N")
+    block_size: int = option(16, "tokens in one KV block", metavar="N", least=1)
     num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
     kv_cache_dtype: str = option(
         "auto",
@@ -112,9 +125,9 @@ class CacheOptions:
 class SchedulerOptions:
     """How requests become micro-batches."""
 
-    max_num_seqs: int = option(64, "sequences running at once", metavar="N")
-    max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N")
-    chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N")
+    max_num_seqs: int = option(64, "sequences running at once", metavar="N", least=1)
+    max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N", least=1)
+    chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N", least=1)
     max_queued_requests: int = option(0, "sequences that may wait; 0 for any number", metavar="N")
     scheduling_policy: str = option(
         "fcfs",
@@ -191,6 +204,56 @@ class SamplingOptions:
     ignore_eos: bool = option(False, "go on after an end-of-sequence token")
 
 
+@dataclass(frozen=True)
+class BenchOptions:
+    """Requests of a benchmark: prompts of random token ids, and answers that no end-of-sequence token ends."""
+
+    input_len: int = option(128, "tokens of a prompt", metavar="N", least=1)
+    output_len: int = option(128, "tokens of an answer", metavar="N", least=1)
+    seed: int = option(0, "of the random prompts and arrivals", metavar="N")
+    output_json: str = option("", "also write the figures to this file", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """A fixed batch, again and again."""
+
+    batch_size: int = option(8, "requests in the batch", metavar="N", least=1)
+    num_iters_warmup: int = option(2, "batches at the beginning that do not count", metavar="N")
+    num_iters: int = option(10, "batches that count", metavar="N", least=1)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How many requests, and which."""
+
+    num_prompts: int = option(100, "requests that count", metavar="N", least=1)
+    num_warmups: int = option(1, "random requests at the beginning that do not count", metavar="N")
+    dataset: str = option(
+        "",
+        "JSONL file of requests, as --input of a job takes it, instead of random ones; --output-len is for lines without "
+        "max_tokens",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How requests arrive, and what is good enough."""
+
+    request_rate: float = option(
+        float("inf"), "requests a second, by a Poisson process; inf for all at once", metavar="R"
+    )
+    max_concurrency: int = option(
+        0, "requests open at once; later ones are sent when one is done (default: any number)", metavar="N"
+    )
+    goodput: tuple[str, ...] = option(
+        (),
+        "milliseconds that a good request keeps, of ttft, tpot and e2el, such as ttft:500,tpot:50",
+        metavar="NAME:MS[,…]",
+    )
+
+
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions)
 
 
@@ -214,9 +277,8 @@ class EngineOptions:
         remaining = {key: value for key, value in values.items() if value is not None}
         sections = {}
         for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=True):
-            hints = typing.get_type_hints(section)
-            chosen = {key: convert(key, remaining.pop(key), hints[key]) for key in hints if key in remaining}
-            sections[name] = section(**chosen)
+            chosen = {f.name: remaining.pop(f.name) for f in dataclasses.fields(section) if f.name in remaining}
+            sections[name] = convert_section(section, chosen)
         if remaining:
             known = ", ".join(sorted(f.name for section in SECTIONS for f in dataclasses.fields(section)))
             raise UserError(f"unknown option {sorted(remaining)[0]!r}; known options: {known}")
@@ -227,27 +289,12 @@ class EngineOptions:
     def check(self) -> None:
         """Refuse values that are wrong whatever the model and the machine are."""
         for section in (self.model, self.parallel, self.cache, self.scheduler, self.runtime):
-            for f in dataclasses.fields(section):
-                choices, value = f.metadata["choices"], getattr(section, f.name)
-                if choices and value not in choices:
-                    raise UserError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
-                numbers = value if isinstance(value, tuple) else (value,)
-                if any(isinstance(number, (int, float)) and number < 0 for number in numbers):
-                    raise UserError(f"{flag_name(f.name)} must not be negative, not {value}")
+            check_bounds(section)
         for dtype in self.model.dtype:
             if dtype not in DTYPES:
                 raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
-            if getattr(self.scheduler, name) < 1:
-                raise UserError(f"{flag_name(name)} must be at least 1, not {getattr(self.scheduler, name)}")
-        if self.cache.block_size < 1:
-            raise UserError(f"--block-size must be at least 1, not {self.cache.block_size}")
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise UserError(f"--memory-utilization must be above 0 and at most 1, not {self.cache.memory_utilization}")
-        if min(self.parallel.tensor_parallel_size) < 1:
-            raise UserError(
-                f"--tensor-parallel-size must be at least 1, not {join(self.parallel.tensor_parallel_size)}"
-            )
         if self.parallel.layers and min(self.parallel.layers) < 1:
             raise UserError(f"--layers {join(self.parallel.layers)}: every stage needs at least one layer")
         if self.cache.swap_space and self.scheduler.preemption_mode == "recompute":
@@ -256,6 +303,30 @@ class EngineOptions:
             raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
+
+
+def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
+    """A section of options from values as flags give them.
+
+    Raises:
+        UserError: a value does not read as its option's type.
+    """
+    hints = typing.get_type_hints(section)
+    return section(**{key: convert(key, value, hints[key]) for key, value in values.items()})
+
+
+def check_bounds(section: Any) -> None:
+    """Raises:
+    UserError: a value is none of its option's choices, or less than its least.
+    """
+    for f in dataclasses.fields(section):
+        choices, least, value = f.metadata["choices"], f.metadata["least"], getattr(section, f.name)
+        if choices and value not in choices:
+            raise UserError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, (int, float)) and number < least for number in numbers):
+            bound = f"be at least {least}" if least else "not be negative"
+            raise UserError(f"{flag_name(f.name)} must {bound}, not {join(numbers)}")
 
 
 def flag_name(field_name: str) -> str:

@@ -11,7 +11,16 @@ import time
 import pytest
 
 from labinfer.cli import COMMANDS, build_parser, split_command
-from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
+from labinfer.config import (
+    SECTIONS,
+    BenchOptions,
+    EngineOptions,
+    JobOptions,
+    LatencyOptions,
+    LoadOptions,
+    SamplingOptions,
+    ServeOptions,
+)
 from labinfer.errors import UserError
 
 ENGINE_FLAGS = {
@@ -33,6 +42,8 @@ COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
     "--threads", "--log-level", "--timeout",
 }  # fmt: skip
+BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json"}
+LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -40,7 +51,15 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"), [("generate", GENERATE_FLAGS), ("plan", ENGINE_FLAGS), ("bench comm", COMM_FLAGS)]
+    ("command", "flags"),
+    [
+        ("generate", GENERATE_FLAGS),
+        ("plan", ENGINE_FLAGS),
+        ("bench latency", BENCH_FLAGS | {"--batch-size", "--num-iters", "--num-iters-warmup"}),
+        ("bench throughput", LOAD_FLAGS),
+        ("bench serve", LOAD_FLAGS | {"--request-rate", "--max-concurrency", "--goodput"}),
+        ("bench comm", COMM_FLAGS),
+    ],
 )
 def test_the_set_of_flags_is_frozen(command, flags):
     """A flag that comes or goes is a decision: change this list together with CHANGELOG.md."""
@@ -48,7 +67,7 @@ def test_the_set_of_flags_is_frozen(command, flags):
 
 
 def test_the_set_of_commands_is_frozen():
-    assert set(COMMANDS) == {"generate", "plan", "bench comm"}
+    assert set(COMMANDS) == {"generate", "plan", "bench latency", "bench throughput", "bench serve", "bench comm"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -57,7 +76,10 @@ def test_every_flag_has_help(command):
         assert action.help, action.option_strings
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, JobOptions, SamplingOptions])
+@pytest.mark.parametrize(
+    "section",
+    [*SECTIONS, JobOptions, SamplingOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions],
+)
 def test_every_option_and_section_is_explained(section):
     assert section.__doc__
     for f in dataclasses.fields(section):
