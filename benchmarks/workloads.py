@@ -5,7 +5,7 @@
 
 W1: one request, 128 tokens in, 128 out, tokens/s after the first. W2: 32 requests at once, 64 to 512 in, 32 to 128 out,
 output tokens/s. W3: one request, 2,048 in, prompt tokens/s. Rounds alternate; figures are medians, ratios are taken within
-a round.
+a round. ``compare.py`` runs the same workloads on other engines.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from launched import launched, medians
 
 from labinfer import SamplingParams
 from labinfer.llm import LLM
+from labinfer.observe.report import RunReport
 from labinfer.observe.table import format_table
 
 VARIANTS = ("reference", "auto")
@@ -85,15 +86,18 @@ def measure(llm: LLM, workloads: dict[str, Workload]) -> dict[str, float]:
     found = {}
     for name, work in workloads.items():
         llm.generate(work.prompts, [SamplingParams(max_tokens=out, ignore_eos=True) for out in work.output_lens])
-        report = llm.report
-        if not llm.is_rank0:
-            continue
-        found[f"{name} {work.figure}"] = {
-            "decode": lambda report: 1 / report.time_per_output_token[0],
-            "batch": lambda report: report.output_tokens / report.wall_time,
-            "prefill": lambda report: report.prompt_tokens / report.time_to_first_token[0],
-        }[work.figure](report)
+        if llm.is_rank0:
+            found[f"{name} {work.figure}"] = speed(llm.report, work.figure)
     return found
+
+
+def speed(report: RunReport, figure: str) -> float:
+    """The figure that counts, of the last run."""
+    if figure == "decode":
+        return 1 / report.time_per_output_token[0]
+    if figure == "prefill":
+        return report.prompt_tokens / report.time_to_first_token[0]
+    return report.output_tokens / report.wall_time
 
 
 def print_table(rounds: dict[str, list[dict[str, float]]]) -> None:
