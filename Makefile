@@ -113,4 +113,4 @@ wheels: ## fill wheels/ with all that a machine without a network needs; copy th
 	$(PYTHON) -m pip download --quiet --dest wheels $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .small .qwen2-0.5b
+	rm -rf $(VENV) .small .qwen2-0.5b benchmarks/.envs

@@ -48,18 +48,19 @@ Round = dict[str, dict[str, Figures]]
 
 
 def main() -> None:
+    all_workloads = draw_workloads()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a Qwen2 checkpoint in bfloat16")
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="folder of the peers' environments")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
-    parser.add_argument("--workloads", nargs="+", choices=draw_workloads(), default=list(draw_workloads()))
+    parser.add_argument("--workloads", nargs="+", choices=all_workloads, default=list(all_workloads))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures of all rounds to this file")
     args = parser.parse_args()
 
-    workloads = {name: work for name, work in draw_workloads().items() if name in args.workloads}
+    workloads = {name: work for name, work in all_workloads.items() if name in args.workloads}
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(args, workloads, Path(folder))
         chosen = [
