@@ -17,7 +17,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-start demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-start bench-peers bench-compare bench-plot demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -100,6 +100,17 @@ bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler 
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/kv_cache_dtype.py
 
+bench-peers: $(VENV)/.setup ## install other engines in benchmarks/.envs (several GB; llama.cpp is compiled)
+	$(BIN)/python benchmarks/setup_peers.py
+
+bench-compare: $(VENV)/.setup ## this engine beside those that are installed (half an hour a round)
+	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
+	$(BIN)/python benchmarks/compare.py --model .qwen2-0.5b --json benchmarks/.envs/figures.json
+
+bench-plot: $(VENV)/.setup ## draw what bench-compare found
+	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(PIP_INSTALL) --editable '.[bench]'
+	$(BIN)/python benchmarks/plot.py benchmarks/.envs/figures.json
+
 # About an hour and a half on 2 cores.
 demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and measure them
 	$(BIN)/python tools/demo_model/train.py --output labinfer/assets
@@ -109,4 +120,4 @@ wheels: ## fill wheels/ with all that a machine without a network needs; copy th
 	$(PYTHON) -m pip download --quiet --dest wheels $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .small .qwen2-0.5b
+	rm -rf $(VENV) .small .qwen2-0.5b benchmarks/.envs

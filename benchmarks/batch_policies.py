@@ -18,14 +18,12 @@ import json
 import math
 import random
 import statistics
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from launched import launched, medians
 
 from labinfer import SamplingParams
-from labinfer.engine.request import Request
+from labinfer.bench.arrivals import Arrivals
 from labinfer.llm import LLM
 from labinfer.observe.table import format_seconds, format_table, percentile
 
@@ -98,28 +96,6 @@ def measure(llm: LLM, work: Work, due: list[float]) -> Figures | None:
         "time to first token, p50": percentile(first, 0.5),
         "time to first token, p99": percentile(first, 0.99),
     }
-
-
-class Arrivals:
-    """Requests for ``LLM.run``, each when it is due, None until then. Times in seconds."""
-
-    def __init__(self, llm: LLM, requests: list[Request], due: list[float]):
-        self._llm, self._requests, self._due = llm, requests, due
-        self.late: list[float] = []
-        """How long each request was due before the engine looked for it."""
-        self.empty_time = 0.0
-        """In which there was nothing to run."""
-
-    def __iter__(self) -> Iterator[Request | None]:
-        begin = time.monotonic()
-        for request, due in zip(self._requests, self._due, strict=True):
-            while (early := due - (time.monotonic() - begin)) > 0:
-                if not self._llm.engine.has_work:
-                    time.sleep(early)
-                    self.empty_time += early
-                yield None
-            self.late.append(-early)
-            yield request
 
 
 def as_table(rounds: list[dict[str, Figures]]) -> str:

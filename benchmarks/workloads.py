@@ -5,7 +5,7 @@
 
 W1: one request, 128 tokens in, 128 out, tokens/s after the first. W2: 32 requests at once, 64 to 512 in, 32 to 128 out,
 output tokens/s. W3: one request, 2,048 in, prompt tokens/s. Rounds alternate; figures are medians, ratios are taken within
-a round.
+a round. ``compare.py`` runs the same workloads on other engines.
 """
 
 from __future__ import annotations
@@ -13,15 +13,44 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+from dataclasses import dataclass
 
 from launched import launched, medians
 
 from labinfer import SamplingParams
 from labinfer.llm import LLM
+from labinfer.observe.report import RunReport
 from labinfer.observe.table import format_table
 
 VARIANTS = ("reference", "auto")
 CONTEXT, BATCH_TOKENS, BLOCKS = 4096, 2048, 1600
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are given to an engine at once."""
+
+    figure: str
+    """What counts: tokens a second that are decoded after the first (``decode``), answered in all (``batch``), or read
+    up to the first answered one (``prefill``)."""
+    prompts: list[list[int]]
+    output_lens: list[int]
+
+
+def draw_workloads() -> dict[str, Workload]:
+    """W1, W2 and W3, the same in every process."""
+    draw = random.Random(0)
+
+    def prompt(tokens: int) -> list[int]:
+        return [draw.randrange(10, 4000) for _ in range(tokens)]
+
+    short, long = prompt(128), prompt(2048)
+    lengths = [(draw.randint(64, 512), draw.randint(32, 128)) for _ in range(32)]
+    return {
+        "W1": Workload("decode", [short], [128]),
+        "W2": Workload("batch", [prompt(tokens) for tokens, _ in lengths], [out for _, out in lengths]),
+        "W3": Workload("prefill", [long], [1]),
+    }
 
 
 def main() -> None:
@@ -40,37 +69,35 @@ def main() -> None:
         "chunked_prefill_size": BATCH_TOKENS,
         "enable_prefix_caching": False,  # rounds repeat their prompts
     }
+    workloads = draw_workloads()
     with launched({name: base | {"functions": name} for name in VARIANTS}) as llms:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
         for number in range(args.rounds + 1):
             for name, llm in llms.items():
-                figures = measure(llm)
+                figures = measure(llm, workloads)
                 if number > 0:  # the first round warms up
                     rounds[name].append(figures)
         if next(iter(llms.values())).is_rank0:
             print_table(rounds)
 
 
-def measure(llm: LLM) -> dict[str, float]:
-    """One round; every rank runs it."""
-    draw = random.Random(0)
+def measure(llm: LLM, workloads: dict[str, Workload]) -> dict[str, float]:
+    """One round, tokens a second; every rank runs it."""
+    found = {}
+    for name, work in workloads.items():
+        llm.generate(work.prompts, [SamplingParams(max_tokens=out, ignore_eos=True) for out in work.output_lens])
+        if llm.is_rank0:
+            found[f"{name} {work.figure}"] = speed(llm.report, work.figure)
+    return found
 
-    def run(lengths: list[tuple[int, int]]) -> None:
-        prompts = [[draw.randrange(10, 4000) for _ in range(tokens)] for tokens, _ in lengths]
-        llm.generate(prompts, [SamplingParams(max_tokens=out, ignore_eos=True) for _, out in lengths])
 
-    run([(128, 128)])
-    per_token = llm.report.time_per_output_token
-    run([(2048, 1)])
-    first = llm.report.time_to_first_token
-    run([(draw.randint(64, 512), draw.randint(32, 128)) for _ in range(32)])
-    if not llm.is_rank0:
-        return {}
-    return {
-        "W1 decode": 1 / per_token[0],
-        "W2 batch": llm.report.output_tokens / llm.report.wall_time,
-        "W3 prefill": 2048 / first[0],
-    }
+def speed(report: RunReport, figure: str) -> float:
+    """The figure that counts, of the last run."""
+    if figure == "decode":
+        return 1 / report.time_per_output_token[0]
+    if figure == "prefill":
+        return report.prompt_tokens / report.time_to_first_token[0]
+    return report.output_tokens / report.wall_time
 
 
 def print_table(rounds: dict[str, list[dict[str, float]]]) -> None:

@@ -1,7 +1,6 @@
 """The command line. Flags are generated from the dataclasses of ``config.py``, so each option is written down once.
 
-``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links,
-``launch.py bench accuracy`` what fewer bits lose.
+``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench …`` measures.
 Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag answer at once.
 """
 
@@ -22,9 +21,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import labinfer
+from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
 from labinfer.config import (
     SECTIONS,
-    AccuracyOptions,
     CacheOptions,
     EngineOptions,
     JobOptions,
@@ -32,7 +31,9 @@ from labinfer.config import (
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
+    check_bounds,
     convert,
+    convert_section,
     flag_name,
     join,
 )
@@ -51,6 +52,18 @@ COMMANDS = {
         (JobOptions, SamplingOptions, *SECTIONS),
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
+    "bench latency": (
+        "Time of a fixed batch, from its first request to its last token.",
+        (BenchOptions, LatencyOptions, *SECTIONS),
+    ),
+    "bench throughput": (
+        "Requests and tokens a second, with all requests there from the beginning.",
+        (BenchOptions, LoadOptions, *SECTIONS),
+    ),
+    "bench serve": (
+        "Latencies of requests that arrive one by one, whether or not the engine keeps up.",
+        (BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
+    ),
     "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
     "bench accuracy": (
         "What number types, quantised weights and KV cache types lose against the float32 model: of all of them, or of "
@@ -62,9 +75,12 @@ REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
 
 EPILOG = """other commands:
-  launch.py plan             show which rank would hold what
-  launch.py bench comm       latency and bandwidth of every collective and send in use
-  launch.py bench accuracy   what number types and quantised weights lose in quality
+  launch.py plan               show which rank would hold what
+  launch.py bench latency      time of a fixed batch
+  launch.py bench throughput   requests and tokens a second
+  launch.py bench serve        latencies of requests that arrive one by one
+  launch.py bench comm         latency and bandwidth of every collective and send in use
+  launch.py bench accuracy     what number types and quantised weights lose in quality
 
 examples:
   python launch.py --prompt "17 + 25 = ?"
@@ -135,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build_parser(command: str = "generate") -> Parser:
-    """The parser of one command: ``generate`` (no command word) or another of ``COMMANDS``."""
+    """The parser of one command of ``COMMANDS``; ``generate`` has no command word."""
     description, sections = COMMANDS[command]
     prog = "launch.py" if command == "generate" else f"launch.py {command}"
     parser = Parser(
@@ -205,9 +221,12 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if name == "generate":
         job, sampling = _check_job(args)
         return {"job": job, "sampling": sampling}
+    own = [convert_section(section, _given(args, section)) for section in COMMANDS[name][1] if section not in SECTIONS]
+    for section in own:
+        check_bounds(section)
     if name == "bench accuracy":
-        return {"accuracy": AccuracyOptions(**_given(args, AccuracyOptions))}
-    return {}
+        return {"accuracy": own[0]}
+    return {"kind": name.removeprefix("bench "), "options": own} if own else {}
 
 
 def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
@@ -236,5 +255,6 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:
     """The function that runs the chosen command; with it come torch and all else that a run needs."""
-    module = importlib.import_module(f"labinfer.commands.{name.replace(' ', '_')}")
+    module_name = "bench_engine" if "kind" in own else name.replace(" ", "_")
+    module = importlib.import_module(f"labinfer.commands.{module_name}")
     return functools.partial(module.run, **own)

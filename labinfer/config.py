@@ -26,6 +26,9 @@ KV_CACHE_DTYPES = (*DTYPES, "int8")
 MAX_TIMEOUT = 1e9
 TRANSPORTS = ("auto", "mpi", "torch")
 
+Section = typing.TypeVar("Section")
+"""One of the dataclasses below."""
+
 
 def option(
     default: Any,
@@ -34,9 +37,15 @@ def option(
     short: str | None = None,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
+    least: int = 0,
 ):
-    """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``)."""
-    return field(default=default, metadata={"help": help, "short": short, "choices": choices, "metavar": metavar})
+    """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``).
+
+    Args:
+        least: the smallest that a number may be.
+    """
+    metadata = {"help": help, "short": short, "choices": choices, "metavar": metavar, "least": least}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,11 @@ class ParallelOptions:
     """The layout: which rank holds which part of the model, on what device."""
 
     tensor_parallel_size: tuple[int, ...] = option(
-        (1,), "tensor-parallel ranks: one number for every stage, or one per stage (2,1)", short="-tp", metavar="N[,N…]"
+        (1,),
+        "tensor-parallel ranks: one number for every stage, or one per stage (2,1)",
+        short="-tp",
+        metavar="N[,N…]",
+        least=1,
     )
     pipeline_parallel_size: int = option(
         0, "pipeline stages (default: as many as the ranks allow)", short="-pp", metavar="N"
@@ -101,7 +114,7 @@ class ParallelOptions:
 class CacheOptions:
     """The paged KV cache."""
 
-    block_size: int = option(16, "tokens in one KV block", metavar="N")
+    block_size: int = option(16, "tokens in one KV block", metavar="N", least=1)
     num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
     kv_cache_dtype: str = option(
         "auto",
@@ -124,9 +137,9 @@ class CacheOptions:
 class SchedulerOptions:
     """How requests become micro-batches."""
 
-    max_num_seqs: int = option(64, "sequences running at once", metavar="N")
-    max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N")
-    chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N")
+    max_num_seqs: int = option(64, "sequences running at once", metavar="N", least=1)
+    max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N", least=1)
+    chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N", least=1)
     max_queued_requests: int = option(0, "sequences that may wait; 0 for any number", metavar="N")
     scheduling_policy: str = option(
         "fcfs",
@@ -215,29 +228,6 @@ class SamplingOptions:
     ignore_eos: bool = option(False, "go on after an end-of-sequence token")
 
 
-@dataclass(frozen=True)
-class AccuracyOptions:
-    """What is measured, and against what."""
-
-    text: str = option(
-        "",
-        "the text: JSONL lines with text or messages, or plain text (default: for the models that come with LABInfer, "
-        "conversations that they were not trained on)",
-        metavar="FILE",
-    )
-    reference_dtype: str = option(
-        "float32",
-        "number type of the model that all are compared with; bfloat16 takes half the memory",
-        choices=FLOAT_DTYPES,
-    )
-    per_layer: bool = option(False, "also the error of every matrix, and of the hidden states after each layer")
-    output_json: str = option("", "also write all figures to this JSON file", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        if self.reference_dtype not in FLOAT_DTYPES:
-            raise UserError(f"--reference-dtype {self.reference_dtype}: choose one of {', '.join(FLOAT_DTYPES)}")
-
-
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)
 
 
@@ -262,9 +252,8 @@ class EngineOptions:
         remaining = {key: value for key, value in values.items() if value is not None}
         sections = {}
         for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=True):
-            hints = typing.get_type_hints(section)
-            chosen = {key: convert(key, remaining.pop(key), hints[key]) for key in hints if key in remaining}
-            sections[name] = section(**chosen)
+            chosen = {f.name: remaining.pop(f.name) for f in dataclasses.fields(section) if f.name in remaining}
+            sections[name] = convert_section(section, chosen)
         if remaining:
             known = ", ".join(sorted(f.name for section in SECTIONS for f in dataclasses.fields(section)))
             raise UserError(f"unknown option {sorted(remaining)[0]!r}; known options: {known}")
@@ -275,29 +264,14 @@ class EngineOptions:
     def check(self) -> None:
         """Refuse values that are wrong whatever the model and the machine are."""
         for section in (self.model, self.parallel, self.cache, self.scheduler, self.runtime, self.observe):
-            for f in dataclasses.fields(section):
-                choices, value = f.metadata["choices"], getattr(section, f.name)
-                if choices and value not in choices:
-                    raise UserError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
-                numbers = value if isinstance(value, tuple) else (value,)
-                if any(isinstance(number, (int, float)) and number < 0 for number in numbers):
-                    raise UserError(f"{flag_name(f.name)} must not be negative, not {value}")
+            check_bounds(section)
         for dtype in self.model.dtype:
             if dtype not in DTYPES:
                 raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
         if (size := self.model.quantization_group_size) not in QUANTIZATION_GROUP_SIZES:
             raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
-            if getattr(self.scheduler, name) < 1:
-                raise UserError(f"{flag_name(name)} must be at least 1, not {getattr(self.scheduler, name)}")
-        if self.cache.block_size < 1:
-            raise UserError(f"--block-size must be at least 1, not {self.cache.block_size}")
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise UserError(f"--memory-utilization must be above 0 and at most 1, not {self.cache.memory_utilization}")
-        if min(self.parallel.tensor_parallel_size) < 1:
-            raise UserError(
-                f"--tensor-parallel-size must be at least 1, not {join(self.parallel.tensor_parallel_size)}"
-            )
         if self.parallel.layers and min(self.parallel.layers) < 1:
             raise UserError(f"--layers {join(self.parallel.layers)}: every stage needs at least one layer")
         if self.cache.swap_space and self.scheduler.preemption_mode == "recompute":
@@ -306,6 +280,30 @@ class EngineOptions:
             raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
+
+
+def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
+    """A section of options from values as flags give them.
+
+    Raises:
+        UserError: a value does not read as its option's type.
+    """
+    hints = typing.get_type_hints(section)
+    return section(**{key: convert(key, value, hints[key]) for key, value in values.items()})
+
+
+def check_bounds(section: Any) -> None:
+    """Raises:
+    UserError: a value is none of its option's choices, or less than its least.
+    """
+    for f in dataclasses.fields(section):
+        choices, least, value = f.metadata["choices"], f.metadata["least"], getattr(section, f.name)
+        if choices and value not in choices:
+            raise UserError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, (int, float)) and number < least for number in numbers):
+            bound = f"be at least {least}" if least else "not be negative"
+            raise UserError(f"{flag_name(f.name)} must {bound}, not {join(numbers)}")
 
 
 def flag_name(field_name: str) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 import msgspec
 import torch
 
+from labinfer.bench.options import AccuracyOptions
 from labinfer.commands.session import Session
-from labinfer.config import QUANTIZATION_GROUP_SIZES, AccuracyOptions, EngineOptions, ModelOptions, join
+from labinfer.config import QUANTIZATION_GROUP_SIZES, EngineOptions, ModelOptions, join
 from labinfer.errors import ExitStatus, UserError
 from labinfer.executor.build import RankParts, build_rank, find_model
 from labinfer.executor.divergence import Figures, summarize

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from labinfer.batch.job import BatchJob
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import result_record
-from labinfer.commands.plan import layout_table
+from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import JobOptions
 from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.llm import LLM
 from labinfer.observe.output_file import STANDARD, OutputFile
-from labinfer.observe.progress_line import ProgressLine
-from labinfer.observe.table import format_bytes
 from labinfer.outputs import RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.protocol import ParsedLine
@@ -38,7 +36,7 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams) -> int:
     with group.together():
         if group.rank == 0:
             files = JobFiles.open(job, session.options.observe.profile)
-    llm = _load(session)
+    llm = load(session)
     requests: list[Request] = []
     with group.together():
         if group.rank == 0:
@@ -88,7 +86,7 @@ class Rank0Job:
 
     def run(self, requests: list[Request]) -> int:
         """Run, write the results as they come, and the figures at the end."""
-        self._announce()
+        announce(self.llm, self.session.options)
         self.files.output.begin()
         try:
             if self.files.reader is not None:
@@ -110,27 +108,6 @@ class Rank0Job:
             return ExitStatus.SOME_FAILED
         return ExitStatus.OK
 
-    def _announce(self) -> None:
-        """The table of ranks, and what the KV cache holds."""
-        parts, block_size = self.llm.parts, self.session.options.cache.block_size
-        kv_tokens = [count * block_size for count in parts.capacity.blocks_of_rank]
-        logger.info("model %s: %s", self.session.options.model.model, parts.directory)
-        sys.stderr.write(layout_table(parts.layout, self.llm.group.everyone, kv_tokens) + "\n")
-        logger.info(
-            "KV cache: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
-            parts.capacity.num_blocks,
-            block_size,
-            format_bytes(parts.capacity.num_blocks * parts.layout.block_bytes(parts.place, block_size)),
-            str(parts.layout.kv_dtype_of(parts.place)).removeprefix("torch."),
-            parts.layout.max_model_len,
-        )
-        if limit := parts.capacity.describe_limit(parts.layout.topology.places):
-            logger.info("KV cache: %s", limit)
-        if parts.capacity.num_host_blocks:
-            logger.info("host memory for swapped sequences: %d blocks", parts.capacity.num_host_blocks)
-        if parts.step_times is not None:
-            logger.info("measured: %s", parts.step_times.describe())
-
     def _answer(self, requests: list[Request]) -> None:
         """--prompt: to a file each answer when it is finished, to the terminal each when its turn has come."""
         ready: dict[int, RequestOutput] = {}
@@ -150,19 +127,6 @@ class Rank0Job:
                     for completion in ready.pop(next_shown).completions:
                         self.files.output.write(f"{title}{completion.text}\n")
                     next_shown += 1
-
-
-def _load(session: Session) -> LLM:
-    line, is_rank0 = ProgressLine(), session.group.rank == 0
-
-    def on_progress(done: int, total: int) -> None:
-        if is_rank0 and line.due():
-            line.update(f"loading weights [{'#' * (20 * done // total):.<20}] {done}/{total} tensors")
-
-    try:
-        return LLM.from_options(session.group, session.options, on_progress)
-    finally:
-        line.close()
 
 
 def _make_requests(llm: LLM, job: JobOptions, sampling: SamplingParams) -> list[Request]:

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
+from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
 from labinfer.cli import COMMANDS, build_parser, split_command
-from labinfer.config import SECTIONS, AccuracyOptions, EngineOptions, JobOptions, SamplingOptions
+from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
 from labinfer.errors import UserError
 
 ENGINE_FLAGS = {
@@ -40,6 +41,8 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--swap-space", "--memory-utilization",
 }  # fmt: skip
+BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json"}
+LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -53,6 +56,9 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
         ("plan", ENGINE_FLAGS),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),
+        ("bench latency", BENCH_FLAGS | {"--batch-size", "--num-iters", "--num-iters-warmup"}),
+        ("bench throughput", LOAD_FLAGS),
+        ("bench serve", LOAD_FLAGS | {"--request-rate", "--max-concurrency", "--goodput"}),
     ],
 )
 def test_the_set_of_flags_is_frozen(command, flags):
@@ -61,7 +67,8 @@ def test_the_set_of_flags_is_frozen(command, flags):
 
 
 def test_the_set_of_commands_is_frozen():
-    assert set(COMMANDS) == {"generate", "plan", "bench comm", "bench accuracy"}
+    benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy")}
+    assert set(COMMANDS) == {"generate", "plan"} | benchmarks
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -70,7 +77,10 @@ def test_every_flag_has_help(command):
         assert action.help, action.option_strings
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, AccuracyOptions, JobOptions, SamplingOptions])
+@pytest.mark.parametrize(
+    "section",
+    [*SECTIONS, AccuracyOptions, JobOptions, SamplingOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions],
+)
 def test_every_option_and_section_is_explained(section):
     assert section.__doc__
     for f in dataclasses.fields(section):

@@ -13,9 +13,10 @@ from labinfer.functions.cpu import library
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.draw import Draw
 from labinfer.functions.reference import sampling
+from labinfer.native import compiler
 
 pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, library.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
+    not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
 INF, NAN = float("inf"), float("nan")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -18,10 +18,11 @@ LEAVES = {"plan", "protocol", "comm", "spmd", "weights", "config", "errors", "ob
 """Parts that know only each other; every part may use them."""
 MAY_IMPORT = {
     "__main__": {"cli"},
-    "cli": {"commands", "server", "batch", "llm", "executor"},
-    "commands": {"server", "batch", "llm", "outputs", "executor", "worker", "engine"},
+    "cli": {"commands", "server", "batch", "bench", "llm", "executor"},
+    "commands": {"server", "batch", "bench", "llm", "outputs", "executor", "worker", "engine"},
     "server": {"llm", "executor", "engine"},
     "batch": {"llm", "outputs", "engine"},
+    "bench": {"llm", "outputs", "engine"},
     "llm": {"outputs", "executor", "engine"},
     "outputs": {"engine"},
     "executor": {"engine", "worker", "models", "layers", "functions"},

@@ -11,6 +11,7 @@ import torch
 from labinfer.functions.cpu import library
 from labinfer.functions.reference.sampling import gumbel_noise, split_mix
 from labinfer.functions.registry import default_registry
+from labinfer.native import compiler
 from labinfer.plan import TokenSampling
 from labinfer.worker.logits_processors.registry import SampledRow
 from labinfer.worker.sampler import Sampler
@@ -40,7 +41,7 @@ def sampler(request, tmp_path_factory) -> Sampler:
     """Without processors, over torch's functions and over the compiled ones."""
     compiled = None
     if request.param == "cpu":
-        if not any(map(shutil.which, library.COMPILERS)):
+        if not any(map(shutil.which, compiler.COMPILERS)):
             pytest.skip("no C++ compiler, so the functions are not used either")
         compiled = library.load(library.build(tmp_path_factory.mktemp("kernels")))
     return Sampler({}, default_registry(compiled).select(torch.device("cpu"), torch.float32))

@@ -45,8 +45,7 @@ void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, 
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH) {
       floats value = widen(load<halves>(gate + i));
-      floats power = value * -1.44269504f;  // log2(e)
-      value = widen(narrow(value / (1.0f + power_of_two(power > 126.0f ? same(126.0f) : power))));
+      value = widen(narrow(value / (1.0f + exponential(-value))));
       store(to + i, narrow(value * widen(load<halves>(up + i))));
     }
     for (; i < size; ++i) {

@@ -125,4 +125,10 @@ inline floats power_of_two(floats x) {
   return (floats)((words)value + ((words)rounded << 23));
 }
 
+// e to the power of x, as near, between the powers that a float can hold.
+inline floats exponential(floats x) {
+  floats power = x * 1.44269504f;
+  return power_of_two(power > 126.0f ? same(126.0f) : power);
+}
+
 }  // namespace

@@ -1,0 +1,220 @@
+"""This engine beside others on the workloads of ``workloads.py``: tokens a second, and ratios within each round.
+
+    python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
+    python benchmarks/setup_peers.py
+    python benchmarks/compare.py --model DIR --json figures.json
+
+Each engine runs as ``peers/NAME_runner.py`` in a process and an environment of its own (``ENVS/NAME``), one after another,
+with the same prompts, the same number of threads and bound to the same cores. A round takes each engine at each precision
+once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads import Workload, draw_workloads
+
+HERE = Path(__file__).parent
+OURS = "labinfer"
+PRECISIONS = ("16-bit", "int8", "int4")
+ENGINES = {
+    OURS: PRECISIONS,
+    "vllm": ("16-bit", "int8"),
+    "openvino": PRECISIONS,
+    "llamacpp": PRECISIONS,
+    "ctranslate2": ("int8",),
+    "transformers": ("16-bit",),
+}
+"""Which weights each engine runs here; its runner says how they are made."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LIMIT_SECONDS = 1800
+
+Figures = dict[str, float]
+"""Tokens a second by workload."""
+Round = dict[str, dict[str, Figures]]
+"""Figures by precision and engine."""
+
+
+def main() -> None:
+    all_workloads = draw_workloads()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a Qwen2 checkpoint in bfloat16")
+    parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="folder of the peers' environments")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
+    parser.add_argument("--workloads", nargs="+", choices=all_workloads, default=list(all_workloads))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the figures of all rounds to this file")
+    args = parser.parse_args()
+
+    workloads = {name: work for name, work in all_workloads.items() if name in args.workloads}
+    with tempfile.TemporaryDirectory() as folder:
+        launcher = Launcher(args, workloads, Path(folder))
+        chosen = [
+            (engine, precision)
+            for engine in args.engines
+            if launcher.is_installed(engine)
+            for precision in ENGINES[engine]
+            if precision in args.precisions and launcher.prepare(engine, precision)
+        ]
+        rounds: list[Round] = []
+        for number in range(args.rounds):
+            rounds.append({})
+            for engine, precision in list(chosen):
+                figures = launcher.run(engine, precision)
+                if figures is None:
+                    chosen.remove((engine, precision))  # it would fail again
+                    continue
+                say(f"round {number + 1}: {engine} {precision} {format_figures(figures)}")
+                rounds[-1].setdefault(precision, {})[engine] = figures
+            if args.json:
+                record = {"threads": args.threads, "versions": launcher.versions, "rounds": rounds}
+                args.json.write_text(json.dumps(record, indent=1))
+    print(markdown(rounds, list(workloads)))
+
+
+@dataclass
+class Launcher:
+    """Starts runners."""
+
+    args: argparse.Namespace
+    workloads: dict[str, Workload]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.versions: dict[str, str] = {}
+        self._cores = set(sorted(os.sched_getaffinity(0))[: self.args.threads])
+        if len(self._cores) < self.args.threads:
+            sys.exit(f"--threads {self.args.threads} needs as many cores; there are {len(self._cores)}")
+        self._workloads_file = self.folder / "workloads.json"
+        self._workloads_file.write_text(
+            json.dumps({name: dataclasses.asdict(work) for name, work in self.workloads.items()})
+        )
+
+    def is_installed(self, engine: str) -> bool:
+        if engine != OURS and not self._python(engine).exists():
+            say(f"{engine}: not installed; run python benchmarks/setup_peers.py --envs {self.args.envs} {engine}")
+            return False
+        return True
+
+    def prepare(self, engine: str, precision: str) -> bool:
+        """Convert the checkpoint, before anything is measured. Returns whether it could be."""
+        return self._call(engine, precision, "--prepare") is not None
+
+    def run(self, engine: str, precision: str) -> Figures | None:
+        """Tokens a second; None if it failed or is not offered, which was said."""
+        found = self._call(engine, precision)
+        self.versions |= {engine: found.pop("version")} if found else {}
+        return found
+
+    def _python(self, engine: str) -> Path:
+        return Path(sys.executable) if engine == OURS else self.args.envs.absolute() / engine / "bin" / "python"
+
+    def _call(self, engine: str, precision: str, *flags: str) -> dict | None:
+        converted = self.args.envs.absolute() / "converted" / self.args.model.name / f"{engine}-{precision}"
+        command = [
+            *(self._python(engine), HERE / "peers" / f"{engine}_runner.py"),
+            *("--checkpoint", self.args.model.absolute(), "--converted", converted),
+            *("--workloads", self._workloads_file, "--precision", precision, "--threads", self.args.threads, *flags),
+        ]
+        env = os.environ | {name: str(self.args.threads) for name in THREAD_VARIABLES} | {"HF_HUB_OFFLINE": "1"}
+        if engine == OURS:  # this checkout, whether or not it is the one that is installed
+            env["PYTHONPATH"] = str(HERE.parent)
+        log = self.folder / "log"
+        with log.open("w") as stderr:
+            process = subprocess.Popen(
+                list(map(str, command)),
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,  # some engines have worker processes, which must not outlive them
+                preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
+            )
+            try:
+                out, _ = process.communicate(timeout=LIMIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                say(f"{engine} {precision}: not done after {LIMIT_SECONDS} s")
+                return None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        found = last_json(out)
+        if process.returncode or found is None:
+            why = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            say(f"{engine} {precision}: failed ({process.returncode}): {why}")
+            return None
+        if "skip" in found:
+            say(f"{engine} {precision}: {found['skip']}")
+            return None
+        return found
+
+
+def last_json(text: str) -> dict | None:
+    """The last line that is a JSON object; engines print to standard output too."""
+    for line in reversed(text.splitlines()):
+        if line.startswith("{"):
+            try:
+                return json.loads(line)
+            except ValueError:
+                continue
+    return None
+
+
+def medians(rounds: list[Round], precision: str, engine: str) -> Figures:
+    """Of each workload, over the rounds in which the engine has figures."""
+    found = [one[precision][engine] for one in rounds if engine in one.get(precision, {})]
+    return {name: statistics.median(figures[name] for figures in found) for name in found[0]}
+
+
+def ratios(rounds: list[Round], precision: str, peer: str) -> Figures:
+    """What this engine's figures are of a peer's, medians of the rounds' ratios."""
+    both = [one[precision] for one in rounds if {OURS, peer} <= set(one.get(precision, {}))]
+    if not both:
+        return {}
+    return {name: statistics.median(one[OURS][name] / one[peer][name] for one in both) for name in both[0][peer]}
+
+
+def markdown(rounds: list[Round], workloads: list[str]) -> str:
+    """Two tables: tokens a second, and this engine's ratio to each peer and to the best at each workload."""
+    rule = "|" + "---|" * (2 + len(workloads))
+    speed = [f"| engine | weights | {' | '.join(f'{name} tokens/s' for name in workloads)} |", rule]
+    against = [f"| {OURS} against | weights | {' | '.join(workloads)} |", rule]
+    for precision in PRECISIONS:
+        engines = list(dict.fromkeys(engine for one in rounds for engine in one.get(precision, {})))
+        for engine in engines:
+            figures = medians(rounds, precision, engine)
+            speed.append(f"| {engine} | {precision} | {' | '.join(f'{figures[name]:.1f}' for name in workloads)} |")
+        found = {peer: ratio for peer in engines if peer != OURS and (ratio := ratios(rounds, precision, peer))}
+        for peer, ratio in found.items():
+            against.append(f"| {peer} | {precision} | {' | '.join(f'{ratio[name]:.2f}' for name in workloads)} |")
+        if found:
+            hardest = {name: min(found, key=lambda peer, name=name: found[peer][name]) for name in workloads}
+            cells = [f"**{found[peer][name]:.2f}** ({peer})" for name, peer in hardest.items()]
+            against.append(f"| the best of them | {precision} | {' | '.join(cells)} |")
+    return "\n".join([*speed, "", *against])
+
+
+def format_figures(figures: Figures) -> str:
+    return ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"compare: {text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What the runners of all engines share. Standard library only: each runs in an environment of its own.
+
+A runner is called by ``benchmarks/compare.py`` and prints one JSON line: tokens a second for each workload, or
+``{"skip": why}``, and the engine's version. Every figure is taken in the same way, from the outside, so that no engine's own clock is trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+Generate = Callable[[list[list[int]], list[int]], list[int]]
+"""From prompts and the wanted length of each answer to how many tokens each answer has; greedy, without any end token."""
+
+
+class Unavailable(Exception):
+    """This engine does not offer what is asked."""
+
+
+def run(
+    package: str,
+    load: Callable[[argparse.Namespace], Generate],
+    prepare: Callable[[argparse.Namespace], None] | None = None,
+) -> None:
+    """Measure one engine at one precision.
+
+    Args:
+        package: whose version is named beside the figures.
+        load: the engine over ``args.model``, at ``args.precision``, with ``args.threads`` threads.
+        prepare: converts ``args.checkpoint`` to the folder ``args.model``; left out where it is read as it is.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--converted", type=Path, required=True, help="folder of the converted checkpoint")
+    parser.add_argument("--workloads", type=Path, required=True, help="JSON: prompts and output_lens by name")
+    parser.add_argument("--precision", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--prepare", action="store_true", help="convert only")
+    args = parser.parse_args()
+    try:
+        args.model = _converted(args, prepare) if prepare else args.checkpoint
+        found = {"version": metadata.version(package)}
+        if not args.prepare:
+            found |= measure(load(args), json.loads(args.workloads.read_text()))
+    except Unavailable as reason:
+        found = {"skip": str(reason)}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
+def measure(generate: Generate, workloads: dict[str, dict]) -> dict[str, float]:
+    """Tokens a second of the workloads of ``benchmarks/workloads.py``, each after a short warm-up of its own."""
+    found = {}
+    for name, work in workloads.items():
+        prompts, lengths = work["prompts"], work["output_lens"]
+        timed(generate, prompts, [2] * len(prompts))
+        if work["figure"] == "decode":  # all but the first token, as the time to it is that of the prompt
+            whole, first = timed(generate, prompts, lengths), timed(generate, prompts, [1] * len(prompts))
+            found[name] = (sum(lengths) - len(prompts)) / (whole - first)
+        elif work["figure"] == "prefill":
+            found[name] = sum(map(len, prompts)) / timed(generate, prompts, lengths)
+        else:
+            found[name] = sum(lengths) / timed(generate, prompts, lengths)
+    return found
+
+
+def timed(generate: Generate, prompts: list[list[int]], lengths: list[int]) -> float:
+    """Seconds of a call that must answer as long as it was asked to."""
+    begin = time.perf_counter()
+    got = generate(prompts, lengths)
+    seconds = time.perf_counter() - begin
+    if got != lengths:
+        raise RuntimeError(f"answers of {got} tokens came, not of {lengths}")
+    return seconds
+
+
+def _converted(args: argparse.Namespace, prepare: Callable[[argparse.Namespace], None]) -> Path:
+    """The converted checkpoint; it appears under its name when it is complete."""
+    if not args.converted.exists():
+        args.model = args.converted.with_suffix(".unfinished")
+        args.model.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(args.model, ignore_errors=True)  # of a try that was broken off
+        if args.model.is_symlink() or args.model.exists():
+            args.model.unlink()
+        prepare(args)
+        args.model.rename(args.converted)
+    return args.converted

@@ -1,0 +1,41 @@
+"""This engine, in the environment that runs the comparison."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from harness import Generate, Unavailable, run
+
+from labinfer import LLM, SamplingParams
+from labinfer.config import SECTIONS
+
+QUANTIZATION = {"16-bit": {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}
+
+
+def load(args: argparse.Namespace) -> Generate:
+    options = QUANTIZATION[args.precision]
+    known = {f.name for section in SECTIONS for f in dataclasses.fields(section)}
+    if unknown := set(options) - known:
+        raise Unavailable(f"this version of LABInfer has no --{unknown.pop()}")
+    llm = LLM(
+        str(args.checkpoint),
+        threads=args.threads,
+        max_model_len=4096,
+        num_kv_blocks=1600,
+        max_num_batched_tokens=2048,
+        chunked_prefill_size=2048,
+        enable_prefix_caching=False,  # prompts are repeated
+        log_level="warning",
+        **options,
+    )
+
+    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+        params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+        return [output.num_output_tokens for output in llm.generate(prompts, params)]
+
+    return generate
+
+
+if __name__ == "__main__":
+    run("labinfer", load)

@@ -1,0 +1,33 @@
+"""What the benchmarks of an engine have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from labinfer.llm import LLM
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a benchmark has found."""
+
+    text: str
+    """For people."""
+    values: dict[str, Any]
+    """The same for machines, under the names of vLLM's benchmarks where it has them."""
+
+
+class Benchmark(Protocol):
+    """One benchmark; its methods run on rank 0, in this order."""
+
+    def prepare(self, llm: LLM) -> None:
+        """Make the requests.
+
+        Raises:
+            UserError: they cannot run on this model.
+        """
+
+    def run(self, llm: LLM, check: Callable[[], None]) -> Figures:
+        """Measure, in one ``LLM.run``, as the other ranks follow one. ``check`` may raise ``Interrupted``."""

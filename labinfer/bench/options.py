@@ -1,0 +1,81 @@
+"""What the user can set of the benchmarks; see ``labinfer.config`` for how these become flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labinfer.config import FLOAT_DTYPES, option
+from labinfer.errors import UserError
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Requests of a benchmark: prompts of random token ids, and answers that no end-of-sequence token ends."""
+
+    input_len: int = option(128, "tokens of a prompt", metavar="N", least=1)
+    output_len: int = option(128, "tokens of an answer", metavar="N", least=1)
+    seed: int = option(0, "of the random prompts and arrivals", metavar="N")
+    output_json: str = option("", "also write the figures to this file", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """A fixed batch, again and again."""
+
+    batch_size: int = option(8, "requests in the batch", metavar="N", least=1)
+    num_iters_warmup: int = option(2, "batches at the beginning that do not count", metavar="N")
+    num_iters: int = option(10, "batches that count", metavar="N", least=1)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How many requests, and which."""
+
+    num_prompts: int = option(100, "requests that count", metavar="N", least=1)
+    num_warmups: int = option(1, "random requests at the beginning that do not count", metavar="N")
+    dataset: str = option(
+        "",
+        "JSONL file of requests, as --input of a job takes it, instead of random ones; --output-len is for lines without "
+        "max_tokens",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How requests arrive, and what is good enough."""
+
+    request_rate: float = option(
+        float("inf"), "requests a second, by a Poisson process; inf for all at once", metavar="R"
+    )
+    max_concurrency: int = option(
+        0, "requests open at once; later ones are sent when one is done (default: any number)", metavar="N"
+    )
+    goodput: tuple[str, ...] = option(
+        (),
+        "milliseconds that a good request keeps, of ttft, tpot and e2el, such as ttft:500,tpot:50",
+        metavar="NAME:MS[,…]",
+    )
+
+
+@dataclass(frozen=True)
+class AccuracyOptions:
+    """What is measured, and against what."""
+
+    text: str = option(
+        "",
+        "the text: JSONL lines with text or messages, or plain text (default: for the models that come with LABInfer, "
+        "conversations that they were not trained on)",
+        metavar="FILE",
+    )
+    reference_dtype: str = option(
+        "float32",
+        "number type of the model that all are compared with; bfloat16 takes half the memory",
+        choices=FLOAT_DTYPES,
+    )
+    per_layer: bool = option(False, "also the error of every matrix, and of the hidden states after each layer")
+    output_json: str = option("", "also write all figures to this JSON file", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        if self.reference_dtype not in FLOAT_DTYPES:
+            raise UserError(f"--reference-dtype {self.reference_dtype}: choose one of {', '.join(FLOAT_DTYPES)}")

@@ -1,0 +1,67 @@
+"""The requests of a benchmark. Made on rank 0 before anything runs, so that what is wrong with them is known at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from labinfer.bench.options import BenchOptions
+from labinfer.engine.request import Request
+from labinfer.errors import UserError
+from labinfer.llm import LLM
+from labinfer.plan import SamplingParams
+from labinfer.protocol import parse_line
+
+WARM_UP = -1
+"""The key of requests that do not count."""
+
+
+class RequestMaker:
+    """Draws requests of one length; the same seed draws the same ones, whatever the layout."""
+
+    def __init__(self, llm: LLM, options: BenchOptions):
+        self._llm, self._options = llm, options
+        self._draw = random.Random(options.seed)
+        self._vocabulary = range(llm.parts.layout.config.vocab_size)
+
+    def random(self, key: int) -> Request:
+        """A prompt of ``--input-len`` random ids to be answered with ``--output-len`` tokens.
+
+        Raises:
+            UserError: it is too long for the model.
+        """
+        prompt = self._draw.choices(self._vocabulary, k=self._options.input_len)
+        return self._llm.make_request(key, prompt, self._sampling())
+
+    def dataset(self, path: str, count: int) -> list[Request]:
+        """The first ``count`` lines of a JSONL file, by number from 0.
+
+        Raises:
+            UserError: it cannot be read, or a line is no request that can run.
+        """
+        try:
+            lines = Path(path).read_bytes().split(b"\n")
+        except OSError as error:
+            raise UserError(f"cannot read --dataset {path}: {error.strerror}") from None
+        requests = []
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or len(requests) == count:
+                continue
+            try:
+                parsed = parse_line(line.strip(), self._sampling())
+                requests.append(self._llm.make_request(len(requests), parsed.prompt, parsed.sampling))
+            except UserError as error:
+                raise UserError(f"--dataset {path}, line {number}: {error}") from None
+        if not requests:
+            raise UserError(f"--dataset {path} has no line; give a JSONL file of requests")
+        return requests
+
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self._options.output_len, ignore_eos=True)
+
+
+def until_idle(llm: LLM) -> Iterator[None]:
+    """For ``LLM.run``: nothing more to come, as long as there is something to run."""
+    while llm.engine.has_work:
+        yield None

@@ -1,0 +1,99 @@
+"""``launch.py bench serve``: requests arrive one by one, whether or not the engine keeps up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from labinfer.bench.arrivals import poisson_times
+from labinfer.bench.benchmark import Figures
+from labinfer.bench.load import Load, RequestTimes
+from labinfer.bench.options import BenchOptions, LoadOptions, ServeOptions
+from labinfer.bench.spread import spread_keys, spread_table
+from labinfer.bench.throughput import rates_table
+from labinfer.errors import UserError
+from labinfer.llm import LLM
+
+GOALS: dict[str, Callable[[RequestTimes], float]] = {
+    "ttft": lambda times: times.first_token,
+    "tpot": lambda times: times.per_output_token,
+    "e2el": lambda times: times.end,
+}
+
+
+class ServeBenchmark:
+    """Time to the first token (TTFT), per output token (TPOT), between tokens (ITL) and to the end (E2EL), under load.
+
+    Times count from when a request was sent: when the process of arrivals says, or, where ``--max-concurrency`` holds it
+    back, when another one was done. Goodput (Zhong et al. 2024, DistServe) counts the requests that keep all goals.
+
+    Raises:
+        UserError: a rate or a goal makes no sense.
+    """
+
+    def __init__(self, options: BenchOptions, load: LoadOptions, serve: ServeOptions):
+        if not serve.request_rate > 0:
+            raise UserError(f"--request-rate must be above 0, not {serve.request_rate:g}")
+        self._options, self._load_options, self._serve = options, load, serve
+        self._goals = parse_goals(serve.goodput)
+        self._load: Load | None = None
+
+    def prepare(self, llm: LLM) -> None:
+        self._load = Load(llm, self._options, self._load_options)
+
+    def run(self, llm: LLM, check: Callable[[], None]) -> Figures:
+        serve = self._serve
+        due = poisson_times(len(self._load.requests), serve.request_rate, self._options.seed)
+        times = self._load.run(due, check, serve.max_concurrency, streams=True)
+        seconds = {
+            "ttft": [one.first_token for one in times.requests],
+            "tpot": [one.per_output_token for one in times.requests if one.output_tokens > 1],
+            "itl": times.between_tokens,
+            "e2el": [one.end for one in times.requests],
+        }
+        values = {
+            "request_rate": serve.request_rate if math.isfinite(serve.request_rate) else "inf",
+            "max_concurrency": serve.max_concurrency or None,
+            "duration": times.duration,
+            "completed": len(times.requests),
+            "total_input_tokens": times.prompt_tokens,
+            "total_output_tokens": times.output_tokens,
+            "request_throughput": len(times.requests) / times.duration,
+            "output_throughput": times.output_tokens / times.duration,
+            "total_token_throughput": (times.prompt_tokens + times.output_tokens) / times.duration,
+        }
+        text = rates_table(times) + "\n\n" + spread_table({name.upper(): of_one for name, of_one in seconds.items()})
+        if self._goals:
+            num_good = sum(is_good(one, self._goals) for one in times.requests)
+            values["request_goodput"] = num_good / times.duration
+            text += (
+                f"\n\ngoodput: {num_good} of {len(times.requests)} requests, {num_good / times.duration:.2f} a second"
+            )
+        for name, of_one in seconds.items():
+            values |= spread_keys(name, of_one)
+        return Figures(text, values)
+
+
+def parse_goals(texts: tuple[str, ...]) -> dict[str, float]:
+    """``("ttft:500",)`` → ``{"ttft": 0.5}``, seconds by name.
+
+    Raises:
+        UserError: a name or a number is none.
+    """
+    goals = {}
+    for text in texts:
+        name, _, milliseconds = text.partition(":")
+        try:
+            goals[name] = float(milliseconds) / 1000
+        except ValueError:
+            goals[name] = math.nan
+        if name not in GOALS or not goals[name] > 0:
+            raise UserError(
+                f"--goodput {text!r}: write a name of {', '.join(GOALS)} and milliseconds, such as ttft:500"
+            )
+    return goals
+
+
+def is_good(times: RequestTimes, goals: dict[str, float]) -> bool:
+    """Whether a request keeps all of ``goals`` (seconds by name)."""
+    return all(GOALS[name](times) <= goal for name, goal in goals.items())

@@ -1,0 +1,34 @@
+"""How values are spread: what benchmarks say of a list of times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from labinfer.observe.table import format_table, percentile
+
+STATISTICS = ("mean", "median", "p90", "p99")
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Each of ``STATISTICS`` of the values, percentiles by nearest rank; empty of nothing."""
+    if not values:
+        return {}
+    return {
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "p90": percentile(values, 0.9),
+        "p99": percentile(values, 0.99),
+    }
+
+
+def spread_keys(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """``{"mean_ttft_ms": …}``, the names that vLLM's benchmarks have in their JSON."""
+    return {f"{statistic}_{name}_ms": round(1000 * value, 3) for statistic, value in spread(seconds).items()}
+
+
+def spread_table(rows: dict[str, Sequence[float]]) -> str:
+    """One row for each name and its seconds, in milliseconds; rows of nothing are left out."""
+    found = {name: spread(seconds) for name, seconds in rows.items() if seconds}
+    cells = [(name, *(round(1000 * one[statistic], 2) for statistic in STATISTICS)) for name, one in found.items()]
+    return format_table(("milliseconds", *STATISTICS), cells)

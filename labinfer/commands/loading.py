@@ -1,0 +1,55 @@
+"""The model on this group of ranks: loaded with a progress line, and what rank 0 says of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from labinfer.commands.plan import layout_table
+from labinfer.commands.session import Session
+from labinfer.config import EngineOptions
+from labinfer.llm import LLM
+from labinfer.observe.progress_line import ProgressLine
+from labinfer.observe.table import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+def load(session: Session) -> LLM:
+    """Load this rank's share; collective.
+
+    Raises:
+        UserError: the model or the layout is wrong; on every rank.
+    """
+    line, is_rank0 = ProgressLine(), session.group.rank == 0
+
+    def on_progress(done: int, total: int) -> None:
+        if is_rank0 and line.due():
+            line.update(f"loading weights [{'#' * (20 * done // total):.<20}] {done}/{total} tensors")
+
+    try:
+        return LLM.from_options(session.group, session.options, on_progress)
+    finally:
+        line.close()
+
+
+def announce(llm: LLM, options: EngineOptions) -> None:
+    """The table of ranks, and what the KV cache holds (rank 0)."""
+    parts, block_size = llm.parts, options.cache.block_size
+    kv_tokens = [count * block_size for count in parts.capacity.blocks_of_rank]
+    logger.info("model %s: %s", options.model.model, parts.directory)
+    sys.stderr.write(layout_table(parts.layout, llm.group.everyone, kv_tokens) + "\n")
+    logger.info(
+        "KV cache: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
+        parts.capacity.num_blocks,
+        block_size,
+        format_bytes(parts.capacity.num_blocks * parts.layout.block_bytes(parts.place, block_size)),
+        str(parts.layout.kv_dtype_of(parts.place)).removeprefix("torch."),
+        parts.layout.max_model_len,
+    )
+    if limit := parts.capacity.describe_limit(parts.layout.topology.places):
+        logger.info("KV cache: %s", limit)
+    if parts.capacity.num_host_blocks:
+        logger.info("host memory for swapped sequences: %d blocks", parts.capacity.num_host_blocks)
+    if parts.step_times is not None:
+        logger.info("measured: %s", parts.step_times.describe())

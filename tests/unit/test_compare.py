@@ -1,0 +1,156 @@
+"""The comparison with other engines: how figures are taken, and what is made of them. No engine is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+
+import compare
+import harness
+import pytest
+import setup_peers
+from compare import ENGINES, OURS, PRECISIONS, Launcher, last_json, markdown, medians, ratios
+from workloads import draw_workloads
+
+ROUNDS = [
+    {
+        "int8": {
+            OURS: {"W1": 30.0, "W2": 100.0},
+            "vllm": {"W1": 10.0, "W2": 200.0},
+            "openvino": {"W1": 20.0, "W2": 50.0},
+        }
+    },
+    {
+        "int8": {
+            OURS: {"W1": 60.0, "W2": 300.0},
+            "vllm": {"W1": 40.0, "W2": 200.0},
+            "openvino": {"W1": 30.0, "W2": 60.0},
+        }
+    },
+    {"int8": {OURS: {"W1": 50.0, "W2": 200.0}, "vllm": {"W1": 25.0, "W2": 400.0}}},
+]
+
+
+def test_workloads_are_the_same_in_every_process_and_as_documented():
+    first, second = draw_workloads(), draw_workloads()
+    assert first == second
+    assert [[len(first[name].prompts[0]), *first[name].output_lens] for name in ("W1", "W3")] == [[128, 128], [2048, 1]]
+    assert len(first["W2"].prompts) == len(first["W2"].output_lens) == 32
+    assert all(64 <= len(prompt) <= 512 for prompt in first["W2"].prompts)
+    assert all(32 <= length <= 128 for length in first["W2"].output_lens)
+
+
+class Clocked:
+    """An engine that takes a second for each 100 tokens read and for each 10 written, on a clock of its own."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        self.calls: list[list[int]] = []
+        monkeypatch.setattr(harness.time, "perf_counter", lambda: self.now)
+
+    def __call__(self, prompts, lengths):
+        self.calls.append(lengths)
+        self.now += sum(map(len, prompts)) / 100 + sum(lengths) / 10
+        return list(lengths)
+
+
+def test_figures_are_taken_from_the_outside(monkeypatch):
+    engine = Clocked(monkeypatch)
+    work = {
+        "W1": {"figure": "decode", "prompts": [[1] * 100], "output_lens": [21]},
+        "W2": {"figure": "batch", "prompts": [[1] * 100, [1] * 200], "output_lens": [10, 20]},
+        "W3": {"figure": "prefill", "prompts": [[1] * 390], "output_lens": [1]},
+    }
+    found = harness.measure(engine, work)
+    assert found == pytest.approx({"W1": 10.0, "W2": 30 / 6, "W3": 390 / 4})
+    assert engine.calls == [[2], [21], [1], [2, 2], [10, 20], [2], [1]]  # each after a short one
+
+
+def test_an_engine_that_answers_less_is_caught():
+    work = {"W1": {"figure": "batch", "prompts": [[1]], "output_lens": [5]}}
+    with pytest.raises(RuntimeError, match=r"\[1\] tokens came, not of \[2\]"):
+        harness.measure(lambda prompts, lengths: [1], work)
+
+
+def runner_arguments(tmp_path, *more):
+    (tmp_path / "workloads.json").write_text("{}")
+    flags = ["--checkpoint", tmp_path, "--converted", tmp_path / "made" / "x-int8"]
+    flags += ["--workloads", tmp_path / "workloads.json", "--precision", "int8", "--threads", "2", *more]
+    return ["runner", *map(str, flags)]
+
+
+def test_a_checkpoint_is_converted_once_and_whole(monkeypatch, tmp_path, capsys):
+    tries = []
+
+    def prepare(args: argparse.Namespace) -> None:
+        tries.append(args.model)
+        args.model.mkdir()
+        (args.model / "weights").touch()
+        if len(tries) == 1:
+            raise RuntimeError("broken off")
+
+    monkeypatch.setattr(sys, "argv", runner_arguments(tmp_path, "--prepare"))
+    with pytest.raises(RuntimeError):
+        harness.run("pytest", None, prepare)
+    assert not (tmp_path / "made" / "x-int8").exists()
+    for _ in range(2):
+        harness.run("pytest", None, prepare)
+    assert len(tries) == 2
+    assert (tmp_path / "made" / "x-int8" / "weights").exists()
+    assert json.loads(capsys.readouterr().out.split("\n")[1]) == {"version": pytest.__version__}
+
+
+def test_what_an_engine_does_not_offer_is_said(monkeypatch, tmp_path, capsys):
+    def load(args: argparse.Namespace):
+        raise harness.Unavailable(f"no {args.precision}")
+
+    monkeypatch.setattr(sys, "argv", runner_arguments(tmp_path))
+    harness.run("pytest", load)
+    assert last_json(capsys.readouterr().out) == {"skip": "no int8"}
+
+
+def test_the_line_of_figures_is_found_among_what_engines_print():
+    assert last_json('{"not": "this"}\nloading {\n{"W1": 1.5}\n{broken\nbye') == {"W1": 1.5}
+    assert last_json("nothing\n[1]\n") is None
+
+
+def test_medians_and_ratios_are_over_rounds():
+    assert medians(ROUNDS, "int8", "vllm") == {"W1": 25.0, "W2": 200.0}
+    assert ratios(ROUNDS, "int8", "vllm") == {"W1": 2.0, "W2": 0.5}  # of 3, 1.5, 2 and of 0.5, 1.5, 0.5
+    assert ratios(ROUNDS, "int8", "openvino") == {"W1": 1.75, "W2": 3.5}  # it has two rounds
+    assert ratios(ROUNDS, "int4", "vllm") == {}
+
+
+def test_the_table_names_the_hardest_peer_of_each_workload():
+    lines = markdown(ROUNDS, ["W1", "W2"]).splitlines()
+    assert f"| {OURS} | int8 | 50.0 | 200.0 |" in lines
+    assert "| vllm | int8 | 2.00 | 0.50 |" in lines
+    assert lines[-1] == "| the best of them | int8 | **1.75** (openvino) | **0.50** (vllm) |"
+    assert len({line.count("|") for line in lines if line}) == 1
+
+
+def test_every_peer_has_a_runner_and_a_recipe():
+    assert {path.name for path in (compare.HERE / "peers").glob("*_runner.py")} == {
+        f"{name}_runner.py" for name in ENGINES
+    }
+    assert set(setup_peers.RECIPES) == set(ENGINES) - {OURS}
+    assert all(set(precisions) <= set(PRECISIONS) for precisions in ENGINES.values())
+
+
+def test_a_peer_that_is_not_installed_is_told_how(tmp_path, capsys):
+    launcher = Launcher(argparse.Namespace(threads=1, envs=tmp_path), {}, tmp_path)
+    assert not launcher.is_installed("vllm") and launcher.is_installed(OURS)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "vllm: not installed" in said and "setup_peers.py" in said
+
+
+def test_torch_is_that_of_the_makefile():
+    assert f"TORCH ?= {setup_peers.TORCH}\n" in (compare.HERE.parent / "Makefile").read_text()
+
+
+def test_the_plotting_script_needs_matplotlib_to_draw_only():
+    code = "import sys, plot; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=compare.HERE, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
