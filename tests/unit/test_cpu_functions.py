@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu import library
-from labinfer.functions.cpu.bfloat16 import CpuFunctions
+from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention, elementwise, linear
 
 CPU = torch.device("cpu")
 BLOCK = 4
+CPUINFO = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, library.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory) -> CpuFunctions:
-    return CpuFunctions(library.load(library.build(tmp_path_factory.mktemp("kernels"))))
+def compiled(tmp_path_factory):
+    return library.load(library.build(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="module")
+def cpu(compiled) -> CpuFunctions:
+    return CpuFunctions(compiled)
+
+
+@pytest.fixture(scope="module", params=["float32", "dot"])
+def panels(compiled, request) -> CpuFunctions:
+    """Of each kernel: what goes through panels."""
+    if request.param == "dot" and not has_dot(compiled):
+        pytest.skip("the processor has no dot product in bfloat16")
+    return CpuFunctions(compiled, dot=request.param == "dot")
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +58,13 @@ def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 5, 13, 14, 40])
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 16), (64, 6), (31, 32), (96, 130), (100, 64), (1, 2), (33, 2)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_linear(cpu, tokens, outputs, inputs, biased):
+def test_linear(panels, tokens, outputs, inputs, biased):
     x, weight, bias = random(tokens, inputs), random(outputs, inputs), random(outputs) if biased else None
     exact = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
     packed = weight.clone()
-    cpu.pack_weight(packed)
-    assert_near(cpu.linear(x, packed, bias), exact)
-    assert_near(cpu.linear(x.repeat(1, 2)[:, :inputs], packed, bias), exact)  # rows that are not next to each other
+    panels.pack_weight(packed)
+    assert_near(panels.linear(x, packed, bias), exact)
+    assert_near(panels.linear(x.repeat(1, 2)[:, :inputs], packed, bias), exact)  # rows that are not next to each other
 
 
 def test_linear_with_an_odd_number_of_inputs_is_torchs(cpu):
@@ -111,7 +127,7 @@ def test_rotate_and_write(cpu, heads, num_kv, size):
 @pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 2), (0, 1, 4, 6), (0, 5)], ids=str)
 @pytest.mark.parametrize("size", [16, 64, 8])
 @pytest.mark.parametrize("window", [0, 1, 9, 100])
-def test_paged_attention(cpu, head_ptr, size, window):
+def test_paged_attention(panels, head_ptr, size, window):
     """Contexts around the vector's length, single tokens and chunks mixed, blocks in any order."""
     contexts, new = [1, 15, 16, 17, 70, 33, 9], [1, 1, 1, 1, 1, 6, 9]
     num_kv, num_blocks = len(head_ptr) - 1, 64
@@ -127,17 +143,17 @@ def test_paged_attention(cpu, head_ptr, size, window):
     q, pointers = random(row_ptr[-1], head_ptr[-1], size), torch.tensor(head_ptr)
     exact_cache = LayerCache(cache.k.float(), cache.v.float())
     exact = attention.paged_attention(q.float(), exact_cache, batch, pointers, size**-0.5, window)
-    got = cpu.paged_attention(q, cache, batch, pointers, size**-0.5, window)
+    got = panels.paged_attention(q, cache, batch, pointers, size**-0.5, window)
     if size % 16 == 0:
         assert_near(got[batch.single_rows_B], exact[batch.single_rows_B])
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)  # chunks have weights in bfloat16
     alone = AttentionBatch.of([0, 1], contexts[4:5], tables[4:5], CPU)
-    torch.testing.assert_close(cpu.paged_attention(q[4:5], cache, alone, pointers, size**-0.5, window), got[4:5])
+    torch.testing.assert_close(panels.paged_attention(q[4:5], cache, alone, pointers, size**-0.5, window), got[4:5])
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(700, 700), (530, 40), (1100, 300), (31, 2), (600, 257)])
 @pytest.mark.parametrize("window", [0, 33, 515])
-def test_long_chunks_attend(cpu, context, tokens, window):
+def test_long_chunks_attend(panels, context, tokens, window):
     """Over more keys than one step takes, and more query tokens than a tile."""
     num_kv, size, head_ptr = 2, 32, torch.tensor([0, 3, 4])
     num_blocks = -(-context // BLOCK)
@@ -147,8 +163,22 @@ def test_long_chunks_attend(cpu, context, tokens, window):
     q = random(tokens, 4, size) * 3
     exact_cache = LayerCache(cache.k.float(), cache.v.float())
     exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5, window)
-    got = cpu.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
+    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.skipif(not re.search(r"\bavx2\b", CPUINFO), reason="not such a processor")
+@pytest.mark.parametrize("flags", ["-mavx2 -mfma", "-msse2"])
+def test_processors_with_narrower_vectors(tmp_path, monkeypatch, flags):
+    """The same source for a smaller processor: vectors of 8 and 4, and 16 of them."""
+    without = [flag for flag in library.FLAGS if flag != "-march=native"]
+    monkeypatch.setattr(library, "FLAGS", (*without, *flags.split()))
+    compiled = library.load(library.build(tmp_path))
+    assert not has_dot(compiled)
+    narrow = CpuFunctions(compiled)
+    for tokens in range(1, 15):
+        test_linear(narrow, tokens, 70, 34, True)
+    test_long_chunks_attend(narrow, 70, 9, 0)
 
 
 def test_a_library_is_built_once_and_another_source_makes_another(tmp_path, monkeypatch):

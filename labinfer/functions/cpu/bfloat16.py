@@ -13,6 +13,13 @@ from labinfer.functions.reference import attention, linear
 
 VECTOR, PANEL = 16, 32
 """A head's size must be a multiple of these for one query token, for several."""
+WITH_PANELS = ("linear", "paged_attention")
+"""The functions whose inner loop is a product with panels, for which there are two kernels (``panel.h``)."""
+
+
+def has_dot(library: ctypes.CDLL) -> bool:
+    """Whether the processor has a dot product in bfloat16, so that it was compiled."""
+    return hasattr(library, "linear_dot")
 
 
 class CpuFunctions:
@@ -20,10 +27,13 @@ class CpuFunctions:
 
     Args:
         library: see ``library.load``.
+        dot: products take the processor's dot product in bfloat16, if ``has_dot``, instead of float32 arithmetic.
     """
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: ctypes.CDLL, dot: bool = False):
         self._library = library
+        self._linear = library.linear_dot if dot else library.linear
+        self._attend = library.attend_many_dot if dot else library.attend_many
 
     def implementations(self) -> dict[str, Callable]:
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "rotate_and_write")
@@ -39,7 +49,7 @@ class CpuFunctions:
             return linear.linear(x_TI, weight_OI, bias_O)
         x_TI = x_TI.contiguous()
         out_TO = x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0])
-        self._library.linear(
+        self._linear(
             x_TI.data_ptr(),
             weight_OI.data_ptr(),
             None if bias_O is None else bias_O.data_ptr(),
@@ -171,7 +181,7 @@ class CpuFunctions:
         window: int,
     ) -> None:
         rows = slice(batch.row_ptr[b], batch.row_ptr[b + 1])
-        self._library.attend_many(
+        self._attend(
             q_THP[rows].data_ptr(),
             cache.k.data_ptr(),
             cache.v.data_ptr(),

@@ -70,6 +70,13 @@ def load(path: Path) -> ctypes.CDLL:
         "attend_many": [pointer] * 6 + [size] * 6 + [real, size, count],
         "attend_one": [pointer] * 4 + [size] + [pointer] * 3 + [size] * 5 + [real, size, count],
     }
+    where_there_is_the_instruction = {
+        "linear_dot": arguments["linear"],
+        "attend_many_dot": arguments["attend_many"],
+    }
+    for name, types in where_there_is_the_instruction.items():
+        if hasattr(library, name):
+            arguments[name] = types
     for name, types in arguments.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
