@@ -1,6 +1,7 @@
 """The command line. Flags are generated from the dataclasses of ``config.py``, so each option is written down once.
 
-``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links.
+``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench comm`` measures the links,
+``launch.py bench functions`` the arithmetic.
 Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag answer at once.
 """
 
@@ -21,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 import labinfer
 from labinfer.config import (
     SECTIONS,
+    CacheOptions,
     EngineOptions,
+    FunctionBenchOptions,
     JobOptions,
+    ModelOptions,
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
@@ -45,6 +49,10 @@ COMMANDS = {
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
+    "bench functions": (
+        "Every implementation of every function at a model's sizes, beside what the machine allows.",
+        (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
 }
 REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
@@ -52,6 +60,7 @@ REPEATED = ("prompt", "stop")
 EPILOG = """other commands:
   launch.py plan         show which rank would hold what
   launch.py bench comm   latency and bandwidth of every collective and send in use
+  launch.py bench functions   every implementation of every function, beside what the machine allows
 
 examples:
   python launch.py --prompt "17 + 25 = ?"
@@ -112,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build_parser(command: str = "generate") -> Parser:
-    """The parser of one command: ``generate`` (no command word), ``plan`` or ``bench comm``."""
+    """The parser of one command: ``generate`` (no command word), ``plan``, ``bench comm`` …"""
     description, sections = COMMANDS[command]
     prog = "launch.py" if command == "generate" else f"launch.py {command}"
     parser = Parser(
@@ -183,6 +192,10 @@ def _choose_command(name: str, args: argparse.Namespace) -> Callable[[Session], 
         from labinfer.commands import bench_comm
 
         return bench_comm.run
+    if name == "bench functions":
+        from labinfer.commands import bench_functions
+
+        return functools.partial(bench_functions.run, bench=FunctionBenchOptions(**_given(args, FunctionBenchOptions)))
     if name == "plan":
         from labinfer.commands import plan
 

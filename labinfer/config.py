@@ -56,9 +56,13 @@ class ModelOptions:
     )
     functions: tuple[str, ...] = option(
         ("auto",),
-        "implementations by function, such as linear=reference, or one for all; auto takes the compiled ones where there "
-        "are any",
+        "implementations by function, such as linear=reference, or one for all; auto takes the fastest",
         metavar="F=NAME[,…]",
+    )
+    autotune: bool = option(
+        True,
+        "measure at the start which implementations are the fastest on these ranks (16-bit models; remembered in "
+        "~/.cache/labinfer); without it the preferred ones are taken, which are the compiled ones where there are any",
     )
     quantization: str = option(
         "none",
@@ -178,6 +182,14 @@ class JobOptions:
     input: str = option("", "JSONL file of requests, - for standard input", metavar="FILE")
     output: str = option("", "JSONL file of results, - for standard output (default for --input)", metavar="FILE")
     report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class FunctionBenchOptions:
+    """Where the figures go, beside the table on standard output."""
+
+    output_json: str = option("", "also write them to this JSON file", metavar="FILE")
+    plot: str = option("", "also draw them under the machine's ceilings (needs matplotlib)", metavar="FILE.png")
 
 
 @dataclass(frozen=True)

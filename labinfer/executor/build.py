@@ -23,6 +23,7 @@ from labinfer.executor.kv_capacity import KVCapacity, agree_on_blocks
 from labinfer.executor.layout import Layout, make_layout
 from labinfer.executor.measure import StepMeter, time_swap
 from labinfer.executor.spmd import StatsReporter
+from labinfer.executor.tune import make_trials, tune
 from labinfer.functions.cpu import library
 from labinfer.functions.registry import parse_wanted
 from labinfer.layers.rope import RotaryTable
@@ -98,9 +99,17 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         if group.rank == 0:
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
     dtype = layout.dtype_of(place)
-    registry = layout.registry(_compiled_functions(group, device, dtype, layout.quantization))
+    useful = dtype == torch.bfloat16 or (dtype == torch.float32 and layout.quantization != "none")
+    compiled, wanted = compiled_functions(group, device, useful), parse_wanted(options.model.functions)
+    registry = layout.registry(compiled)
+    with group.together():
+        registry.check(device, dtype, wanted, layout.quantization)
+    choice = None
+    if options.model.autotune:
+        trials = make_trials(layout, place, registry, wanted, options.cache.block_size)
+        choice = tune(group, layout, place, trials, _cache(), compiled)
     with group.together(), memory_for("the weights", device):
-        context = layout.stage_context(place, tp, registry, parse_wanted(options.model.functions))
+        context = layout.stage_context(place, tp, registry, wanted, choice)
         with torch.device("meta"):
             model = model_class(config)(config, context).eval()
         load_weights(model, checkpoint, device, on_progress)
@@ -166,11 +175,8 @@ def _connect(
     return tp, control, pipeline
 
 
-def _compiled_functions(
-    group: RankGroup, device: torch.device, dtype: torch.dtype, quantization: str
-) -> ctypes.CDLL | None:
-    """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
-    useful = dtype == torch.bfloat16 or (dtype == torch.float32 and quantization != "none")
+def compiled_functions(group: RankGroup, device: torch.device, useful: bool = True) -> ctypes.CDLL | None:
+    """Compile, once on every node, and load what this rank can use; collective. None where there is nothing of use to it."""
     wanted = device.type == "cpu" and useful
     first, path = group.environment.local_rank == 0, None
     with group.together():
@@ -184,9 +190,19 @@ def _compiled_functions(
 
 def _build_or_say() -> Path | None:
     try:
-        return library.build(Path.home() / ".cache" / "labinfer")
-    except (library.NoCompiler, RuntimeError) as error:  # RuntimeError: nobody's home directory
+        if (cache := _cache()) is None:
+            raise library.NoCompiler("there is no home directory to compile functions in")
+        return library.build(cache)
+    except library.NoCompiler as error:
         logger.warning("%s; torch's functions are used, which are slower", error)
+        return None
+
+
+def _cache() -> Path | None:
+    """Where things are kept between runs; None where this user has no home directory."""
+    try:
+        return Path.home() / ".cache" / "labinfer"
+    except RuntimeError:
         return None
 
 

@@ -70,29 +70,21 @@ def load(path: Path) -> ctypes.CDLL:
         "attend_many": [pointer] * 6 + [size] * 6 + [real, size, count],
         "attend_one": [pointer] * 4 + [size] + [pointer] * 3 + [size] * 5 + [real, size, count],
     }
+    counted = {"ceiling_memory": [pointer, size, count], "ceiling_float32": [size, count]}
     where_there_is_the_instruction = {
         "linear_dot": arguments["linear"],
         "attend_many_dot": arguments["attend_many"],
+        "ceiling_dot": [size, count],
+        "ceiling_int8": [size, count],
     }
-    for name, types in where_there_is_the_instruction.items():
-        if hasattr(library, name):
-            arguments[name] = types
-    for name, types in arguments.items():
+    present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(library, name)}
+    for name, types in (arguments | counted | present).items():
         function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = types, size if name.startswith("ceiling_") else None
     return library
 
 
-def _fingerprint(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    digest = hashlib.blake2b(digest_size=8)
-    sources = [path.read_text(encoding="utf-8") for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
-    for part in (*sources, " ".join(FLAGS), version, _processor()):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
-
-
-def _processor() -> str:
+def processor() -> str:
     """Its model and what it can do: a home directory may be shared by different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -100,3 +92,12 @@ def _processor() -> str:
         return platform.processor()
     wanted = ("model name", "flags", "Features", "CPU part")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def _fingerprint(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    digest = hashlib.blake2b(digest_size=8)
+    sources = [path.read_text(encoding="utf-8") for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
+    for part in (*sources, " ".join(FLAGS), version, processor()):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
