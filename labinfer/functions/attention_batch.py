@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import torch
 
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """A flat batch of new tokens of several sequences.
-
-    Most sequences of most steps have one new token; those stand together as tensors, too.
-    """
+    """A flat batch of new tokens of several sequences, as lists and as tensors of int64."""
 
     row_ptr: list[int]
     """The tokens of sequence b are rows ``row_ptr[b]:row_ptr[b + 1]``, the last of its context."""
     context_lens: list[int]
     """Tokens of each sequence once this step is done, S."""
-    block_tables: list[torch.Tensor]
-    """The KV blocks of each sequence in order, int64."""
-    single_rows_B: torch.Tensor
-    """The rows of sequences with one new token, int64."""
-    single_lens_B: torch.Tensor
-    """Their context lengths, int64."""
-    single_tables_BN: torch.Tensor
-    """Their block tables, int64, filled up with zeros."""
-    chunks: list[int]
-    """The sequences with more than one new token."""
+    table_ptr: list[int]
+    """The KV blocks of sequence b in order are ``tables_N[table_ptr[b]:table_ptr[b + 1]]``."""
+    tables_N: torch.Tensor
+    row_ptr_B: torch.Tensor
+    context_lens_B: torch.Tensor
+    table_ptr_B: torch.Tensor
 
     @classmethod
     def of(
-        cls, row_ptr: list[int], context_lens: list[int], tables: list[list[int]], device: torch.device
+        cls, row_ptr: list[int], context_lens: list[int], tables: Sequence[Sequence[int]], device: torch.device
     ) -> AttentionBatch:
-        """From plain lists; ``tables`` are as long as the contexts need."""
-        singles = [b for b in range(len(tables)) if row_ptr[b + 1] - row_ptr[b] == 1]
-        width = max((len(tables[b]) for b in singles), default=0)
-        padded = [tables[b] + [0] * (width - len(tables[b])) for b in singles]
+        """``tables`` are as long as the contexts need."""
+        table_ptr = list(accumulate(map(len, tables), initial=0))
         return cls(
-            row_ptr=row_ptr,
-            context_lens=context_lens,
-            block_tables=[torch.tensor(table, device=device) for table in tables],
-            single_rows_B=torch.tensor([row_ptr[b] for b in singles], dtype=torch.int64, device=device),
-            single_lens_B=torch.tensor([context_lens[b] for b in singles], dtype=torch.int64, device=device),
-            single_tables_BN=torch.tensor(padded, dtype=torch.int64, device=device).view(len(singles), width),
-            chunks=[b for b in range(len(tables)) if row_ptr[b + 1] - row_ptr[b] > 1],
+            row_ptr,
+            context_lens,
+            table_ptr,
+            int64_tensor(chain.from_iterable(tables), device),
+            int64_tensor(row_ptr, device),
+            int64_tensor(context_lens, device),
+            int64_tensor(table_ptr, device),
         )
+
+
+def int64_tensor(numbers: Iterable[int], device: torch.device) -> torch.Tensor:
+    """Much faster than ``torch.tensor`` of a long list."""
+    held = array("q", numbers)
+    return (torch.frombuffer(held, dtype=torch.int64) if held else torch.empty(0, dtype=torch.int64)).to(device)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from labinfer.errors import UserError
-from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
 from labinfer.layers.input_batch import ModelInputBatch, PromptRow
 from labinfer.layers.rope import RotaryTable
 from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams, TokenSampling
@@ -104,11 +104,11 @@ class ModelRunner:
                 sample_rows.append(row_ptr[-1] - 1)
                 sample_seqs.append(entry.seq_id)
         return ModelInputBatch(
-            token_ids_T=torch.tensor(token_ids, device=self._device),
-            positions_T=torch.tensor(positions, device=self._device),
+            token_ids_T=int64_tensor(token_ids, self._device),
+            positions_T=int64_tensor(positions, self._device),
             attention=AttentionBatch.of(row_ptr, context_lens, block_tables, self._device),
-            slots_T=torch.tensor(slots, device=self._device),
-            sample_rows_B=torch.tensor(sample_rows, dtype=torch.int64, device=self._device),
+            slots_T=int64_tensor(slots, self._device),
+            sample_rows_B=int64_tensor(sample_rows, self._device),
             sample_seqs=sample_seqs,
             prompt_rows=prompt_rows,
         )

@@ -1,98 +1,293 @@
-// Attention over a paged KV cache.
+// Attention over a paged KV cache, for one query token of a sequence or many: both products run through linear's panels.
 #include "panel.h"
 
 namespace {
 
-// Several query tokens of one sequence, the last of its context, over all it has cached. A tile of query tokens packs
-// the keys and values it sees as linear's weights are packed, and both products run through the same panels.
+constexpr int64_t TILE = 256;       // query tokens whose keys and values are packed once for all
+constexpr int64_t KEYS = 512;       // keys of a step of the running softmax
+constexpr int64_t FEW_KEYS = 128;   // the same for so few rows that packing is most of the work: what is packed stays near
+constexpr int64_t PIECE = 512;      // the fewest keys of a sequence that are worth a thread of their own
+constexpr float LOG2_E = 1.44269504f;
+
+inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
+
+// What all sequences have in common.
+struct Batch {
+  const bf16 *q, *k_cache, *v_cache;
+  const int64_t *tables, *table_ptr, *row_ptr, *context_lens, *head_ptr;
+  bf16* out;
+  int64_t heads, kv_heads, size, block_size;
+  float scale;
+  int64_t window;
+};
+
+// Some query tokens of a sequence, with the heads that read one KV head, and the keys that they see.
+struct Tile {
+  int64_t sequence, kv, first, count;   // tokens from the sequence's first new one
+  int64_t begin, end;                   // keys
+  int64_t piece, pieces;                // where they are dealt to several threads
+};
+
+// A thread's own memory, kept from call to call. What is multiplied with panels is of the kernel's type.
 template <typename Kernel>
-void attend_tiles(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* table, const int64_t* head_ptr,
-                  bf16* out, int64_t tokens, int64_t context, int64_t heads, int64_t kv_heads, int64_t size,
-                  int64_t block_size, float scale, int64_t window, int threads) {
-  using Input = typename Kernel::Input;
-  constexpr int64_t TILE = 256, KEYS = 512;  // query tokens of a tile, keys of a step of the running softmax
-  int64_t tiles = (tokens + TILE - 1) / TILE, most = 0;
-  for (int64_t kv = 0; kv < kv_heads; ++kv) most = std::max(most, head_ptr[kv + 1] - head_ptr[kv]);
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<bf16> keys(KEYS * size), values(KEYS * size);
-    std::vector<Input> query(TILE * most * size), weights(Kernel::ROWS * KEYS);
-    std::vector<float> total(TILE * most * size), top(TILE * most), mass(TILE * most), scores(Kernel::ROWS * KEYS);
-    alignas(64) float block[Kernel::ROWS * PANEL];
-#pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t tile = 0; tile < tiles; ++tile)
-      for (int64_t kv = 0; kv < kv_heads; ++kv) {
-        int64_t first = (tiles - 1 - tile) * TILE, count = std::min(TILE, tokens - first);  // the longest first
-        int64_t group = head_ptr[kv + 1] - head_ptr[kv], rows = count * group, position = context - tokens + first;
-        for (int64_t token = 0; token < count; ++token) {
-          const bf16* at = q + ((first + token) * heads + head_ptr[kv]) * size;
-          for (int64_t i = 0; i < group * size; i += WIDTH) store_floats(&query[token * group * size + i], load_floats(at + i));
+struct Scratch {
+  std::vector<bf16> keys, values;
+  std::vector<typename Kernel::Input> query, weights;
+  std::vector<float> total, top, mass, scores;
+};
+
+template <typename T>
+T* room(std::vector<T>& memory, int64_t size) {
+  if (int64_t(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
+
+// Columns of 16 vectors become vectors.
+inline void transpose(words* rows) {
+#define STAGE(STEP)                                                                                      \
+  for (int i = 0; i < WIDTH; ++i)                                                                        \
+    if (!(i & STEP)) {                                                                                   \
+      words a = rows[i], b = rows[i + STEP];                                                             \
+      rows[i] = both<STEP, false>(a, b);                                                                 \
+      rows[i + STEP] = both<STEP, true>(a, b);                                                           \
+    }
+  STAGE(8) STAGE(4) STAGE(2) STAGE(1)
+#undef STAGE
+}
+
+// 32 keys as linear's weights are packed: for each pair of a head's numbers those of all keys.
+void pack_keys(const bf16* const* rows, int64_t size, bf16* to) {
+  for (int64_t key = 0; key < PANEL; key += WIDTH, to += 2 * WIDTH) {
+    int64_t i = 0;
+    for (; i + 2 * WIDTH <= size; i += 2 * WIDTH) {
+      words block[WIDTH];
+      for (int row = 0; row < WIDTH; ++row) block[row] = load<words>(rows[key + row] + i);
+      transpose(block);
+      for (int pair = 0; pair < WIDTH; ++pair) store(to + (i / 2 + pair) * 2 * PANEL, block[pair]);
+    }
+    for (; i < size; i += 2)
+      for (int row = 0; row < WIDTH; ++row) std::memcpy(to + i * PANEL + row * 2, rows[key + row] + i, 2 * sizeof(bf16));
+  }
+}
+
+// 32 values: for each 32 of their numbers and each pair of keys the numbers of both one beside the other, zeros past the
+// end. The same numbers of all keys stand together, so the next ones are a stride on.
+void pack_values(const bf16* const* rows, int64_t size, int64_t stride, bf16* to) {
+  for (int64_t i = 0; i < size; i += PANEL, to += stride)
+    for (int64_t key = 0; key < PANEL; key += 2) {
+      bf16* at = to + key * PANEL;
+      if (i + PANEL <= size) {
+        for (int half = 0; half < 2; ++half) {
+          words even = __builtin_convertvector(load<halves>(rows[key] + i + half * WIDTH), words);
+          words odd = __builtin_convertvector(load<halves>(rows[key + 1] + i + half * WIDTH), words);
+          store(at + half * 2 * WIDTH, even | odd << 16);
         }
-        std::fill_n(total.begin(), rows * size, 0.0f);
-        std::fill_n(top.begin(), rows, -INFINITY);
-        std::fill_n(mass.begin(), rows, 0.0f);
-        int64_t lowest = window ? std::max<int64_t>(0, position - window + 1) : 0, end = position + count;
-        for (int64_t begin = lowest; begin < end; begin += KEYS) {
-          int64_t here = std::min(KEYS, end - begin), padded = (here + PANEL - 1) / PANEL * PANEL;
-          for (int64_t key = 0; key < padded; ++key) {
-            int64_t at = begin + std::min(key, here - 1);  // what is past the end gets no weight
-            int64_t row = ((table[at / block_size] * block_size + at % block_size) * kv_heads + kv) * size;
-            bf16* to = &keys[key / PANEL * PANEL * size + key % PANEL * 2];
-            for (int64_t pair = 0; pair < size / 2; ++pair) std::memcpy(to + pair * 2 * PANEL, k_cache + row + 2 * pair, 4);
-            to = &values[key / 2 * 2 * PANEL + key % 2];
-            for (int64_t i = 0; i < size; ++i) to[i / PANEL * PANEL * padded + i % PANEL * 2] = v_cache[row + i];
-          }
-          for (int64_t row = 0; row < rows; row += Kernel::ROWS) {
-            int some = int(std::min<int64_t>(Kernel::ROWS, rows - row));
-            int64_t visible = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
-            if (visible <= 0) continue;
-            int64_t width = std::min(padded, (visible + PANEL - 1) / PANEL * PANEL);
-            Panel<Kernel> multiply = panel_of<Kernel>(some);
-            for (int64_t key = 0; key < width; key += PANEL) {
-              multiply(&query[row * size], size, &keys[key * size], size / 2, block);
-              for (int r = 0; r < some; ++r) std::memcpy(&scores[r * KEYS + key], block + r * PANEL, sizeof(float) * PANEL);
-            }
-            for (int r = 0; r < some; ++r) {
-              int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
-              int64_t from = window ? std::max<int64_t>(0, own - window + 1) : 0, to = std::min(here - 1, own);
-              float* score = &scores[r * KEYS];
-              for (int64_t key = 0; key < std::min(from, width); ++key) score[key] = -INFINITY;
-              for (int64_t key = std::max<int64_t>(0, to + 1); key < width; ++key) score[key] = -INFINITY;
-              floats peak = same(-INFINITY);
-              for (int64_t key = 0; key < width; key += WIDTH) {
-                floats value = load<floats>(score + key);
-                peak = value > peak ? value : peak;
-              }
-              float now = std::max(top[row + r], largest(peak) * scale);
-              Input* weight = &weights[r * KEYS];
-              if (now == -INFINITY) {
-                std::fill_n(weight, width, Input(0));
-                continue;
-              }
-              floats sum_here{};
-              for (int64_t key = 0; key < width; key += WIDTH) {
-                floats value = exponential(load<floats>(score + key) * scale - now);
-                value = load<floats>(score + key) == -INFINITY ? floats{} : value;
-                sum_here += value;
-                store_floats(weight + key, value);
-              }
-              float correction = std::exp(top[row + r] - now);
-              mass[row + r] = mass[row + r] * correction + sum(sum_here);
-              top[row + r] = now;
-              for (int64_t i = 0; i < size; ++i) total[(row + r) * size + i] *= correction;
-            }
-            for (int64_t i = 0; i < size; i += PANEL) {
-              multiply(weights.data(), KEYS, &values[i * padded], width / 2, block);
-              for (int r = 0; r < some; ++r)
-                for (int j = 0; j < PANEL; ++j) total[(row + r) * size + i + j] += block[r * PANEL + j];
-            }
-          }
-        }
-        for (int64_t row = 0; row < rows; ++row) {
-          bf16* to = out + ((first + row / group) * heads + head_ptr[kv] + row % group) * size;
-          for (int64_t i = 0; i < size; ++i) to[i] = narrow(total[row * size + i] / mass[row]);
-        }
+      } else {
+        for (int64_t j = 0; j < PANEL; ++j)
+          for (int k = 0; k < 2; ++k) at[2 * j + k] = i + j < size ? rows[key + k][i + j] : bf16(0);
       }
+    }
+}
+
+// A step of the running softmax of one row (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: scores to
+// weights, and the factor that corrects what was summed before. Keys outside of from ... to are not seen.
+template <typename Input>
+inline float step_of_row(float* score, Input* weight, int64_t width, int64_t from, int64_t to, float scale, float& top,
+                         float& mass) {
+  for (int64_t key = 0; key < std::min(from, width); ++key) score[key] = -INFINITY;
+  for (int64_t key = std::max<int64_t>(0, to + 1); key < width; ++key) score[key] = -INFINITY;
+  floats peak = same(-INFINITY);
+  for (int64_t key = 0; key < width; key += WIDTH) {
+    floats value = load<floats>(score + key);
+    peak = value > peak ? value : peak;
+  }
+  float now = std::max(top, largest(peak) * scale);
+  if (now == -INFINITY) {
+    std::fill_n(weight, width, Input(0));
+    return 1.0f;
+  }
+  floats sum_here{};
+  for (int64_t key = 0; key < width; key += WIDTH) {
+    floats value = power_of_two(load<floats>(score + key) * scale - now);
+    sum_here += value;
+    store_floats(weight + key, value);
+  }
+  float correction = std::exp2(top - now);
+  mass = mass * correction + sum(sum_here);
+  top = now;
+  return correction;
+}
+
+// Where the keys and values begin ... begin + count of a tile's sequence are, and 32 at least: what is past the end is
+// the last of them, and gets no weight.
+void find_rows(const Batch& batch, const Tile& tile, int64_t begin, int64_t count, const bf16** key_rows,
+               const bf16** value_rows) {
+  const int64_t* block = batch.tables + batch.table_ptr[tile.sequence] + begin / batch.block_size;
+  int64_t offset = begin % batch.block_size, stride = batch.kv_heads * batch.size, key = 0;
+  for (; key < count; offset = 0, ++block) {
+    int64_t row = ((*block * batch.block_size + offset) * batch.kv_heads + tile.kv) * batch.size;
+    for (; offset < batch.block_size && key < count; ++offset, ++key, row += stride) {
+      key_rows[key] = batch.k_cache + row;
+      value_rows[key] = batch.v_cache + row;
+    }
+  }
+  for (; key < PANEL; ++key) {
+    key_rows[key] = key_rows[count - 1];
+    value_rows[key] = value_rows[count - 1];
+  }
+}
+
+// Sums of weighted values (rows, padded), with each row's largest score and mass of weights, into scratch.
+template <typename Kernel>
+void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
+  using Input = typename Kernel::Input;
+  constexpr int ROWS = Kernel::ROWS;
+  int64_t size = batch.size, padded = up_to(size, PANEL), group = batch.head_ptr[tile.kv + 1] - batch.head_ptr[tile.kv];
+  int64_t rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
+  int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
+  int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
+  int64_t step = rows > ROWS ? KEYS : FEW_KEYS;
+  float scale = batch.scale * LOG2_E;
+
+  bf16 *keys = room(scratch.keys, step * size), *values = room(scratch.values, step * padded);
+  Input *query = room(scratch.query, rows * size), *weights = room(scratch.weights, ROWS * step);
+  float *total = room(scratch.total, rows * padded), *scores = room(scratch.scores, ROWS * step);
+  float *top = room(scratch.top, rows), *mass = room(scratch.mass, rows);
+  for (int64_t i = 0; i < tile.count; ++i) {
+    const bf16* at = batch.q + ((token + i) * batch.heads + batch.head_ptr[tile.kv]) * size;
+    for (int64_t j = 0; j < group * size; ++j) set(query[i * group * size + j], as_float(at[j]));
+  }
+  std::fill_n(total, rows * padded, 0.0f);
+  std::fill_n(top, rows, -INFINITY);
+  std::fill_n(mass, rows, 0.0f);
+
+  alignas(64) float block[ROWS * PANEL];
+  const bf16 *key_rows[2][PANEL], *value_rows[2][PANEL];
+  int current = 0;
+  find_rows(batch, tile, tile.begin, std::min<int64_t>(PANEL, tile.end - tile.begin), key_rows[0], value_rows[0]);
+  for (int64_t begin = tile.begin; begin < tile.end; begin += step) {
+    int64_t here = std::min(step, tile.end - begin), filled = up_to(here, PANEL);
+    for (int64_t key = 0; key < filled; key += PANEL, current ^= 1) {
+      int64_t next = begin + key + PANEL;
+      if (next < tile.end) {  // on their way while these are packed: blocks are anywhere, the hardware cannot foresee them
+        find_rows(batch, tile, next, std::min<int64_t>(PANEL, tile.end - next), key_rows[current ^ 1], value_rows[current ^ 1]);
+        for (int i = 0; i < PANEL; ++i)
+          for (int64_t at = 0; at < size; at += 2 * WIDTH) {
+            __builtin_prefetch(key_rows[current ^ 1][i] + at);
+            __builtin_prefetch(value_rows[current ^ 1][i] + at);
+          }
+      }
+      pack_keys(key_rows[current], size, keys + key * size);
+      pack_values(value_rows[current], size, filled * PANEL, values + key * PANEL);
+    }
+    for (int64_t row = 0; row < rows; row += ROWS) {
+      int some = int(std::min<int64_t>(ROWS, rows - row));
+      int64_t visible = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
+      if (visible <= 0) continue;
+      int64_t width = std::min(filled, up_to(visible, PANEL));
+      Panel<Kernel> multiply = panel_of<Kernel>(some);
+      for (int64_t key = 0; key < width; key += PANEL) {
+        multiply(query + row * size, size, keys + key * size, size / 2, block);
+        for (int r = 0; r < some; ++r) std::memcpy(scores + r * step + key, block + r * PANEL, sizeof(float) * PANEL);
+      }
+      for (int r = 0; r < some; ++r) {
+        int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
+        int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
+        float correction = step_of_row(scores + r * step, weights + r * step, width, from, std::min(here - 1, own), scale,
+                                       top[row + r], mass[row + r]);
+        float* sums = total + (row + r) * padded;
+        if (correction != 1.0f)
+          for (int64_t i = 0; i < padded; i += WIDTH) store(sums + i, load<floats>(sums + i) * correction);
+      }
+      for (int64_t i = 0; i < padded; i += PANEL) {
+        multiply(weights, step, values + i * filled, width / 2, block);
+        for (int r = 0; r < some; ++r)
+          for (int j = 0; j < PANEL; j += WIDTH) {
+            float* sums = total + (row + r) * padded + i + j;
+            store(sums, load<floats>(sums) + load<floats>(block + r * PANEL + j));
+          }
+      }
+    }
+  }
+}
+
+void write(const Batch& batch, const Tile& tile, const float* total, const float* mass) {
+  int64_t padded = up_to(batch.size, PANEL), group = batch.head_ptr[tile.kv + 1] - batch.head_ptr[tile.kv];
+  int64_t token = batch.row_ptr[tile.sequence] + tile.first;
+  for (int64_t row = 0; row < tile.count * group; ++row) {
+    bf16* to = batch.out + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.size;
+    for (int64_t i = 0; i < batch.size; ++i) to[i] = narrow(total[row * padded + i] / mass[row]);
+  }
+}
+
+// One row's pieces become a whole.
+template <typename Kernel>
+void join(const Batch& batch, const std::vector<Tile>& tiles, std::vector<Scratch<Kernel>>& partial, size_t first) {
+  int64_t padded = up_to(batch.size, PANEL);
+  Scratch<Kernel>& whole = partial[first];
+  int64_t rows = tiles[first].count * (batch.head_ptr[tiles[first].kv + 1] - batch.head_ptr[tiles[first].kv]);
+  for (size_t other = 0; other < tiles.size(); ++other) {
+    const Tile &a = tiles[first], &b = tiles[other];
+    if (other == first || b.sequence != a.sequence || b.kv != a.kv || b.first != a.first) continue;
+    for (int64_t row = 0; row < rows; ++row) {
+      float now = std::max(whole.top[row], partial[other].top[row]);
+      if (now == -INFINITY) continue;
+      float mine = std::exp2(whole.top[row] - now), its = std::exp2(partial[other].top[row] - now);
+      for (int64_t i = row * padded; i < (row + 1) * padded; ++i)
+        whole.total[i] = whole.total[i] * mine + partial[other].total[i] * its;
+      whole.mass[row] = whole.mass[row] * mine + partial[other].mass[row] * its;
+      whole.top[row] = now;
+    }
+  }
+  write(batch, tiles[first], whole.total.data(), whole.mass.data());
+}
+
+// The work of a call, the largest tiles first. Where there is less of it than threads, keys are dealt, too.
+void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>& tiles) {
+  tiles.clear();
+  int64_t together = 0;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence)
+    together += up_to(batch.row_ptr[sequence + 1] - batch.row_ptr[sequence], TILE) / TILE * batch.kv_heads;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    int64_t num_new = batch.row_ptr[sequence + 1] - batch.row_ptr[sequence];
+    for (int64_t first = 0; first < num_new; first += TILE) {
+      int64_t count = std::min(TILE, num_new - first), position = batch.context_lens[sequence] - num_new + first;
+      int64_t begin = batch.window ? std::max<int64_t>(0, position - batch.window + 1) : 0, keys = position + count - begin;
+      int64_t pieces = std::max<int64_t>(1, std::min<int64_t>(threads / together, keys / PIECE));
+      for (int64_t kv = 0; kv < batch.kv_heads; ++kv)
+        for (int64_t piece = 0; piece < pieces; ++piece)
+          tiles.push_back({sequence, kv, first, count, begin + keys * piece / pieces, begin + keys * (piece + 1) / pieces,
+                           piece, pieces});
+    }
+  }
+  std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
+    return a.count * (a.end - a.begin) / a.pieces > b.count * (b.end - b.begin) / b.pieces;
+  });
+}
+
+template <typename Kernel>
+void attend_all(const Batch& batch, int64_t sequences, int threads) {
+  static thread_local std::vector<Tile> dealt;
+  static thread_local std::vector<Scratch<Kernel>> pieces;
+  deal(batch, sequences, threads, dealt);
+  const std::vector<Tile>& tiles = dealt;  // the team shares the caller's
+  if (pieces.size() < tiles.size() && tiles[0].pieces > 1) pieces.resize(tiles.size());
+  std::vector<Scratch<Kernel>>& partial = pieces;
+#pragma omp parallel num_threads(threads) if (tiles.size() > 1)
+  {
+    static thread_local Scratch<Kernel> own;
+#pragma omp for schedule(dynamic)
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      if (tiles[i].pieces > 1) {
+        run(batch, tiles[i], partial[i]);
+      } else {
+        run(batch, tiles[i], own);
+        write(batch, tiles[i], own.total.data(), own.mass.data());
+      }
+    }
+#pragma omp for schedule(dynamic)
+    for (size_t i = 0; i < tiles.size(); ++i)
+      if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
   }
 }
 
@@ -101,81 +296,24 @@ void attend_tiles(const bf16* q, const bf16* k_cache, const bf16* v_cache, const
 // Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
 extern "C" {
 
-// One query token for each sequence over all it has cached, straight from the blocks: a softmax that is corrected as it
-// goes (Milakov & Gimelshein 2018, arXiv:1805.02867). head_ptr says which query heads read each KV head.
-void attend_one(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, int64_t table_width,
-                const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences, int64_t heads,
-                int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
-  constexpr int TOKENS = WIDTH;  // scores of so many tokens are a vector
-  int64_t vectors = size / WIDTH, most = 0;
-  for (int64_t kv = 0; kv < kv_heads; ++kv) most = std::max(most, head_ptr[kv + 1] - head_ptr[kv]);
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<floats> query(most * vectors), total(most * vectors), keys(TOKENS * vectors), values(TOKENS * vectors);
-    std::vector<float> top(most), mass(most);
-#pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t sequence = 0; sequence < sequences; ++sequence)
-      for (int64_t kv = 0; kv < kv_heads; ++kv) {
-        int64_t group = head_ptr[kv + 1] - head_ptr[kv], context = context_lens[sequence];
-        const int64_t* table = tables + sequence * table_width;
-        const bf16* at = q + (sequence * heads + head_ptr[kv]) * size;
-        for (int64_t i = 0; i < group * vectors; ++i) {
-          query[i] = widen(load<halves>(at + i * WIDTH)) * scale;
-          total[i] = floats{};
-        }
-        for (int64_t head = 0; head < group; ++head) top[head] = -INFINITY, mass[head] = 0;
-        for (int64_t begin = window && context > window ? context - window : 0; begin < context; begin += TOKENS) {
-          int64_t count = std::min<int64_t>(TOKENS, context - begin);
-          for (int64_t token = 0; token < count; ++token) {
-            int64_t position = begin + token;
-            int64_t slot = table[position / block_size] * block_size + position % block_size;
-            int64_t row = (slot * kv_heads + kv) * size;
-            for (int64_t i = 0; i < vectors; ++i) {
-              keys[token * vectors + i] = widen(load<halves>(k_cache + row + i * WIDTH));
-              values[token * vectors + i] = widen(load<halves>(v_cache + row + i * WIDTH));
-            }
-          }
-          for (int64_t head = 0; head < group; ++head) {
-            floats scores = same(-INFINITY);
-            for (int64_t token = 0; token < count; ++token) {
-              floats product{};
-              for (int64_t i = 0; i < vectors; ++i) product += query[head * vectors + i] * keys[token * vectors + i];
-              scores[token] = sum(product);
-            }
-            float now = std::max(top[head], largest(scores)), correction = std::exp(top[head] - now);
-            floats weights = exponential(scores - now);
-            for (int64_t token = count; token < TOKENS; ++token) weights[token] = 0;
-            mass[head] = mass[head] * correction + sum(weights);
-            top[head] = now;
-            for (int64_t i = 0; i < vectors; ++i) {
-              floats sum_here = total[head * vectors + i] * correction;
-              for (int64_t token = 0; token < count; ++token) sum_here += weights[token] * values[token * vectors + i];
-              total[head * vectors + i] = sum_here;
-            }
-          }
-        }
-        bf16* to = out + (sequence * heads + head_ptr[kv]) * size;
-        for (int64_t head = 0; head < group; ++head)
-          for (int64_t i = 0; i < vectors; ++i)
-            store(to + (head * vectors + i) * WIDTH, narrow(total[head * vectors + i] / mass[head]));
-      }
-  }
-}
-
-// Several query tokens of one sequence, the last of its context, over all it has cached.
-void attend_many(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* table, const int64_t* head_ptr,
-                 bf16* out, int64_t tokens, int64_t context, int64_t heads, int64_t kv_heads, int64_t size,
-                 int64_t block_size, float scale, int64_t window, int threads) {
-  attend_tiles<Fma>(q, k_cache, v_cache, table, head_ptr, out, tokens, context, heads, kv_heads, size, block_size, scale,
-                    window, threads);
+// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them. The tokens
+// of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its blocks tables[table_ptr[b]] ...; head_ptr says which query
+// heads read each KV head.
+void attend(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, const int64_t* table_ptr,
+            const int64_t* row_ptr, const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences,
+            int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
+  Batch batch{q, k_cache, v_cache, tables, table_ptr, row_ptr, context_lens, head_ptr, out,
+              heads, kv_heads, size, block_size, scale, window};
+  attend_all<Fma>(batch, sequences, threads);
 }
 
 #ifdef __AVX512BF16__
-void attend_many_dot(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* table, const int64_t* head_ptr,
-                     bf16* out, int64_t tokens, int64_t context, int64_t heads, int64_t kv_heads, int64_t size,
-                     int64_t block_size, float scale, int64_t window, int threads) {
-  attend_tiles<Dot>(q, k_cache, v_cache, table, head_ptr, out, tokens, context, heads, kv_heads, size, block_size, scale,
-                    window, threads);
+void attend_dot(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, const int64_t* table_ptr,
+                const int64_t* row_ptr, const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences,
+                int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
+  Batch batch{q, k_cache, v_cache, tables, table_ptr, row_ptr, context_lens, head_ptr, out,
+              heads, kv_heads, size, block_size, scale, window};
+  attend_all<Dot>(batch, sequences, threads);
 }
 #endif
 

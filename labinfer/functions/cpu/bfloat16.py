@@ -11,8 +11,6 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention, linear
 
-VECTOR, PANEL = 16, 32
-"""A head's size must be a multiple of these for one query token, for several."""
 WITH_PANELS = ("linear", "paged_attention")
 """The functions whose inner loop is a product with panels, for which there are two kernels (``panel.h``)."""
 
@@ -33,7 +31,7 @@ class CpuFunctions:
     def __init__(self, library: ctypes.CDLL, dot: bool = False):
         self._library = library
         self._linear = library.linear_dot if dot else library.linear
-        self._attend = library.attend_many_dot if dot else library.attend_many
+        self._attend = library.attend_dot if dot else library.attend
 
     def implementations(self) -> dict[str, Callable]:
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "rotate_and_write")
@@ -135,61 +133,21 @@ class CpuFunctions:
         scale: float,
         window: int = 0,
     ) -> torch.Tensor:
-        if cache.k.dtype != torch.bfloat16 or q_THP.shape[2] % VECTOR:
+        if cache.k.dtype != torch.bfloat16 or q_THP.shape[2] % 2:
             return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window)
+        q_THP = q_THP.contiguous()
         out_THP = torch.empty_like(q_THP)
-        if batch.single_rows_B.numel():
-            everything = batch.single_rows_B.numel() == q_THP.shape[0]
-            q_BHP = q_THP if everything else q_THP[batch.single_rows_B]
-            out_BHP = out_THP if everything else torch.empty_like(q_BHP)
-            num_kv = cache.k.shape[2]
-            self._library.attend_one(
-                q_BHP.data_ptr(),
-                cache.k.data_ptr(),
-                cache.v.data_ptr(),
-                batch.single_tables_BN.data_ptr(),
-                batch.single_tables_BN.shape[1],
-                batch.single_lens_B.data_ptr(),
-                head_ptr.data_ptr(),
-                out_BHP.data_ptr(),
-                *q_BHP.shape[:2],
-                num_kv,
-                q_BHP.shape[2],
-                cache.k.shape[1],
-                scale,
-                window,
-                torch.get_num_threads(),
-            )
-            if not everything:
-                out_THP[batch.single_rows_B] = out_BHP
-        for b in batch.chunks:
-            if q_THP.shape[2] % PANEL:
-                attention.attend(out_THP, q_THP, cache, batch, b, head_ptr, scale, window)
-            else:
-                self._attend_many(out_THP, q_THP, cache, batch, b, head_ptr, scale, window)
-        return out_THP
-
-    def _attend_many(
-        self,
-        out_THP: torch.Tensor,
-        q_THP: torch.Tensor,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        b: int,
-        head_ptr: torch.Tensor,
-        scale: float,
-        window: int,
-    ) -> None:
-        rows = slice(batch.row_ptr[b], batch.row_ptr[b + 1])
         self._attend(
-            q_THP[rows].data_ptr(),
+            q_THP.data_ptr(),
             cache.k.data_ptr(),
             cache.v.data_ptr(),
-            batch.block_tables[b].data_ptr(),
+            batch.tables_N.data_ptr(),
+            batch.table_ptr_B.data_ptr(),
+            batch.row_ptr_B.data_ptr(),
+            batch.context_lens_B.data_ptr(),
             head_ptr.data_ptr(),
-            out_THP[rows].data_ptr(),
-            rows.stop - rows.start,
-            batch.context_lens[b],
+            out_THP.data_ptr(),
+            len(batch.context_lens),
             q_THP.shape[1],
             cache.k.shape[2],
             q_THP.shape[2],
@@ -198,3 +156,4 @@ class CpuFunctions:
             window,
             torch.get_num_threads(),
         )
+        return out_THP

@@ -67,13 +67,12 @@ def load(path: Path) -> ctypes.CDLL:
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real, count],
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
         "rotate_and_write": [pointer] * 7 + [size] * 4 + [count],
-        "attend_many": [pointer] * 6 + [size] * 6 + [real, size, count],
-        "attend_one": [pointer] * 4 + [size] + [pointer] * 3 + [size] * 5 + [real, size, count],
+        "attend": [pointer] * 9 + [size] * 5 + [real, size, count],
     }
     counted = {"ceiling_memory": [pointer, size, count], "ceiling_float32": [size, count]}
     where_there_is_the_instruction = {
         "linear_dot": arguments["linear"],
-        "attend_many_dot": arguments["attend_many"],
+        "attend_dot": arguments["attend"],
         "ceiling_dot": [size, count],
         "ceiling_int8": [size, count],
     }

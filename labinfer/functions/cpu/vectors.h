@@ -93,6 +93,21 @@ inline floats exchanged(floats value) {
 #undef AT
 }
 
+// Of two vectors, a before b in a matrix: its lanes without STEP's bit come from those of a and b without it, or, with
+// SECOND, from those with it. In stages of 8, 4, 2, 1 this transposes.
+template <int STEP, bool SECOND>
+inline words both(words a, words b) {
+#define AT(i) ((i) & STEP ? (SECOND ? 16 + (i) : 16 + (i) - STEP) : (SECOND ? (i) + STEP : (i)))
+#define EACH AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7), AT(8), AT(9), AT(10), AT(11), AT(12), AT(13), AT(14), AT(15)
+#ifdef __clang__
+  return __builtin_shufflevector(a, b, EACH);
+#else
+  return __builtin_shuffle(a, b, words{EACH});
+#endif
+#undef EACH
+#undef AT
+}
+
 inline float sum(floats value) {
   value += exchanged<8>(value);
   value += exchanged<4>(value);
@@ -121,6 +136,19 @@ inline floats exponential(floats x) {
   value = value * rest + 5.0000001201e-1f;
   value = value * rest * rest + rest + 1.0f;
   return (floats)((words)value + power);
+}
+
+// 2 to the power of x, to 3 parts in a million; nothing below the smallest that a float can hold.
+inline floats power_of_two(floats x) {
+  x = x < -126.0f ? same(-126.0f) : x;
+  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+  floats rest = x - (rounded - 12582912.0f);
+  floats value = same(9.56051e-3f);  // fitted to [-1/2, 1/2] by least squares of the relative error
+  value = value * rest + 5.591704e-2f;
+  value = value * rest + 2.4024981e-1f;
+  value = value * rest + 6.9312197e-1f;
+  value = value * rest + 9.9999919e-1f;
+  return (floats)((words)value + ((words)rounded << 23));
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ def attend(
     num_new = rows.stop - rows.start
     first = max(0, context_len - num_new - window + 1) if window else 0  # what no query sees is not read
     skipped, offset = divmod(first, cache.k.shape[1])
-    blocks = batch.block_tables[b][skipped:]
+    blocks = batch.tables_N[batch.table_ptr[b] + skipped : batch.table_ptr[b + 1]]
     num_seen = context_len - first
     k_HSP = read_keys(cache, blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
     v_HSP = read_values(cache, blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
