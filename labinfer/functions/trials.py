@@ -194,7 +194,7 @@ class Trials:
 
     def _paged_attention_arguments(self, rows: int) -> tuple:
         sizes, batch = self.sizes, self._batch(rows)
-        cache = self._cache(sum(len(table) for table in batch.block_tables))
+        cache = self._cache(len(batch.tables_N))
         head_ptr = torch.tensor([sizes.heads * kv // sizes.kv_heads for kv in range(sizes.kv_heads + 1)])
         q_THP = self._random(rows, sizes.heads, sizes.head_size)
         return q_THP, cache, batch, head_ptr, sizes.head_size**-0.5, 0

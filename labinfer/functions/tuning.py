@@ -21,8 +21,10 @@ from labinfer.functions.registry import ROW_CLASSES, Choice, Implementation
 from labinfer.functions.trials import TRIAL_ROWS, Trials
 
 SECONDS = 0.02
-"""For the candidates of a function at one number of rows, if two rounds are not longer."""
-MAX_ROUNDS = 30
+"""For the candidates of a function at one number of rows, undisturbed."""
+MIN_ROUNDS, MAX_ROUNDS = 3, 30
+PATIENCE = 10
+"""How much longer than planned it may take where other processes disturb it."""
 HOPELESS = 2.0
 """A candidate that takes so many times as long as the best is not tried further."""
 MARGIN = 0.1
@@ -78,22 +80,23 @@ def race(
 
     Args:
         finish: waits until what was called is done.
-        seconds: no round begins after so long, but there are always two.
+        seconds: about how long that may take, going by the least times: a call that was interrupted is worth repeating.
         hopeless: how far behind a call has to be to drop out.
     """
     best = dict.fromkeys(calls, math.inf)
     running, begin = dict(calls), clock()
-    for number in range(MAX_ROUNDS):
+    for number in range(1, MAX_ROUNDS + 1):
         for name, call in running.items():
             start = clock()
             call()
             finish()
             best[name] = min(best[name], clock() - start)
-        if number == 0:
+        if number < MIN_ROUNDS:
             continue
         quickest = min(best.values())
         running = {name: call for name, call in running.items() if best[name] <= hopeless * quickest}
-        if clock() - begin > seconds:
+        next_round = sum(best[name] for name in running)
+        if number * next_round > seconds or clock() - begin > PATIENCE * seconds:
             break
     return best
 

@@ -21,7 +21,8 @@ ENGINE_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
-    "--threads", "--log-level", "--timeout", "--functions",
+    "--threads", "--log-level", "--timeout", "--functions", "--autotune", "--no-autotune",
+    "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | {
     "--prompt", "--raw", "--input", "--output", "--report",
@@ -35,12 +36,26 @@ COMM_FLAGS = {
 }  # fmt: skip
 
 
+FUNCTIONS_FLAGS = {
+    "--output-json", "--plot", "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window",
+    "--functions", "--autotune", "--no-autotune", "--quantization", "-q", "--quantization-group-size",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
+    "--swap-space", "--memory-utilization",
+} | COMM_FLAGS  # fmt: skip
+
+
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     return {name for action in parser._actions for name in action.option_strings} - {"-h", "--help"}
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"), [("generate", GENERATE_FLAGS), ("plan", ENGINE_FLAGS), ("bench comm", COMM_FLAGS)]
+    ("command", "flags"),
+    [
+        ("generate", GENERATE_FLAGS),
+        ("plan", ENGINE_FLAGS),
+        ("bench comm", COMM_FLAGS),
+        ("bench functions", FUNCTIONS_FLAGS),
+    ],
 )
 def test_the_set_of_flags_is_frozen(command, flags):
     """A flag that comes or goes is a decision: change this list together with CHANGELOG.md."""
@@ -48,7 +63,7 @@ def test_the_set_of_flags_is_frozen(command, flags):
 
 
 def test_the_set_of_commands_is_frozen():
-    assert set(COMMANDS) == {"generate", "plan", "bench comm"}
+    assert set(COMMANDS) == {"generate", "plan", "bench comm", "bench functions"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
