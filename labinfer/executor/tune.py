@@ -46,7 +46,7 @@ def tune(
         library: the compiled functions, if there are any.
     """
     begin = time.perf_counter()
-    tuned = is_tuned(layout.dtype_of(place))
+    tuned = is_tuned(layout.dtype_of(place)) and bool(trials.rivals())
     times: Times | None = {}
     path = cache / _file_name(group, layout, place, trials, library) if cache and tuned else None
     if tuned:

@@ -1,4 +1,7 @@
-"""Trials: what each function is timed on, at the sizes of one rank's share of a model."""
+"""Trials: what functions are timed on, at the sizes of one rank's share of a model.
+
+Functions without a trial here (packing, looking up tokens) always take the preferred implementation.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache
 from labinfer.functions.registry import (
     LAYERS_LINEAR,
-    OTHERS,
     VOCABULARY_LINEAR,
     FunctionRegistry,
     Implementation,
@@ -64,7 +66,7 @@ class Work:
 
 
 class Trials:
-    """Calls of every function with random numbers.
+    """Calls of functions with random numbers.
 
     Args:
         quantization: how the layers' matrices are held.
@@ -89,7 +91,13 @@ class Trials:
         self.candidates: dict[str, dict[str, Implementation]] = {LAYERS_LINEAR: candidates("linear", LAYERS_LINEAR)}
         if sizes.head is not None:
             self.candidates[VOCABULARY_LINEAR] = candidates("linear", VOCABULARY_LINEAR)
-        self.candidates |= {name: candidates(name) for name in OTHERS}
+        self._arguments = {
+            "add_rms_norm": self._of_add_rms_norm,
+            "silu_and_mul": self._of_silu_and_mul,
+            "rotate_and_write": self._of_rotate_and_write,
+            "paged_attention": self._of_paged_attention,
+        }
+        self.candidates |= {name: candidates(name) for name in self._arguments}
         self.held = {target: held.get(target, "none") for target in self.candidates}
         self._pack = {
             target: {one.layout: one.call for one in candidates("pack_weight", target).values()} for target in held
@@ -118,7 +126,7 @@ class Trials:
         """One call, of ``linear`` one for each matrix of a layer; the next weights in turn each time."""
         if target in self._pack:
             return self._linear(target, implementation, rows)
-        arguments = getattr(self, f"_{target}_arguments")(rows)
+        arguments = self._arguments[target](rows)
         return lambda: implementation.call(*arguments)
 
     def work(self, target: str, implementation: Implementation, rows: int) -> Work:
@@ -178,21 +186,21 @@ class Trials:
 
     # The arguments of the others.
 
-    def _add_rms_norm_arguments(self, rows: int) -> tuple:
+    def _of_add_rms_norm(self, rows: int) -> tuple:
         hidden = self.sizes.hidden
         return self._random(rows, hidden), self._random(rows, hidden), self._random(hidden), 1e-6
 
-    def _silu_and_mul_arguments(self, rows: int) -> tuple:
+    def _of_silu_and_mul(self, rows: int) -> tuple:
         return (self._random(rows, 2 * self.sizes.columns),)
 
-    def _rotate_and_write_arguments(self, rows: int) -> tuple:
+    def _of_rotate_and_write(self, rows: int) -> tuple:
         sizes = self.sizes
         qkv_THP = self._random(rows, sizes.heads + 2 * sizes.kv_heads, sizes.head_size)
         angles_TP = self._random(rows, sizes.head_size)
         slots_T = torch.arange(rows, device=self._device)
         return qkv_THP, sizes.kv_heads, angles_TP, angles_TP, self._cache(-(-rows // sizes.block_size)), slots_T
 
-    def _paged_attention_arguments(self, rows: int) -> tuple:
+    def _of_paged_attention(self, rows: int) -> tuple:
         sizes, batch = self.sizes, self._batch(rows)
         cache = self._cache(len(batch.tables_N))
         head_ptr = torch.tensor([sizes.heads * kv // sizes.kv_heads for kv in range(sizes.kv_heads + 1)])

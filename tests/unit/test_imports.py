@@ -19,7 +19,7 @@ LEAVES = {"plan", "protocol", "comm", "spmd", "weights", "config", "errors", "ob
 MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"commands", "server", "batch", "llm", "executor"},
-    "commands": {"server", "batch", "llm", "outputs", "executor", "worker", "engine"},
+    "commands": {"server", "batch", "llm", "outputs", "executor", "worker", "engine", "functions"},
     "server": {"llm", "executor", "engine"},
     "batch": {"llm", "outputs", "engine"},
     "llm": {"outputs", "executor", "engine"},
