@@ -23,10 +23,12 @@ def said(tmp_path, monkeypatch):
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("labinfer.executor.tune")
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    before = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     yield lines
     logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 def answer(**options) -> str:

@@ -11,8 +11,9 @@ import torch
 
 BYTES = 256 * 2**20
 """What is read: more than the caches hold."""
-ROUNDS = 1 << 20
-REPEATS = 5
+ROUNDS = 1 << 18
+REPEATS = 30
+"""Short and many, since other processes may disturb some of them."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Ceilings:
 
 
 def measure_ceilings(library: ctypes.CDLL, num_bytes: int = BYTES, rounds: int = ROUNDS) -> Ceilings:
-    """The best of a few runs of each."""
+    """The best of some runs of each."""
     threads = torch.get_num_threads()
     data = torch.ones(num_bytes, dtype=torch.uint8)
 

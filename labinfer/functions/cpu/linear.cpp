@@ -24,7 +24,8 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
   {
     alignas(64) float block[ROWS * PANEL];
     for (int64_t first = 0; first < tokens; first += together) {
-      int64_t count = std::min(together, tokens - first);
+      int64_t count = std::min(together, tokens - first), passes = (count + ROWS - 1) / ROWS;
+      int64_t step = (count + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
       const typename Kernel::Input* rows_in = Kernel::inputs(x + first * inputs, count * inputs);
 #pragma omp for nowait schedule(static)
       for (int64_t number = 0; number < panels; ++number) {
@@ -33,8 +34,8 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
           add_low = widen(load<halves>(bias + number * PANEL));
           add_high = widen(load<halves>(bias + number * PANEL + WIDTH));
         }
-        for (int64_t token = 0; token < count; token += ROWS) {
-          int rows = int(std::min<int64_t>(ROWS, count - token));
+        for (int64_t token = 0; token < count; token += step) {
+          int rows = int(std::min(step, count - token));
           panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block);
           for (int row = 0; row < rows; ++row) {
             bf16* to = out + (first + token + row) * outputs + number * PANEL;
