@@ -21,7 +21,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import labinfer
-from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
+from labinfer.bench.options import (
+    AccuracyOptions,
+    BenchOptions,
+    FunctionBenchOptions,
+    LatencyOptions,
+    LoadOptions,
+    ServeOptions,
+)
 from labinfer.config import (
     SECTIONS,
     CacheOptions,
@@ -70,6 +77,10 @@ COMMANDS = {
         "the one that --dtype, --quantization and --kv-cache-dtype name.",
         (AccuracyOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
     ),
+    "bench functions": (
+        "Every implementation of every function at a model's sizes, beside what the machine allows.",
+        (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
 }
 REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
@@ -80,6 +91,7 @@ EPILOG = """other commands:
   launch.py bench throughput   requests and tokens a second
   launch.py bench serve        latencies of requests that arrive one by one
   launch.py bench comm         latency and bandwidth of every collective and send in use
+  launch.py bench functions    every implementation of every function, beside what the machine allows
   launch.py bench accuracy     what number types and quantised weights lose in quality
 
 examples:
@@ -224,8 +236,8 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
     own = [convert_section(section, _given(args, section)) for section in COMMANDS[name][1] if section not in SECTIONS]
     for section in own:
         check_bounds(section)
-    if name == "bench accuracy":
-        return {"accuracy": own[0]}
+    if len(own) == 1:
+        return {"own": own[0]}
     return {"kind": name.removeprefix("bench "), "options": own} if own else {}
 
 

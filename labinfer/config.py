@@ -66,9 +66,13 @@ class ModelOptions:
     )
     functions: tuple[str, ...] = option(
         ("auto",),
-        "implementations by function, such as linear=reference, or one for all; auto takes the compiled ones where there "
-        "are any",
+        "implementations by function, such as linear=reference, or one for all; auto takes the fastest",
         metavar="F=NAME[,…]",
+    )
+    autotune: bool = option(
+        True,
+        "measure at the start which implementations are the fastest on these ranks (16-bit models; remembered in "
+        "~/.cache/labinfer); without it the preferred ones are taken, which are the compiled ones where there are any",
     )
     quantization: str = option(
         "none",

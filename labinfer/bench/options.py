@@ -79,3 +79,11 @@ class AccuracyOptions:
     def __post_init__(self) -> None:
         if self.reference_dtype not in FLOAT_DTYPES:
             raise UserError(f"--reference-dtype {self.reference_dtype}: choose one of {', '.join(FLOAT_DTYPES)}")
+
+
+@dataclass(frozen=True)
+class FunctionBenchOptions:
+    """Where the figures go, beside the table on standard output."""
+
+    output_json: str = option("", "also write them to this JSON file", metavar="FILE")
+    plot: str = option("", "also draw them under the machine's ceilings (needs matplotlib)", metavar="FILE.png")

@@ -107,28 +107,28 @@ def choose_variants(options: EngineOptions, own_dtype: str) -> tuple[Variant, ..
     return (dataclasses.replace(given, dtype=dtypes),)
 
 
-def run(session: Session, accuracy: AccuracyOptions) -> int:
+def run(session: Session, own: AccuracyOptions) -> int:
     """Print the tables on rank 0."""
     group, options = session.join(), session.options
     output = None
     with group.together():
-        if group.rank == 0 and accuracy.output_json:
-            output = OutputFile(accuracy.output_json, "--output-json", {"--text": accuracy.text})
+        if group.rank == 0 and own.output_json:
+            output = OutputFile(own.output_json, "--output-json", {"--text": own.text})
     directory, config = find_model(group, options)
     documents: list[Document] = []
     with group.together():
         if group.rank == 0:
             length = min(options.model.max_model_len or LONGEST_TEXT, config.max_position)
-            documents = _read(options.model, directory, accuracy.text, length)
+            documents = _read(options.model, directory, own.text, length)
     data = group.comm.all_gather_bytes(msgspec.msgpack.encode(documents))[0]
     documents = msgspec.msgpack.decode(data, type=list[Document])
-    bench = AccuracyBench(group, options, accuracy, documents)
+    bench = AccuracyBench(group, options, own, documents)
     reports = bench.measure(choose_variants(options, config.dtype))
     if group.rank == 0:
-        OutputFile(STANDARD).write(format_report(accuracy.reference_dtype, reports) + "\n")
+        OutputFile(STANDARD).write(format_report(own.reference_dtype, reports) + "\n")
     if output is not None:
         output.begin()
-        record = as_dict(options.model.model, accuracy, reports)
+        record = as_dict(options.model.model, own, reports)
         output.write(msgspec.json.format(msgspec.json.encode(record), indent=2).decode() + "\n")
     group.close()
     return ExitStatus.OK

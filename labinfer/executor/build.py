@@ -24,6 +24,7 @@ from labinfer.executor.kv_capacity import KVCapacity, agree_on_blocks
 from labinfer.executor.layout import Layout, make_layout
 from labinfer.executor.measure import StepMeter, time_swap
 from labinfer.executor.spmd import StatsReporter
+from labinfer.executor.tune import make_trials, tune
 from labinfer.functions.cpu import library
 from labinfer.functions.registry import parse_wanted
 from labinfer.layers.rope import RotaryTable
@@ -104,10 +105,17 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
             check_nothing_left_over(layout.whole_meta(), checkpoint, config.tied_embeddings)
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype_of(place)
-    registry = layout.registry(_compiled_functions(group, device))
+    compiled, wanted = compiled_functions(group, device), parse_wanted(options.model.functions)
+    registry = layout.registry(compiled)
+    with group.together():
+        registry.check(device, dtype, wanted, layout.quantization)
+    choice = None
+    if options.model.autotune:
+        trials = make_trials(layout, place, registry, wanted, options.cache.block_size)
+        choice = tune(group, layout, place, trials, _cache(), compiled)
     logger.debug("functions are chosen")
     with group.together(), memory_for("the weights", device):
-        context = layout.stage_context(place, tp, registry, parse_wanted(options.model.functions))
+        context = layout.stage_context(place, tp, registry, wanted, choice)
         with torch.device("meta"):
             model = model_class(config)(config, context).eval()
         load_weights(model, checkpoint, device, on_progress)
@@ -182,7 +190,7 @@ def _connect(
     return tp, control, pipeline
 
 
-def _compiled_functions(group: RankGroup, device: torch.device) -> ctypes.CDLL | None:
+def compiled_functions(group: RankGroup, device: torch.device) -> ctypes.CDLL | None:
     """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
     wanted = device.type == "cpu"
     first, path = group.environment.local_rank == 0, None
@@ -200,6 +208,14 @@ def _build_or_say() -> Path | None:
         return library.build(compiler.default_cache())
     except compiler.NoCompiler as error:
         logger.warning("%s; torch's functions are used, which are slower", error)
+        return None
+
+
+def _cache() -> Path | None:
+    """Where things are kept between runs; None where this user has no home directory."""
+    try:
+        return compiler.default_cache()
+    except compiler.NoCompiler:
         return None
 
 

@@ -13,7 +13,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
-from labinfer.functions.registry import FunctionRegistry, default_registry
+from labinfer.functions.registry import Choice, FunctionRegistry, default_registry
 from labinfer.layers.context import StageContext
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import model_class
@@ -96,15 +96,17 @@ class Layout:
         tp: TensorParallelCommunicator,
         registry: FunctionRegistry,
         wanted: Mapping[str, str] | None = None,
+        choice: Choice | None = None,
     ) -> StageContext:
         """What the layers of a rank are built with.
 
         Args:
             wanted: names of implementations by function.
+            choice: what was measured to be fastest.
         """
         begin, end = self.topology.layers[place.stage]
         dtype = self.dtype_of(place)
-        functions = registry.select(self.devices[place.rank], dtype, wanted, self.quantization)
+        functions = registry.select(self.devices[place.rank], dtype, wanted, self.quantization, choice)
         return StageContext(
             tp, functions, dtype, begin, end, self.topology.is_first(place.stage), self.topology.is_last(place.stage)
         )

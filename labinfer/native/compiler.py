@@ -68,12 +68,12 @@ def _fingerprint(sources: Path, flags: Sequence[str], compiler: str) -> str:
     version = f"{os.path.realpath(compiler)} {program.st_size} {program.st_mtime_ns}"
     digest = hashlib.blake2b(digest_size=8)
     texts = [path.read_text(encoding="utf-8") for path in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")])]
-    for part in (*texts, " ".join(flags), version, _processor()):
+    for part in (*texts, " ".join(flags), version, processor()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
 
 
-def _processor() -> str:
+def processor() -> str:
     """Its model and what it can do: a home directory may be shared by different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

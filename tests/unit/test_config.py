@@ -22,7 +22,7 @@ ENGINE_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
-    "--threads", "--log-level", "--timeout", "--functions", "--profile",
+    "--threads", "--log-level", "--timeout", "--functions", "--profile", "--autotune", "--no-autotune",
     "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | {
@@ -37,12 +37,20 @@ COMM_FLAGS = {
 }  # fmt: skip
 ACCURACY_FLAGS = COMM_FLAGS | {
     "--text", "--reference-dtype", "--per-layer", "--output-json",
-    "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window", "--functions",
+    "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window", "--functions", "--autotune", "--no-autotune",
     "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--swap-space", "--memory-utilization",
 }  # fmt: skip
 BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json"}
 LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
+
+
+FUNCTIONS_FLAGS = {
+    "--output-json", "--plot", "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window",
+    "--functions", "--autotune", "--no-autotune", "--quantization", "-q", "--quantization-group-size",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
+    "--swap-space", "--memory-utilization",
+} | COMM_FLAGS  # fmt: skip
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -59,6 +67,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
         ("bench latency", BENCH_FLAGS | {"--batch-size", "--num-iters", "--num-iters-warmup"}),
         ("bench throughput", LOAD_FLAGS),
         ("bench serve", LOAD_FLAGS | {"--request-rate", "--max-concurrency", "--goodput"}),
+        ("bench functions", FUNCTIONS_FLAGS),
     ],
 )
 def test_the_set_of_flags_is_frozen(command, flags):
@@ -67,7 +76,7 @@ def test_the_set_of_flags_is_frozen(command, flags):
 
 
 def test_the_set_of_commands_is_frozen():
-    benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy")}
+    benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
     assert set(COMMANDS) == {"generate", "plan"} | benchmarks
 
 

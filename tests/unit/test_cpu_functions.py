@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu import library
-from labinfer.functions.cpu.bfloat16 import CpuFunctions
+from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention, elementwise, linear
 from labinfer.native import compiler
 
 CPU = torch.device("cpu")
 BLOCK = 4
+CPUINFO = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory) -> CpuFunctions:
-    return CpuFunctions(library.load(library.build(tmp_path_factory.mktemp("kernels"))))
+def compiled(tmp_path_factory):
+    return library.load(library.build(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="module")
+def cpu(compiled) -> CpuFunctions:
+    return CpuFunctions(compiled)
+
+
+@pytest.fixture(scope="module", params=["float32", "dot"])
+def panels(compiled, request) -> CpuFunctions:
+    """Of each kernel: what goes through panels."""
+    if request.param == "dot" and not has_dot(compiled):
+        pytest.skip("the processor has no dot product in bfloat16")
+    return CpuFunctions(compiled, dot=request.param == "dot")
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +59,13 @@ def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 5, 13, 14, 40])
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 16), (64, 6), (31, 32), (96, 130), (100, 64), (1, 2), (33, 2)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_linear(cpu, tokens, outputs, inputs, biased):
+def test_linear(panels, tokens, outputs, inputs, biased):
     x, weight, bias = random(tokens, inputs), random(outputs, inputs), random(outputs) if biased else None
     exact = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
     packed = weight.clone()
-    cpu.pack_weight(packed)
-    assert_near(cpu.linear(x, packed, bias), exact)
-    assert_near(cpu.linear(x.repeat(1, 2)[:, :inputs], packed, bias), exact)  # rows that are not next to each other
+    panels.pack_weight(packed)
+    assert_near(panels.linear(x, packed, bias), exact)
+    assert_near(panels.linear(x.repeat(1, 2)[:, :inputs], packed, bias), exact)  # rows that are not next to each other
 
 
 def test_linear_with_an_odd_number_of_inputs_is_torchs(cpu):
@@ -112,7 +128,7 @@ def test_rotate_and_write(cpu, heads, num_kv, size):
 @pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 2), (0, 1, 4, 6), (0, 5)], ids=str)
 @pytest.mark.parametrize("size", [16, 64, 8, 96, 38])
 @pytest.mark.parametrize("window", [0, 1, 9, 100])
-def test_paged_attention(cpu, head_ptr, size, window):
+def test_paged_attention(panels, head_ptr, size, window):
     """Contexts around the vector's length, single tokens and chunks mixed, blocks in any order."""
     contexts, new = [1, 15, 16, 17, 70, 33, 9], [1, 1, 1, 1, 1, 6, 9]
     num_kv, num_blocks = len(head_ptr) - 1, 64
@@ -128,15 +144,15 @@ def test_paged_attention(cpu, head_ptr, size, window):
     q, pointers = random(row_ptr[-1], head_ptr[-1], size), torch.tensor(head_ptr)
     exact_cache = LayerCache(cache.k.float(), cache.v.float())
     exact = attention.paged_attention(q.float(), exact_cache, batch, pointers, size**-0.5, window)
-    got = cpu.paged_attention(q, cache, batch, pointers, size**-0.5, window)
+    got = panels.paged_attention(q, cache, batch, pointers, size**-0.5, window)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)  # weights are in bfloat16
     alone = AttentionBatch.of([0, 1], contexts[4:5], tables[4:5], CPU)
-    torch.testing.assert_close(cpu.paged_attention(q[4:5], cache, alone, pointers, size**-0.5, window), got[4:5])
+    torch.testing.assert_close(panels.paged_attention(q[4:5], cache, alone, pointers, size**-0.5, window), got[4:5])
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(700, 700), (530, 40), (1100, 300), (31, 2), (600, 257)])
 @pytest.mark.parametrize("window", [0, 33, 515])
-def test_long_chunks_attend(cpu, context, tokens, window):
+def test_long_chunks_attend(panels, context, tokens, window):
     """Over more keys than one step takes, and more query tokens than a tile."""
     num_kv, size, head_ptr = 2, 32, torch.tensor([0, 3, 4])
     num_blocks = -(-context // BLOCK)
@@ -146,13 +162,13 @@ def test_long_chunks_attend(cpu, context, tokens, window):
     q = random(tokens, 4, size) * 3
     exact_cache = LayerCache(cache.k.float(), cache.v.float())
     exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5, window)
-    got = cpu.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
+    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 9])
 @pytest.mark.parametrize(("context", "window"), [(1500, 0), (5000, 0), (5000, 1700), (513, 0)])
-def test_the_keys_of_few_sequences_are_dealt_over_threads(cpu, context, window, threads):
+def test_the_keys_of_few_sequences_are_dealt_over_threads(panels, context, window, threads):
     num_kv, size, head_ptr = 2, 64, torch.tensor([0, 7, 14])
     num_blocks = -(-context // BLOCK)
     cache = LayerCache(*(random(num_blocks, BLOCK, num_kv, size) for _ in "kv"))
@@ -163,6 +179,20 @@ def test_the_keys_of_few_sequences_are_dealt_over_threads(cpu, context, window, 
     )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    got = cpu.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
+    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
     torch.set_num_threads(before)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
+
+
+@pytest.mark.skipif(not re.search(r"\bavx2\b", CPUINFO), reason="not such a processor")
+@pytest.mark.parametrize("flags", ["-mavx2 -mfma", "-msse2"])
+def test_processors_with_narrower_vectors(tmp_path, monkeypatch, flags):
+    """The same source for a smaller processor: vectors of 8 and 4, and 16 of them."""
+    without = [flag for flag in compiler.FLAGS if flag != "-march=native"]
+    monkeypatch.setattr(compiler, "FLAGS", (*without, *flags.split()))
+    compiled = library.load(library.build(tmp_path))
+    assert not has_dot(compiled)
+    narrow = CpuFunctions(compiled)
+    for tokens in range(1, 15):
+        test_linear(narrow, tokens, 70, 34, True)
+    test_long_chunks_attend(narrow, 70, 9, 0)

@@ -19,7 +19,7 @@ LEAVES = {"plan", "protocol", "comm", "spmd", "weights", "config", "errors", "ob
 MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"commands", "server", "batch", "bench", "llm", "executor"},
-    "commands": {"server", "batch", "bench", "llm", "outputs", "executor", "worker", "engine"},
+    "commands": {"server", "batch", "bench", "llm", "outputs", "executor", "worker", "engine", "functions"},
     "server": {"llm", "executor", "engine"},
     "batch": {"llm", "outputs", "engine"},
     "bench": {"llm", "outputs", "engine"},

@@ -15,8 +15,8 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference.attention import paged_attention, write_kv
 from labinfer.functions.reference.elementwise import rms_norm, rotary, silu_and_mul
-from labinfer.functions.reference.linear import embedding
-from labinfer.functions.registry import FunctionRegistry, Implementation, default_registry, parse_wanted
+from labinfer.functions.reference.linear import embedding, linear, pack_weight
+from labinfer.functions.registry import ByRows, FunctionRegistry, Implementation, default_registry, parse_wanted
 from labinfer.layers.context import StageContext
 from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.rope import RotaryTable
@@ -303,6 +303,54 @@ def test_later_implementations_are_preferred_where_they_suit():
 def test_implementations_nobody_knows_are_refused(given, message):
     with pytest.raises(UserError, match=message):
         default_registry().select(CPU, torch.float32, parse_wanted((given,)))
+
+
+def packing_registry() -> FunctionRegistry:
+    """Two layouts of weights; in one of them two implementations may take turns."""
+    registry = default_registry()
+    for name in ("pack_weight", "embedding"):
+        registry.add(name, Implementation("packed", lambda *_, name=name: f"packed {name}", layout="panels"))
+    for name in ("packed", "packed-too"):
+        registry.add("linear", Implementation(name, lambda *_, name=name: name, layout="panels"))
+    return registry
+
+
+def linear_by_rows(functions) -> list[str]:
+    return [functions.linear(torch.empty(rows, 2), None, None) for rows in (1, 2, 8, 9, 32, 33, 128, 129, 1000)]
+
+
+def test_the_class_of_rows_says_which_implementation_runs():
+    names = ["packed", "packed-too", "packed", "packed-too", "packed"]
+    functions = packing_registry().select(CPU, torch.float32, choice={"layers.linear": names})
+    assert linear_by_rows(functions.layers) == [names[i] for i in (0, 1, 1, 2, 2, 3, 3, 4, 4)]
+    assert linear_by_rows(functions.vocabulary) == ["packed-too"] * 9  # the preferred one
+    assert functions.layers.pack_weight(None) == "packed pack_weight"
+    same = packing_registry().select(CPU, torch.float32, choice={"layers.linear": ["packed"] * 5})
+    assert not isinstance(same.layers.linear, ByRows)
+
+
+def test_a_choice_of_another_layout_packs_for_it():
+    functions = packing_registry().select(CPU, torch.float32, choice={"vocabulary.linear": ["reference"] * 5})
+    assert functions.vocabulary.linear is linear and functions.vocabulary.pack_weight is pack_weight
+    assert functions.vocabulary.embedding is embedding
+    assert functions.layers.embedding(None) == "packed embedding"
+
+
+@pytest.mark.parametrize("choice", [None, {"layers.linear": ["reference"] * 5, "vocabulary.linear": ["packed"] * 5}])
+def test_flags_overrule_the_choice(choice):
+    def selected(given: str):
+        return packing_registry().select(CPU, torch.float32, parse_wanted((given,)), choice=choice)
+
+    assert linear_by_rows(selected("linear=packed").layers) == ["packed"] * 9
+    assert selected("linear=packed").layers.pack_weight(None) == "packed pack_weight"
+    assert selected("linear=reference").vocabulary.pack_weight is pack_weight
+    assert selected("pack_weight=packed").layers.linear(torch.empty(1, 2)).startswith("packed")
+    assert selected("reference").vocabulary.linear is linear
+
+
+def test_flags_that_mix_layouts_are_refused():
+    with pytest.raises(UserError, match="choose names that go together"):
+        packing_registry().select(CPU, torch.float32, {"linear": "packed", "pack_weight": "reference"})
 
 
 def test_functions_nobody_knows_are_refused():

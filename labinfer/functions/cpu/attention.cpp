@@ -1,6 +1,4 @@
 // Attention over a paged KV cache, for one query token of a sequence or many: both products run through linear's panels.
-#include <vector>
-
 #include "panel.h"
 
 namespace {
@@ -30,9 +28,11 @@ struct Tile {
   int64_t piece, pieces;                // where they are dealt to several threads
 };
 
-// A thread's own memory, kept from call to call.
+// A thread's own memory, kept from call to call. What is multiplied with panels is of the kernel's type.
+template <typename Kernel>
 struct Scratch {
-  std::vector<bf16> keys, values, query, weights;
+  std::vector<bf16> keys, values;
+  std::vector<typename Kernel::Input> query, weights;
   std::vector<float> total, top, mass, scores;
 };
 
@@ -91,7 +91,8 @@ void pack_values(const bf16* const* rows, int64_t size, int64_t stride, bf16* to
 
 // A step of the running softmax of one row (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: scores to
 // weights, and the factor that corrects what was summed before. Keys outside of from ... to are not seen.
-inline float step_of_row(float* score, bf16* weight, int64_t width, int64_t from, int64_t to, float scale, float& top,
+template <typename Input>
+inline float step_of_row(float* score, Input* weight, int64_t width, int64_t from, int64_t to, float scale, float& top,
                          float& mass) {
   for (int64_t key = 0; key < std::min(from, width); ++key) score[key] = -INFINITY;
   for (int64_t key = std::max<int64_t>(0, to + 1); key < width; ++key) score[key] = -INFINITY;
@@ -102,14 +103,14 @@ inline float step_of_row(float* score, bf16* weight, int64_t width, int64_t from
   }
   float now = std::max(top, largest(peak) * scale);
   if (now == -INFINITY) {
-    std::fill_n(weight, width, bf16(0));
+    std::fill_n(weight, width, Input(0));
     return 1.0f;
   }
   floats sum_here{};
   for (int64_t key = 0; key < width; key += WIDTH) {
     floats value = power_of_two(load<floats>(score + key) * scale - now);
     sum_here += value;
-    store(weight + key, narrow(value));
+    store_floats(weight + key, value);
   }
   float correction = std::exp2(top - now);
   mass = mass * correction + sum(sum_here);
@@ -137,26 +138,30 @@ void find_rows(const Batch& batch, const Tile& tile, int64_t begin, int64_t coun
 }
 
 // Sums of weighted values (rows, padded), with each row's largest score and mass of weights, into scratch.
-void run(const Batch& batch, const Tile& tile, Scratch& scratch) {
+template <typename Kernel>
+void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
+  using Input = typename Kernel::Input;
+  constexpr int ROWS = Kernel::ROWS;
   int64_t size = batch.size, padded = up_to(size, PANEL), group = batch.head_ptr[tile.kv + 1] - batch.head_ptr[tile.kv];
   int64_t rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
   int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
   int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
-  int64_t step = rows > MAX_ROWS ? KEYS : FEW_KEYS;
+  int64_t step = rows > ROWS ? KEYS : FEW_KEYS;
   float scale = batch.scale * LOG2_E;
 
   bf16 *keys = room(scratch.keys, step * size), *values = room(scratch.values, step * padded);
-  bf16 *query = room(scratch.query, rows * size), *weights = room(scratch.weights, MAX_ROWS * step);
-  float *total = room(scratch.total, rows * padded), *scores = room(scratch.scores, MAX_ROWS * step);
+  Input *query = room(scratch.query, rows * size), *weights = room(scratch.weights, ROWS * step);
+  float *total = room(scratch.total, rows * padded), *scores = room(scratch.scores, ROWS * step);
   float *top = room(scratch.top, rows), *mass = room(scratch.mass, rows);
-  for (int64_t i = 0; i < tile.count; ++i)
-    std::memcpy(query + i * group * size, batch.q + ((token + i) * batch.heads + batch.head_ptr[tile.kv]) * size,
-                group * size * sizeof(bf16));
+  for (int64_t i = 0; i < tile.count; ++i) {
+    const bf16* at = batch.q + ((token + i) * batch.heads + batch.head_ptr[tile.kv]) * size;
+    for (int64_t j = 0; j < group * size; ++j) set(query[i * group * size + j], as_float(at[j]));
+  }
   std::fill_n(total, rows * padded, 0.0f);
   std::fill_n(top, rows, -INFINITY);
   std::fill_n(mass, rows, 0.0f);
 
-  alignas(64) float block[MAX_ROWS * PANEL];
+  alignas(64) float block[ROWS * PANEL];
   const bf16 *key_rows[2][PANEL], *value_rows[2][PANEL];
   int current = 0;
   find_rows(batch, tile, tile.begin, std::min<int64_t>(PANEL, tile.end - tile.begin), key_rows[0], value_rows[0]);
@@ -175,12 +180,12 @@ void run(const Batch& batch, const Tile& tile, Scratch& scratch) {
       pack_keys(key_rows[current], size, keys + key * size);
       pack_values(value_rows[current], size, filled * PANEL, values + key * PANEL);
     }
-    for (int64_t row = 0; row < rows; row += MAX_ROWS) {
-      int some = int(std::min<int64_t>(MAX_ROWS, rows - row));
+    for (int64_t row = 0; row < rows; row += ROWS) {
+      int some = int(std::min<int64_t>(ROWS, rows - row));
       int64_t visible = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       if (visible <= 0) continue;
       int64_t width = std::min(filled, up_to(visible, PANEL));
-      Panel multiply = panel_of(some, std::make_integer_sequence<int, MAX_ROWS>{});
+      Panel<Kernel> multiply = panel_of<Kernel>(some);
       for (int64_t key = 0; key < width; key += PANEL) {
         multiply(query + row * size, size, keys + key * size, size / 2, block);
         for (int r = 0; r < some; ++r) std::memcpy(scores + r * step + key, block + r * PANEL, sizeof(float) * PANEL);
@@ -216,9 +221,10 @@ void write(const Batch& batch, const Tile& tile, const float* total, const float
 }
 
 // One row's pieces become a whole.
-void join(const Batch& batch, const std::vector<Tile>& tiles, std::vector<Scratch>& partial, size_t first) {
+template <typename Kernel>
+void join(const Batch& batch, const std::vector<Tile>& tiles, std::vector<Scratch<Kernel>>& partial, size_t first) {
   int64_t padded = up_to(batch.size, PANEL);
-  Scratch& whole = partial[first];
+  Scratch<Kernel>& whole = partial[first];
   int64_t rows = tiles[first].count * (batch.head_ptr[tiles[first].kv + 1] - batch.head_ptr[tiles[first].kv]);
   for (size_t other = 0; other < tiles.size(); ++other) {
     const Tile &a = tiles[first], &b = tiles[other];
@@ -259,28 +265,17 @@ void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>&
   });
 }
 
-}  // namespace
-
-// Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
-extern "C" {
-
-// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them. The tokens
-// of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its blocks tables[table_ptr[b]] ...; head_ptr says which query
-// heads read each KV head.
-void attend(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, const int64_t* table_ptr,
-            const int64_t* row_ptr, const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences,
-            int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
+template <typename Kernel>
+void attend_all(const Batch& batch, int64_t sequences, int threads) {
   static thread_local std::vector<Tile> dealt;
-  static thread_local std::vector<Scratch> pieces;
-  Batch batch{q, k_cache, v_cache, tables, table_ptr, row_ptr, context_lens, head_ptr, out,
-              heads, kv_heads, size, block_size, scale, window};
+  static thread_local std::vector<Scratch<Kernel>> pieces;
   deal(batch, sequences, threads, dealt);
   const std::vector<Tile>& tiles = dealt;  // the team shares the caller's
   if (pieces.size() < tiles.size() && tiles[0].pieces > 1) pieces.resize(tiles.size());
-  std::vector<Scratch>& partial = pieces;
+  std::vector<Scratch<Kernel>>& partial = pieces;
 #pragma omp parallel num_threads(threads) if (tiles.size() > 1)
   {
-    static thread_local Scratch own;
+    static thread_local Scratch<Kernel> own;
 #pragma omp for schedule(dynamic)
     for (size_t i = 0; i < tiles.size(); ++i) {
       if (tiles[i].pieces > 1) {
@@ -295,5 +290,31 @@ void attend(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64
       if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
   }
 }
+
+}  // namespace
+
+// Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
+extern "C" {
+
+// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them. The tokens
+// of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its blocks tables[table_ptr[b]] ...; head_ptr says which query
+// heads read each KV head.
+void attend(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, const int64_t* table_ptr,
+            const int64_t* row_ptr, const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences,
+            int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
+  Batch batch{q, k_cache, v_cache, tables, table_ptr, row_ptr, context_lens, head_ptr, out,
+              heads, kv_heads, size, block_size, scale, window};
+  attend_all<Fma>(batch, sequences, threads);
+}
+
+#ifdef __AVX512BF16__
+void attend_dot(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, const int64_t* table_ptr,
+                const int64_t* row_ptr, const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences,
+                int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
+  Batch batch{q, k_cache, v_cache, tables, table_ptr, row_ptr, context_lens, head_ptr, out,
+              heads, kv_heads, size, block_size, scale, window};
+  attend_all<Dot>(batch, sequences, threads);
+}
+#endif
 
 }  // extern "C"

@@ -11,18 +11,29 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention, linear
 
+WITH_PANELS = ("linear", "paged_attention")
+"""The functions whose inner loop is a product with panels, for which there are two kernels (``panel.h``)."""
+
+
+def has_dot(library: ctypes.CDLL) -> bool:
+    """Whether the processor has a dot product in bfloat16, so that it was compiled."""
+    return hasattr(library, "linear_dot")
+
 
 class CpuFunctions:
     """Each method is an implementation of the function of its name; see ``reference`` for what it means.
 
     Args:
         library: see ``library.load``.
+        dot: products take the processor's dot product in bfloat16, if ``has_dot``, instead of float32 arithmetic.
     """
 
     dtypes = (torch.bfloat16,)
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: ctypes.CDLL, dot: bool = False):
         self._library = library
+        self._linear = library.linear_dot if dot else library.linear
+        self._attend = library.attend_dot if dot else library.attend
 
     def implementations(self) -> dict[str, Callable]:
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "rotate_and_write")
@@ -38,7 +49,7 @@ class CpuFunctions:
             return linear.linear(x_TI, weight_OI, bias_O)
         x_TI = x_TI.contiguous()
         out_TO = x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0])
-        self._library.linear(
+        self._linear(
             x_TI.data_ptr(),
             weight_OI.data_ptr(),
             None if bias_O is None else bias_O.data_ptr(),
@@ -128,7 +139,7 @@ class CpuFunctions:
             return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window)
         q_THP = q_THP.contiguous()
         out_THP = torch.empty_like(q_THP)
-        self._library.attend(
+        self._attend(
             q_THP.data_ptr(),
             cache.k.data_ptr(),
             cache.v.data_ptr(),

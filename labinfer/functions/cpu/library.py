@@ -38,7 +38,15 @@ def load(path: Path) -> ctypes.CDLL:
         "attend": [pointer] * 9 + [size] * 5 + [real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
-    for name, types in arguments.items():
+    counted = {"ceiling_memory": [pointer, size, count], "ceiling_float32": [size, count]}
+    where_there_is_the_instruction = {
+        "linear_dot": arguments["linear"],
+        "attend_dot": arguments["attend"],
+        "ceiling_dot": [size, count],
+        "ceiling_int8": [size, count],
+    }
+    present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(library, name)}
+    for name, types in (arguments | counted | present).items():
         function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = types, size if name.startswith("ceiling_") else None
     return library

@@ -1,6 +1,4 @@
 // Products with packed weights.
-#include <vector>
-
 #include "panel.h"
 
 namespace {
@@ -14,6 +12,45 @@ inline float dot(const bf16* a, const bf16* b, int64_t size) {
   float rest = sum(total);
   for (; i < size; ++i) rest += widen(a[i]) * widen(b[i]);
   return rest;
+}
+
+template <typename Kernel>
+void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+              int64_t inputs, int threads) {
+  constexpr int ROWS = Kernel::ROWS;
+  int64_t panels = outputs / PANEL, pairs = inputs / 2, row_bytes = inputs * sizeof(typename Kernel::Input);
+  int64_t together = std::max<int64_t>(ROWS, CACHE / row_bytes / ROWS * ROWS);
+#pragma omp parallel num_threads(threads)
+  {
+    alignas(64) float block[ROWS * PANEL];
+    for (int64_t first = 0; first < tokens; first += together) {
+      int64_t count = std::min(together, tokens - first), passes = (count + ROWS - 1) / ROWS;
+      int64_t step = (count + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
+      const typename Kernel::Input* rows_in = Kernel::inputs(x + first * inputs, count * inputs);
+#pragma omp for nowait schedule(static)
+      for (int64_t number = 0; number < panels; ++number) {
+        floats add_low{}, add_high{};
+        if (bias) {
+          add_low = widen(load<halves>(bias + number * PANEL));
+          add_high = widen(load<halves>(bias + number * PANEL + WIDTH));
+        }
+        for (int64_t token = 0; token < count; token += step) {
+          int rows = int(std::min(step, count - token));
+          panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block);
+          for (int row = 0; row < rows; ++row) {
+            bf16* to = out + (first + token + row) * outputs + number * PANEL;
+            store(to, narrow(load<floats>(block + row * PANEL) + add_low));
+            store(to + WIDTH, narrow(load<floats>(block + row * PANEL + WIDTH) + add_high));
+          }
+        }
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t output = panels * PANEL; output < outputs; ++output)
+      for (int64_t token = 0; token < tokens; ++token)
+        out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
+                                               (bias ? widen(bias[output]) : 0.0f));
+  }
 }
 
 }  // namespace
@@ -41,38 +78,15 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
 // out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
 void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
             int64_t inputs, int threads) {
-  int64_t panels = outputs / PANEL, pairs = inputs / 2;
-  int64_t together = std::max<int64_t>(MAX_ROWS, CACHE / (inputs * sizeof(bf16)) / MAX_ROWS * MAX_ROWS);
-#pragma omp parallel num_threads(threads)
-  {
-    alignas(64) float block[MAX_ROWS * PANEL];
-    for (int64_t first = 0; first < tokens; first += together)
-#pragma omp for nowait schedule(static)
-    for (int64_t number = 0; number < panels; ++number) {
-      floats add_low{}, add_high{};
-      if (bias) {
-        add_low = widen(load<halves>(bias + number * PANEL));
-        add_high = widen(load<halves>(bias + number * PANEL + WIDTH));
-      }
-      int64_t last = std::min(tokens, first + together);
-      for (int64_t token = first; token < last; token += MAX_ROWS) {
-        int rows = int(std::min<int64_t>(MAX_ROWS, last - token));
-        panel_of(rows, std::make_integer_sequence<int, MAX_ROWS>{})(x + token * inputs, inputs,
-                                                                  weight + number * PANEL * inputs, pairs, block);
-        for (int row = 0; row < rows; ++row) {
-          bf16* to = out + (token + row) * outputs + number * PANEL;
-          store(to, narrow(load<floats>(block + row * PANEL) + add_low));
-          store(to + WIDTH, narrow(load<floats>(block + row * PANEL + WIDTH) + add_high));
-        }
-      }
-    }
-#pragma omp for schedule(static)
-    for (int64_t output = panels * PANEL; output < outputs; ++output)
-      for (int64_t token = 0; token < tokens; ++token)
-        out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
-                                               (bias ? widen(bias[output]) : 0.0f));
-  }
+  multiply<Fma>(x, weight, bias, out, tokens, outputs, inputs, threads);
 }
+
+#ifdef __AVX512BF16__
+void linear_dot(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+                int64_t inputs, int threads) {
+  multiply<Dot>(x, weight, bias, out, tokens, outputs, inputs, threads);
+}
+#endif
 
 // out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.
 void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,

@@ -1,7 +1,8 @@
-// The inner loop of linear and of attention over several query tokens.
+// The inner loops of linear and of attention over several query tokens: 32 outputs for a few rows.
 #pragma once
 
 #include <utility>
+#include <vector>
 
 #include "vectors.h"
 
@@ -9,60 +10,101 @@ namespace {
 
 // Weights are held in panels of 32 outputs: for each pair of inputs the 32 pairs of weights one after another, so that a
 // step of the inner loop reads one straight stream. The last rows, fewer than a panel, stay as they were.
+//
+// A kernel multiplies panels with up to ROWS rows of its type of Input. Which one is faster depends on the processor:
+// some do a bfloat16 dot product at half the rate of float32.
+
+// Weights become float32 on the way in; any processor can do that.
+struct Fma {
+  using Input = float;
+  static constexpr int ROWS = REGISTER == 64 ? 13 : 6;
+
+  // The inputs once in float32, so that the inner loop takes them from memory as they are. Each thread has its own.
+  static const float* inputs(const bf16* x, int64_t size) {
+    static thread_local std::vector<float> wide;  // kept from call to call, so that nothing is allocated
+    if (int64_t(wide.size()) < size) wide.resize(size);
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) store(&wide[i], load_floats(x + i));
+    for (; i < size; ++i) wide[i] = widen(x[i]);
+    return wide.data();
+  }
+
+  template <int COUNT>
+  static void panel(const float* x, int64_t stride, const bf16* weight, int64_t pairs, float* out) {
+    constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
+    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
+    for (int column = 0; column < ACROSS; column += TOGETHER) {
+      lanes total[COUNT][TOGETHER] = {};
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const bf16* at = weight + pair * 2 * PANEL + column * 2 * LANES;
+        for (int ahead = 0; ahead < TOGETHER * REGISTER; ahead += 64) __builtin_prefetch((const char*)at + AHEAD + ahead);
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; ++odd) {
+          lanes wide[TOGETHER];
+#pragma GCC unroll 8
+          for (int i = 0; i < TOGETHER; ++i) {
+            lane_words both = load<lane_words>(at + i * 2 * LANES);
+            wide[i] = (lanes)(odd ? both & 0xffff0000 : both << 16);
+          }
+#pragma GCC unroll 16
+          for (int row = 0; row < COUNT; ++row) {
+            float input = x[row * stride + 2 * pair + odd];
+#pragma GCC unroll 8
+            for (int i = 0; i < TOGETHER; ++i) total[row][i] += wide[i] * input;
+          }
+        }
+      }
+      for (int row = 0; row < COUNT; ++row)
+        for (int i = 0; i < TOGETHER; ++i) store(out + row * PANEL + (column + i) * LANES, total[row][i]);
+    }
+  }
+};
 
 #ifdef __AVX512BF16__
-template <int ROWS>
-inline void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out) {
-  __m512 low[ROWS], high[ROWS];
-  for (int row = 0; row < ROWS; ++row) low[row] = high[row] = _mm512_setzero_ps();
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    const bf16* at = weight + pair * 2 * PANEL;
-    __m512bh first = (__m512bh)_mm512_loadu_si512(at), second = (__m512bh)_mm512_loadu_si512(at + PANEL);
-    __builtin_prefetch((const char*)at + AHEAD);
-    __builtin_prefetch((const char*)at + AHEAD + 64);
+// The processor's dot product of pairs in bfloat16, summed in float32.
+struct Dot {
+  using Input = bf16;
+  static constexpr int ROWS = 13;
+
+  static const bf16* inputs(const bf16* x, int64_t) { return x; }
+
+  template <int COUNT>
+  static void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out) {
+    __m512 low[COUNT], high[COUNT];
+    for (int row = 0; row < COUNT; ++row) low[row] = high[row] = _mm512_setzero_ps();
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      const bf16* at = weight + pair * 2 * PANEL;
+      __m512bh first = (__m512bh)_mm512_loadu_si512(at), second = (__m512bh)_mm512_loadu_si512(at + PANEL);
+      __builtin_prefetch((const char*)at + AHEAD);
+      __builtin_prefetch((const char*)at + AHEAD + 64);
 #pragma GCC unroll 16
-    for (int row = 0; row < ROWS; ++row) {
-      __m512bh input = (__m512bh)_mm512_set1_epi32(load<int32_t>(x + row * stride + 2 * pair));
-      low[row] = _mm512_dpbf16_ps(low[row], first, input);
-      high[row] = _mm512_dpbf16_ps(high[row], second, input);
+      for (int row = 0; row < COUNT; ++row) {
+        __m512bh input = (__m512bh)_mm512_set1_epi32(load<int32_t>(x + row * stride + 2 * pair));
+        low[row] = _mm512_dpbf16_ps(low[row], first, input);
+        high[row] = _mm512_dpbf16_ps(high[row], second, input);
+      }
+    }
+    for (int row = 0; row < COUNT; ++row) {
+      _mm512_storeu_ps(out + row * PANEL, low[row]);
+      _mm512_storeu_ps(out + row * PANEL + WIDTH, high[row]);
     }
   }
-  for (int row = 0; row < ROWS; ++row) {
-    _mm512_storeu_ps(out + row * PANEL, low[row]);
-    _mm512_storeu_ps(out + row * PANEL + WIDTH, high[row]);
-  }
-}
-constexpr int MAX_ROWS = 13;
-#else
-template <int ROWS>
-inline void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out) {
-  floats low[ROWS] = {}, high[ROWS] = {};
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    const bf16* at = weight + pair * 2 * PANEL;
-    words first = load<words>(at), second = load<words>(at + PANEL);
-    __builtin_prefetch((const char*)at + AHEAD);
-    __builtin_prefetch((const char*)at + AHEAD + 64);
-    floats first_even = (floats)(first << 16), first_odd = (floats)(first & 0xffff0000);
-    floats second_even = (floats)(second << 16), second_odd = (floats)(second & 0xffff0000);
-    for (int row = 0; row < ROWS; ++row) {
-      float even = widen(x[row * stride + 2 * pair]), odd = widen(x[row * stride + 2 * pair + 1]);
-      low[row] += first_even * even + first_odd * odd;
-      high[row] += second_even * even + second_odd * odd;
-    }
-  }
-  for (int row = 0; row < ROWS; ++row) {
-    store(out + row * PANEL, low[row]);
-    store(out + row * PANEL + WIDTH, high[row]);
-  }
-}
-constexpr int MAX_ROWS = 6;
+};
 #endif
 
-using Panel = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*);
-template <int... ROWS>
-constexpr Panel panel_of(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr Panel found[] = {panel<ROWS + 1>...};
+// x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
+template <typename Kernel>
+using Panel = void (*)(const typename Kernel::Input*, int64_t, const bf16*, int64_t, float*);
+
+template <typename Kernel, int... ROWS>
+constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...>) {
+  constexpr Panel<Kernel> found[] = {Kernel::template panel<ROWS + 1>...};
   return found[rows - 1];
+}
+
+template <typename Kernel>
+constexpr Panel<Kernel> panel_of(int rows) {
+  return panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{});
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ constexpr int BOUNDS = 7;                         // these, and the far one
 
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 
-const ints LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+const ints PLACES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // As functions/draw.py has it; log_min_p is the logarithm of min_p.
 struct Draw {
@@ -85,7 +85,7 @@ template <typename T>
 Top largest_of(const T* row, int64_t begin, int64_t end) {
   floats best = same(NOTHING);
   ints at = ints{} + std::numeric_limits<int32_t>::max(), unordered{};
-  ints ids = LANES + int32_t(begin);
+  ints ids = PLACES + int32_t(begin);
   for (int64_t i = begin; i < end; i += WIDTH, ids += WIDTH) {
     floats x = read(row + i, end - i);
     ints more = x > best;
@@ -305,7 +305,7 @@ struct Row {
       floats x = read(logits + i, end - i);
       ints may_win = x >= cut.logit;
       if (!any(may_win)) continue;
-      hashes bits = split_mix(key + __builtin_convertvector(LANES + int32_t(i), hashes) * GAMMA);
+      hashes bits = split_mix(key + __builtin_convertvector(PLACES + int32_t(i), hashes) * GAMMA);
       floats rest = __builtin_convertvector(__builtin_convertvector(~bits >> 33, ints), floats) * 0x1p-31f;
       double bound = best.score - 1e-3 - 1e-14 * std::abs(best.score);  // more than float32's exponential is off
       doubles ahead = __builtin_convertvector(x, doubles) * inverse - bound;

@@ -16,9 +16,24 @@ constexpr int WIDTH = 16;           // floats in a vector
 constexpr int PANEL = 2 * WIDTH;    // outputs of a product that are computed together
 constexpr int64_t AHEAD = 2048;     // bytes that are fetched ahead of a stream: the hardware alone does not look so far
 
+// The processor's own vectors: bytes of one, and how many there are. Loops that keep sums in registers are written over
+// them, since compilers keep wider vectors in memory.
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int REGISTER = 32, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int REGISTER = 16, REGISTERS = 32;
+#else
+constexpr int REGISTER = 16, REGISTERS = 16;
+#endif
+constexpr int LANES = REGISTER / 4;  // floats in a register
+
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+typedef float lanes __attribute__((vector_size(REGISTER)));
+typedef uint32_t lane_words __attribute__((vector_size(REGISTER)));
 
 template <typename V>
 inline V load(const void* from) {

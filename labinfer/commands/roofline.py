@@ -1,0 +1,57 @@
+"""The roofline of a machine, and where functions stand under it (Williams et al. 2009, doi:10.1145/1498765.1498785)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from labinfer.errors import UserError
+from labinfer.functions.cpu.ceilings import Ceilings
+
+if TYPE_CHECKING:
+    from labinfer.commands.bench_functions import Figure
+
+
+def check_can_draw() -> None:
+    """
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--plot needs matplotlib; pip install 'labinfer[bench]'")
+
+
+def draw_roofline(path: str, figures: list[Figure], ceilings: Ceilings) -> None:
+    """Products by how much they compute for each byte, and what memory and arithmetic allow there.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure as Canvas
+
+    products = [one for one in figures if one.operations]
+    canvas = Canvas(figsize=(9, 6), layout="constrained")
+    axes = canvas.add_subplot()
+    for function, implementation in dict.fromkeys((one.function, one.implementation) for one in products):
+        mine = [one for one in products if (one.function, one.implementation) == (function, implementation)]
+        axes.plot(
+            [one.operations / one.num_bytes for one in mine],
+            [one.operations / one.seconds / 1e9 for one in mine],
+            marker="o",
+            label=f"{function} {implementation}",
+        )
+    intensities = [one.operations / one.num_bytes for one in products]
+    low, high = min(intensities) / 2, max(intensities) * 2
+    rates = {"float32": ceilings.float32, "bfloat16 dot": ceilings.dot, "8-bit dot": ceilings.int8}
+    for name, rate in rates.items():
+        if rate and ceilings.memory:
+            ridge = min(max(rate / ceilings.memory, low), high)
+            roof = [min(rate, ceilings.memory * at) / 1e9 for at in (low, ridge, high)]
+            axes.plot((low, ridge, high), roof, color="grey", linewidth=1)
+            axes.annotate(name, (high, roof[-1]), ha="right", va="bottom", color="grey")
+    axes.set(xscale="log", yscale="log", xlabel="operations for each byte", ylabel="GFLOP/s")
+    axes.legend(fontsize="small")
+    try:
+        canvas.savefig(path)
+    except (OSError, ValueError) as error:  # ValueError: a kind of file that it does not know
+        raise UserError(f"--plot {path}: {error}") from None

@@ -1,0 +1,48 @@
+"""``launch.py bench functions`` from end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+from launchers import LAUNCH, run
+
+from labinfer.functions.cpu.library import COMPILERS
+from labinfer.functions.trials import TRIAL_ROWS
+
+USAGE = 2
+PRODUCTS = {"layers.linear", "vocabulary.linear", "paged_attention"}
+compiled = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler, so no ceilings either")
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "flags"),
+    [("single", 1, ["--quantization", "int8"]), ("mpirun", 2, ["-tp", "2", "--dtype", "bfloat16"])],
+)
+def test_every_function_is_in_the_table_with_its_ceilings(launcher, ranks, flags, model, tmp_path):
+    file = tmp_path / "figures.json"
+    done = run(launcher, ranks, LAUNCH, "bench", "functions", "--model", model, *flags, "--output-json", file)
+    assert done.returncode == 0, done.text
+    found = json.loads(file.read_text())
+    assert found["ceilings"]["memory"] > 1e8 and found["ceilings"]["float32"] > 1e8
+    figures = found["figures"]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("ceilings on ") and len(lines) == 4 + len(figures)
+    functions = {one["function"] for one in figures}
+    assert functions == PRODUCTS | {"add_rms_norm", "silu_and_mul", "rotate_and_write"}
+    for one in figures:
+        assert one["rows"] in TRIAL_ROWS and one["seconds"] > 0 and one["memory"] > 0
+        assert (one["arithmetic"] > 0) == (one["function"] in PRODUCTS)
+    for function in functions:  # a run takes one at each number of rows
+        chosen = [one["rows"] for one in figures if one["function"] == function and one["is_chosen"]]
+        assert chosen == list(TRIAL_ROWS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is there")
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(model):
+    done = run("single", 1, LAUNCH, "bench", "functions", "--model", model, "--plot", "x.png")
+    assert done.returncode == USAGE
+    assert done.our_errors == ["labinfer: error: --plot needs matplotlib; pip install 'labinfer[bench]'"]
