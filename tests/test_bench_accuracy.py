@@ -10,8 +10,9 @@ import torch
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.bench.options import AccuracyOptions, EngineOptions
+from labinfer.bench.options import AccuracyOptions
 from labinfer.commands.bench_accuracy import VARIANTS, AccuracyBench, Variant, choose_variants
+from labinfer.config import EngineOptions
 from labinfer.executor.group import join_group
 from labinfer.functions.reference.quantized import dequantize, quantize_int4, quantize_int8
 from labinfer.spmd.environment import detect
