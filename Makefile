@@ -17,7 +17,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-start bench-peers bench-compare bench-plot demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-peers bench-compare bench-plot demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -86,6 +86,10 @@ bench-policies: $(VENV)/.setup ## the batch policies against each other, on long
 bench-workloads: $(VENV)/.setup ## decode, batch and prefill of a 0.5B model, with and without the compiled functions
 	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
 	$(BIN)/python benchmarks/workloads.py --model .qwen2-0.5b
+
+bench-layouts: $(VENV)/.setup ## the batch workload on one rank, and on pipelines and tensor-parallel ranks under both launchers
+	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
+	$(BIN)/python benchmarks/layouts.py --model .qwen2-0.5b
 
 bench-start: $(VENV)/.setup ## from the start to the first token, and the memory each rank holds at most, with a 0.5B model
 	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
