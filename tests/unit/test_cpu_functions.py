@@ -12,7 +12,7 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu import library
 from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
-from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache
 from labinfer.functions.reference import attention, elementwise, linear
 from labinfer.native import compiler
 
@@ -164,6 +164,40 @@ def test_long_chunks_attend(panels, context, tokens, window):
     exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5, window)
     got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("size", [64, 24])
+def test_an_int8_cache_is_attended_to(panels, size):
+    contexts, new, head_ptr = [70, 33, 150], [1, 6, 140], torch.tensor([0, 3, 4])
+    num_blocks = 80
+    cache = LayerCache(
+        *(torch.randint(-127, 128, (num_blocks, BLOCK, 2, size), dtype=torch.int8) for _ in "kv"),
+        *(torch.rand(num_blocks, BLOCK, 2, dtype=SCALE_DTYPE) / 64 for _ in "kv"),
+    )
+    order = torch.randperm(num_blocks).tolist()
+    tables = [order[:18], order[18:27], order[27:65]]
+    batch = AttentionBatch.of([0, *torch.tensor(new).cumsum(0).tolist()], contexts, tables, CPU)
+    q = random(sum(new), 4, size)
+    exact = attention.paged_attention(q.float(), cache, batch, head_ptr, size**-0.5, 0)
+    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, 0)
+    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("contexts", [[600, 1100], [1100, 600], [100, 5000]])
+def test_some_sequences_are_dealt_over_threads_and_some_are_not(panels, contexts):
+    head_ptr, size = torch.tensor([0, 7]), 64
+    counts = [-(-context // BLOCK) for context in contexts]
+    cache = LayerCache(*(random(sum(counts), BLOCK, 1, size) for _ in "kv"))
+    order = torch.randperm(sum(counts)).tolist()
+    batch = AttentionBatch.of([0, 1, 2], contexts, [order[: counts[0]], order[counts[0] :]], CPU)
+    q = random(2, 7, size) * 3
+    exact_cache = LayerCache(cache.k.float(), cache.v.float())
+    exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5, 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, 0)
+    torch.set_num_threads(before)
+    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 9])

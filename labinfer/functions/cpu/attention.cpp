@@ -11,9 +11,16 @@ constexpr float LOG2_E = 1.44269504f;
 
 inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
+// (slots, KV heads, size) in bfloat16, or in int8 with a scale (slots, KV heads) for each head.
+struct Cache {
+  const void* data;
+  const float* scales;
+};
+
 // What all sequences have in common.
 struct Batch {
-  const bf16 *q, *k_cache, *v_cache;
+  const bf16* q;
+  Cache keys, values;
   const int64_t *tables, *table_ptr, *row_ptr, *context_lens, *head_ptr;
   bf16* out;
   int64_t heads, kv_heads, size, block_size;
@@ -31,7 +38,7 @@ struct Tile {
 // A thread's own memory, kept from call to call. What is multiplied with panels is of the kernel's type.
 template <typename Kernel>
 struct Scratch {
-  std::vector<bf16> keys, values;
+  std::vector<bf16> staged, keys, values;
   std::vector<typename Kernel::Input> query, weights;
   std::vector<float> total, top, mass, scores;
 };
@@ -118,23 +125,42 @@ inline float step_of_row(float* score, Input* weight, int64_t width, int64_t fro
   return correction;
 }
 
-// Where the keys and values begin ... begin + count of a tile's sequence are, and 32 at least: what is past the end is
-// the last of them, and gets no weight.
-void find_rows(const Batch& batch, const Tile& tile, int64_t begin, int64_t count, const bf16** key_rows,
-               const bf16** value_rows) {
+// The slots of the keys begin ... begin + count of a tile's sequence, and of 32 at least: what is past the end is the last
+// of them, and gets no weight.
+void find_slots(const Batch& batch, const Tile& tile, int64_t begin, int64_t count, int64_t* slots) {
   const int64_t* block = batch.tables + batch.table_ptr[tile.sequence] + begin / batch.block_size;
-  int64_t offset = begin % batch.block_size, stride = batch.kv_heads * batch.size, key = 0;
-  for (; key < count; offset = 0, ++block) {
-    int64_t row = ((*block * batch.block_size + offset) * batch.kv_heads + tile.kv) * batch.size;
-    for (; offset < batch.block_size && key < count; ++offset, ++key, row += stride) {
-      key_rows[key] = batch.k_cache + row;
-      value_rows[key] = batch.v_cache + row;
+  int64_t offset = begin % batch.block_size, key = 0;
+  for (; key < count; offset = 0, ++block)
+    for (; offset < batch.block_size && key < count; ++offset, ++key) slots[key] = *block * batch.block_size + offset;
+  for (; key < PANEL; ++key) slots[key] = slots[count - 1];
+}
+
+// What 32 slots hold of one KV head: where it is, or, of an int8 cache, times its scales in staged.
+void find_rows(const Batch& batch, const Cache& cache, int64_t kv, const int64_t* slots, bf16* staged, const bf16** rows) {
+  for (int key = 0; key < PANEL; ++key) {
+    int64_t row = slots[key] * batch.kv_heads + kv;
+    if (!cache.scales) {
+      rows[key] = (const bf16*)cache.data + row * batch.size;
+      continue;
     }
+    const int8_t* at = (const int8_t*)cache.data + row * batch.size;
+    bf16* to = staged + key * batch.size;
+    rows[key] = to;
+    float scale = cache.scales[row];
+    int64_t i = 0;
+    for (; i + WIDTH <= batch.size; i += WIDTH)
+      store(to + i, narrow(__builtin_convertvector(load<few_bytes>(at + i), floats) * scale));
+    for (; i < batch.size; ++i) to[i] = narrow(at[i] * scale);
   }
-  for (; key < PANEL; ++key) {
-    key_rows[key] = key_rows[count - 1];
-    value_rows[key] = value_rows[count - 1];
-  }
+}
+
+// The cache lines of 32 slots are on their way while others are computed with: blocks are anywhere, the hardware cannot
+// foresee them.
+void prefetch(const Batch& batch, const Cache& cache, int64_t kv, const int64_t* slots) {
+  int64_t bytes = batch.size * (cache.scales ? 1 : sizeof(bf16));
+  for (int key = 0; key < PANEL; ++key)
+    for (int64_t at = 0; at < bytes; at += 64)
+      __builtin_prefetch((const char*)cache.data + (slots[key] * batch.kv_heads + kv) * bytes + at);
 }
 
 // Sums of weighted values (rows, padded), with each row's largest score and mass of weights, into scratch.
@@ -162,23 +188,24 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
   std::fill_n(mass, rows, 0.0f);
 
   alignas(64) float block[ROWS * PANEL];
-  const bf16 *key_rows[2][PANEL], *value_rows[2][PANEL];
+  bf16* staged = room(scratch.staged, PANEL * size);
+  const bf16* found[PANEL];
+  int64_t slots[2][PANEL];
   int current = 0;
-  find_rows(batch, tile, tile.begin, std::min<int64_t>(PANEL, tile.end - tile.begin), key_rows[0], value_rows[0]);
+  find_slots(batch, tile, tile.begin, std::min<int64_t>(PANEL, tile.end - tile.begin), slots[0]);
   for (int64_t begin = tile.begin; begin < tile.end; begin += step) {
     int64_t here = std::min(step, tile.end - begin), filled = up_to(here, PANEL);
     for (int64_t key = 0; key < filled; key += PANEL, current ^= 1) {
       int64_t next = begin + key + PANEL;
-      if (next < tile.end) {  // on their way while these are packed: blocks are anywhere, the hardware cannot foresee them
-        find_rows(batch, tile, next, std::min<int64_t>(PANEL, tile.end - next), key_rows[current ^ 1], value_rows[current ^ 1]);
-        for (int i = 0; i < PANEL; ++i)
-          for (int64_t at = 0; at < size; at += 2 * WIDTH) {
-            __builtin_prefetch(key_rows[current ^ 1][i] + at);
-            __builtin_prefetch(value_rows[current ^ 1][i] + at);
-          }
+      if (next < tile.end) {
+        find_slots(batch, tile, next, std::min<int64_t>(PANEL, tile.end - next), slots[current ^ 1]);
+        prefetch(batch, batch.keys, tile.kv, slots[current ^ 1]);
+        prefetch(batch, batch.values, tile.kv, slots[current ^ 1]);
       }
-      pack_keys(key_rows[current], size, keys + key * size);
-      pack_values(value_rows[current], size, filled * PANEL, values + key * PANEL);
+      find_rows(batch, batch.keys, tile.kv, slots[current], staged, found);
+      pack_keys(found, size, keys + key * size);
+      find_rows(batch, batch.values, tile.kv, slots[current], staged, found);
+      pack_values(found, size, filled * PANEL, values + key * PANEL);
     }
     for (int64_t row = 0; row < rows; row += ROWS) {
       int some = int(std::min<int64_t>(ROWS, rows - row));
@@ -261,7 +288,7 @@ void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>&
     }
   }
   std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
-    return a.count * (a.end - a.begin) / a.pieces > b.count * (b.end - b.begin) / b.pieces;
+    return a.count * (a.end - a.begin) > b.count * (b.end - b.begin);
   });
 }
 
@@ -271,7 +298,8 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
   static thread_local std::vector<Scratch<Kernel>> pieces;
   deal(batch, sequences, threads, dealt);
   const std::vector<Tile>& tiles = dealt;  // the team shares the caller's
-  if (pieces.size() < tiles.size() && tiles[0].pieces > 1) pieces.resize(tiles.size());
+  bool divided = std::any_of(tiles.begin(), tiles.end(), [](const Tile& tile) { return tile.pieces > 1; });
+  if (divided && pieces.size() < tiles.size()) pieces.resize(tiles.size());
   std::vector<Scratch<Kernel>>& partial = pieces;
 #pragma omp parallel num_threads(threads) if (tiles.size() > 1)
   {
@@ -296,25 +324,22 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
 // Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
 extern "C" {
 
-// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them. The tokens
-// of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its blocks tables[table_ptr[b]] ...; head_ptr says which query
-// heads read each KV head.
-void attend(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, const int64_t* table_ptr,
-            const int64_t* row_ptr, const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences,
-            int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
-  Batch batch{q, k_cache, v_cache, tables, table_ptr, row_ptr, context_lens, head_ptr, out,
-              heads, kv_heads, size, block_size, scale, window};
-  attend_all<Fma>(batch, sequences, threads);
-}
+// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them. The caches
+// are in bfloat16, or in int8 where there are scales. The tokens of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its
+// blocks tables[table_ptr[b]] ...; head_ptr says which query heads read each KV head.
+#define ATTEND(NAME, KERNEL)                                                                                             \
+  void NAME(const bf16* q, const void* k_cache, const float* k_scales, const void* v_cache, const float* v_scales,       \
+            const int64_t* tables, const int64_t* table_ptr, const int64_t* row_ptr, const int64_t* context_lens,        \
+            const int64_t* head_ptr, bf16* out, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t size,        \
+            int64_t block_size, float scale, int64_t window, int threads) {                                              \
+    Batch batch{q, {k_cache, k_scales}, {v_cache, v_scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out,    \
+                heads, kv_heads, size, block_size, scale, window};                                                       \
+    attend_all<KERNEL>(batch, sequences, threads);                                                                       \
+  }
 
+ATTEND(attend, Fma)
 #ifdef __AVX512BF16__
-void attend_dot(const bf16* q, const bf16* k_cache, const bf16* v_cache, const int64_t* tables, const int64_t* table_ptr,
-                const int64_t* row_ptr, const int64_t* context_lens, const int64_t* head_ptr, bf16* out, int64_t sequences,
-                int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, float scale, int64_t window, int threads) {
-  Batch batch{q, k_cache, v_cache, tables, table_ptr, row_ptr, context_lens, head_ptr, out,
-              heads, kv_heads, size, block_size, scale, window};
-  attend_all<Dot>(batch, sequences, threads);
-}
+ATTEND(attend_dot, Dot)
 #endif
 
 }  // extern "C"

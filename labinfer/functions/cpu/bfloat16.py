@@ -135,14 +135,16 @@ class CpuFunctions:
         scale: float,
         window: int = 0,
     ) -> torch.Tensor:
-        if cache.k.dtype != torch.bfloat16 or q_THP.shape[2] % 2:
+        if cache.k.dtype not in (torch.bfloat16, torch.int8) or q_THP.shape[2] % 2:
             return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window)
         q_THP = q_THP.contiguous()
         out_THP = torch.empty_like(q_THP)
         self._attend(
             q_THP.data_ptr(),
             cache.k.data_ptr(),
+            None if cache.k_scale is None else cache.k_scale.data_ptr(),
             cache.v.data_ptr(),
+            None if cache.v_scale is None else cache.v_scale.data_ptr(),
             batch.tables_N.data_ptr(),
             batch.table_ptr_B.data_ptr(),
             batch.row_ptr_B.data_ptr(),

@@ -33,8 +33,7 @@ struct Rounded {
     int8_t* to = &q[token * padded];
     for (i = 0; i + WIDTH <= inputs; i += WIDTH) {
       words bits = (words)(load_floats(x + i) * factor + 12582912.0f);  // fused, so one rounding; 1.5 * 2^23 leaves the whole number in the low bits
-      typedef uint8_t narrow_bytes __attribute__((vector_size(WIDTH)));
-      store(to + i, __builtin_convertvector(bits & 0xff, narrow_bytes));
+      store(to + i, __builtin_convertvector(bits, few_bytes));
     }
     for (; i < padded; ++i) to[i] = i < inputs ? int8_t(std::nearbyint(double(as_float(x[i])) * factor)) : 0;
     for (int64_t number = 0; number < groups; ++number) {

@@ -35,6 +35,8 @@ typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
 typedef float lanes __attribute__((vector_size(REGISTER)));
 typedef uint32_t lane_words __attribute__((vector_size(REGISTER)));
 
+typedef int8_t few_bytes __attribute__((vector_size(WIDTH)));
+
 template <typename V>
 inline V load(const void* from) {
   V value;
