@@ -9,8 +9,8 @@ import shutil
 import pytest
 from launchers import LAUNCH, run
 
-from labinfer.functions.cpu.library import COMPILERS
 from labinfer.functions.trials import TRIAL_ROWS
+from labinfer.native.compiler import COMPILERS
 
 USAGE = 2
 PRODUCTS = {"layers.linear", "vocabulary.linear", "paged_attention"}
