@@ -12,7 +12,7 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu import library
 from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
-from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache
+from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache, quantize
 from labinfer.functions.reference import attention, elementwise, linear
 from labinfer.native import compiler
 
@@ -118,11 +118,17 @@ def test_rotate_and_write(cpu, heads, num_kv, size):
     assert_near(got, wanted)
     assert_near(caches[0].k, exact.k)
     assert torch.equal(caches[0].v.float(), exact.v)
-    int8 = [LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.int8) for _ in "kv"),
-                       *(torch.zeros(4, BLOCK, num_kv) for _ in "kv")) for _ in "ab"]  # fmt: skip
-    for function, cache in zip((cpu.rotate_and_write, attention.rotate_and_write), int8, strict=True):
-        function(qkv, num_kv, cos, sin, cache, slots)
-    assert all(torch.equal(a, b) for a, b in zip(int8[0].tensors(), int8[1].tensors(), strict=True))
+    qkv[2] = 0
+    int8 = LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.int8) for _ in "kv"),
+                      *(torch.zeros(4, BLOCK, num_kv) for _ in "kv"))  # fmt: skip
+    assert torch.equal(cpu.rotate_and_write(qkv, num_kv, cos, sin, int8, slots)[3:], got[3:])
+    exact = LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.bfloat16) for _ in "kv"))
+    cpu.rotate_and_write(qkv, num_kv, cos, sin, exact, slots)
+    written = slots // BLOCK, slots % BLOCK
+    for whole, scale, head in ((int8.k, int8.k_scale, exact.k), (int8.v, int8.v_scale, exact.v)):
+        wanted, wanted_scale = quantize(head)
+        assert torch.equal(whole[written], wanted[written]) and torch.equal(scale[written], wanted_scale[written])
+        assert int(whole.count_nonzero()) <= whole[written].numel()  # and nothing elsewhere
 
 
 @pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 2), (0, 1, 4, 6), (0, 5)], ids=str)

@@ -106,7 +106,7 @@ class CpuFunctions:
         cache: LayerCache,
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
-        if cache.k.dtype != torch.bfloat16:
+        if cache.k.dtype not in (torch.bfloat16, torch.int8):
             return attention.rotate_and_write(qkv_THP, num_kv, cos_TP, sin_TP, cache, slots_T)
         tokens, heads, size = qkv_THP.shape
         q_THP = qkv_THP.new_empty(tokens, heads - 2 * num_kv, size)
@@ -116,8 +116,7 @@ class CpuFunctions:
             sin_TP.data_ptr(),
             slots_T.data_ptr(),
             q_THP.data_ptr(),
-            cache.k.data_ptr(),
-            cache.v.data_ptr(),
+            *_addresses(cache),
             tokens,
             heads - 2 * num_kv,
             num_kv,
@@ -141,10 +140,7 @@ class CpuFunctions:
         out_THP = torch.empty_like(q_THP)
         self._attend(
             q_THP.data_ptr(),
-            cache.k.data_ptr(),
-            None if cache.k_scale is None else cache.k_scale.data_ptr(),
-            cache.v.data_ptr(),
-            None if cache.v_scale is None else cache.v_scale.data_ptr(),
+            *_addresses(cache),
             batch.tables_N.data_ptr(),
             batch.table_ptr_B.data_ptr(),
             batch.row_ptr_B.data_ptr(),
@@ -161,3 +157,9 @@ class CpuFunctions:
             torch.get_num_threads(),
         )
         return out_THP
+
+
+def _addresses(cache: LayerCache) -> tuple[int | None, ...]:
+    """Of the keys and their scales, of the values and theirs."""
+    parts = (cache.k, cache.k_scale, cache.v, cache.v_scale)
+    return tuple(None if part is None else part.data_ptr() for part in parts)

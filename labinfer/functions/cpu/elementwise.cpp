@@ -1,5 +1,39 @@
 // One pass over the activations each.
+#include <cfloat>
+#include <vector>
+
 #include "vectors.h"
+
+namespace {
+
+inline void rotate(const bf16* from, const bf16* cos, const bf16* sin, bf16* to, int64_t size) {
+  int64_t half = size / 2, i = 0;
+  for (; i + WIDTH <= half; i += WIDTH) {
+    floats low = load_floats(from + i), high = load_floats(from + i + half);
+    store_floats(to + i, low * load_floats(cos + i) - high * load_floats(sin + i));
+    store_floats(to + i + half, high * load_floats(cos + i + half) + low * load_floats(sin + i + half));
+  }
+  for (; i < half; ++i) {
+    float low = widen(from[i]), high = widen(from[i + half]);
+    to[i] = narrow(low * widen(cos[i]) - high * widen(sin[i]));
+    to[i + half] = narrow(high * widen(cos[i + half]) + low * widen(sin[i + half]));
+  }
+}
+
+// A head in whole numbers within 127 of 0; returns its scale. See layer_cache.py.
+inline float round_head(const bf16* from, int8_t* to, int64_t size) {
+  float peak = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    float value = std::fabs(widen(from[i]));
+    peak = value <= peak ? peak : value;  // what is no number stays
+  }
+  float scale = peak / 127.0f;
+  if (scale < FLT_MIN) scale = FLT_MIN;
+  for (int64_t i = 0; i < size; ++i) to[i] = int8_t(std::isfinite(scale) ? std::nearbyint(widen(from[i]) / scale) : 0.0f);
+  return scale;
+}
+
+}  // namespace
 
 // Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
 extern "C" {
@@ -56,30 +90,27 @@ void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, 
 }
 
 // From qkv (tokens, (heads + 2 kv_heads) size): rotated queries to q (tokens, heads, size), rotated keys and values to
-// their slots of (slots, kv_heads, size).
-void rotate_and_write(const bf16* qkv, const bf16* cosine, const bf16* sine, const int64_t* slots, bf16* q, bf16* k_cache,
-                      bf16* v_cache, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, int threads) {
-  int64_t half = size / 2;
+// their slots of (slots, kv_heads, size): in bfloat16, or in int8 where there are scales (slots, kv_heads).
+void rotate_and_write(const bf16* qkv, const bf16* cosine, const bf16* sine, const int64_t* slots, bf16* q, void* k_cache,
+                      float* k_scales, void* v_cache, float* v_scales, int64_t tokens, int64_t heads, int64_t kv_heads,
+                      int64_t size, int threads) {
 #pragma omp parallel for num_threads(threads) if (tokens > 1)
   for (int64_t token = 0; token < tokens; ++token) {
+    static thread_local std::vector<bf16> rotated;  // kept from call to call, so that nothing is allocated
+    if (int64_t(rotated.size()) < size) rotated.resize(size);
     const bf16* from = qkv + token * (heads + 2 * kv_heads) * size;
     const bf16 *cos = cosine + token * size, *sin = sine + token * size;
-    bf16* keys = k_cache + slots[token] * kv_heads * size;
-    for (int64_t head = 0; head < heads + kv_heads; ++head, from += size) {
-      bf16* to = head < heads ? q + (token * heads + head) * size : keys + (head - heads) * size;
-      int64_t i = 0;
-      for (; i + WIDTH <= half; i += WIDTH) {
-        floats low = load_floats(from + i), high = load_floats(from + i + half);
-        store_floats(to + i, low * load_floats(cos + i) - high * load_floats(sin + i));
-        store_floats(to + i + half, high * load_floats(cos + i + half) + low * load_floats(sin + i + half));
-      }
-      for (; i < half; ++i) {
-        float low = widen(from[i]), high = widen(from[i + half]);
-        to[i] = narrow(low * widen(cos[i]) - high * widen(sin[i]));
-        to[i + half] = narrow(high * widen(cos[i + half]) + low * widen(sin[i + half]));
-      }
+    for (int64_t head = 0; head < heads; ++head, from += size) rotate(from, cos, sin, q + (token * heads + head) * size, size);
+    for (int64_t head = 0; head < 2 * kv_heads; ++head, from += size) {
+      bool is_key = head < kv_heads;
+      int64_t row = slots[token] * kv_heads + head % kv_heads;
+      void* cache = is_key ? k_cache : v_cache;
+      float* scales = is_key ? k_scales : v_scales;
+      bf16* to = scales ? rotated.data() : (bf16*)cache + row * size;
+      if (is_key) rotate(from, cos, sin, to, size);
+      else std::memcpy(to, from, size * sizeof(bf16));
+      if (scales) scales[row] = round_head(to, (int8_t*)cache + row * size, size);
     }
-    std::memcpy(v_cache + slots[token] * kv_heads * size, from, kv_heads * size * sizeof(bf16));
   }
 }
 

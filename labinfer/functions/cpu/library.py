@@ -34,7 +34,7 @@ def load(path: Path) -> ctypes.CDLL:
         "embedding": [pointer] * 3 + [size] * 4 + [count],
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real, count],
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
-        "rotate_and_write": [pointer] * 7 + [size] * 4 + [count],
+        "rotate_and_write": [pointer] * 9 + [size] * 4 + [count],
         "attend": [pointer] * 11 + [size] * 5 + [real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
