@@ -232,7 +232,14 @@ class LLM:
                 report.counts.subtract(before)
                 report.workers = self.engine.pause()
                 if self._trace is not None:
-                    write_trace(self._trace, report.workers)
+                    self._write_trace(report)
+
+    def _write_trace(self, report: RunReport) -> None:
+        """A trace that cannot be written must not cost the answers."""
+        try:
+            write_trace(self._trace, report.workers)
+        except UserError as error:
+            logger.warning("%s", error)
 
     def follow(self) -> None:
         """Ranks other than 0: take part until rank 0's run ends."""

@@ -31,6 +31,12 @@ class RequestMaker:
         Raises:
             UserError: it is too long for the model.
         """
+        length, room = self._options.input_len + self._options.output_len, self._llm.parts.layout.max_model_len
+        if length > room:
+            raise UserError(
+                f"--input-len {self._options.input_len} and --output-len {self._options.output_len} are {length} tokens, but "
+                f"there is room for {room}; give smaller ones"
+            )
         prompt = self._draw.choices(self._vocabulary, k=self._options.input_len)
         return self._llm.make_request(key, prompt, self._sampling())
 

@@ -140,7 +140,8 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
             capacity.num_host_blocks,
         )
         rotary = RotaryTable(config.head_size, config.rope, config.max_position, capacity.max_model_len, dtype, device)
-    keep_freed_memory()
+    if device.type == "cpu":
+        keep_freed_memory()
     logger.debug("KV cache and rotary tables are made")
     runner = ModelRunner(model, cache, rotary, device, dtype, config.vocab_size, context.functions)
     times = None
@@ -193,20 +194,20 @@ def _connect(
 def compiled_functions(group: RankGroup, device: torch.device) -> ctypes.CDLL | None:
     """Compile, once on every node, and load what this rank can use; collective. None where nothing is of use to it."""
     wanted = device.type == "cpu"
-    first, path = group.environment.local_rank == 0, None
+    first, compiled = group.environment.local_rank == 0, None
     with group.together():
         if wanted and first:
-            path = _build_or_say()
+            compiled = _load_or_say()
     with group.together():
         if wanted and not first:
-            path = _build_or_say()
-        return library.load(path) if path else None
+            compiled = _load_or_say()
+    return compiled
 
 
-def _build_or_say() -> Path | None:
+def _load_or_say() -> ctypes.CDLL | None:
     try:
-        return library.build(compiler.default_cache())
-    except compiler.NoCompiler as error:
+        return library.load(library.build(compiler.default_cache()))
+    except (compiler.NoCompiler, OSError) as error:  # OSError: a damaged file, or a home from which nothing may be run
         logger.warning("%s; torch's functions are used, which are slower", error)
         return None
 

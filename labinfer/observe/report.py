@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
-from labinfer.observe.trace import OF_THE_MODEL, own_times, read_slices
+from labinfer.observe.trace import OF_THE_MODEL, WAITS, own_times, read_slices
 from labinfer.plan import WorkerStats
 
 FRACTIONS = (0.5, 0.9, 0.99)
@@ -107,7 +107,8 @@ class RunReport:
         if shares := self.time_shares():
             others = {name: share for name, share in shares.items() if name not in OF_THE_MODEL}
             parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in others.items())
-            rows.append(("outside the model", f"{100 * sum(others.values()):.1f} % of rank 0's steps: {parts}"))
+            work = sum(share for name, share in others.items() if not name.startswith(WAITS))
+            rows.append(("outside the model", f"{100 * work:.1f} % of rank 0's steps, waits not counted: {parts}"))
         if dropped := sum(w.slices.num_dropped for w in self.workers if w.slices):
             rows.append(("not in the profile", f"{dropped} slices: there was no room for more"))
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)

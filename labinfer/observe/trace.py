@@ -16,6 +16,8 @@ from labinfer.plan import Slices, WorkerStats
 
 OF_THE_MODEL = ("run", "sample")
 """Slices in which the model's functions are at work."""
+WAITS = "wait for"
+"""What slices in which a rank waits for others begin with."""
 
 
 class Slice(NamedTuple):

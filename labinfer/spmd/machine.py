@@ -15,7 +15,8 @@ from labinfer.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
-LARGEST_KEPT = 1 << 30
+LARGEST_KEPT, LARGEST_KEPT_EARLIER = 256 << 20, 32 << 20
+"""Bytes; the second is all that glibc before 2.35 takes."""
 
 
 class RankInfo(msgspec.Struct, frozen=True):
@@ -136,11 +137,11 @@ def keep_freed_memory() -> None:
     """Let the C library keep what a step frees for the next one, instead of giving it back to the system.
 
     The activations of a large batch would else be mapped anew in every layer, at the cost of a fault for each of their
-    pages. Only glibc can be told (mallopt(3)); others do as they do.
+    pages. Only glibc can be told (mallopt(3)); others do as they do. It holds for the whole process, and stays.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) or mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_EARLIER)
         mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
 
 

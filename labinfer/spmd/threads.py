@@ -87,7 +87,7 @@ def is_oversubscribed(everyone: Sequence[RankInfo], node: str) -> bool:
 def bind(cpus: Iterable[int]) -> None:
     """Keep this process on these CPUs: the threads it has, and by inheritance those it will have."""
     for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(OSError):  # it has just ended, or may not be bound: that is slower, but no harm
             os.sched_setaffinity(int(thread.name), cpus)
 
 

@@ -266,7 +266,7 @@ def test_random_prompts_follow_the_seed(llm):
 
 
 def test_a_request_that_cannot_run_is_refused_before_anything_runs(llm):
-    with pytest.raises(UserError, match="at most 127 fit"):
+    with pytest.raises(UserError, match="are 256 tokens, but there is room for 128"):
         LatencyBenchmark(BenchOptions(input_len=128), LatencyOptions()).prepare(llm)
 
 

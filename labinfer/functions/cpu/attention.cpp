@@ -9,8 +9,6 @@ constexpr int64_t FEW_KEYS = 128;   // the same for so few rows that packing is 
 constexpr int64_t PIECE = 512;      // the fewest keys of a sequence that are worth a thread of their own
 constexpr float LOG2_E = 1.44269504f;
 
-inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
-
 // (slots, KV heads, size) in bfloat16, or in int8 with a scale (slots, KV heads) for each head.
 struct Cache {
   const void* data;

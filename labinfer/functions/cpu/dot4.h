@@ -7,8 +7,6 @@
 
 namespace {
 
-typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
-
 // total + the four products of each lane's unsigned bytes with the four signed bytes of x.
 inline ints dot4(ints total, words weight, int32_t x) {
 #ifdef __AVX512VNNI__

@@ -3,8 +3,6 @@
 
 namespace {
 
-constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that a block of inputs may take
-
 inline float dot(const bf16* a, const bf16* b, int64_t size) {
   floats total{};
   int64_t i = 0;

@@ -5,10 +5,7 @@
 
 namespace {
 
-constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that a block of inputs may take
 constexpr int MIDDLE_8 = 128, MIDDLE_4 = 8;  // weights are held with this added, so that they are not negative
-
-inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 // Rows in 8 bits: x is about q times a scale. The inputs of a group times the middle of the weights come off again.
 struct Rounded {
@@ -19,15 +16,20 @@ struct Rounded {
 
   template <typename T>
   void row(const T* x, int64_t token, int64_t inputs, int64_t group, int middle) {
-    floats most{};
+    floats most{}, zeros{};  // zeros become none where a number is not finite, and so does the row
     int64_t i = 0;
     for (; i + WIDTH <= inputs; i += WIDTH) {
       floats value = load_floats(x + i);
+      zeros += value * 0.0f;
       value = value < 0.0f ? -value : value;
       most = value > most ? value : most;
     }
-    float peak = largest(most);
-    for (; i < inputs; ++i) peak = std::max(peak, std::fabs(as_float(x[i])));
+    float peak = largest(most), zero = sum(zeros);
+    for (; i < inputs; ++i) {
+      zero += as_float(x[i]) * 0.0f;
+      peak = std::max(peak, std::fabs(as_float(x[i])));
+    }
+    peak += zero;
     float factor = peak > 0 ? 127.0f / peak : 0.0f;
     scale[token] = peak / 127.0f;
     int8_t* to = &q[token * padded];
@@ -62,8 +64,9 @@ template <typename T>
 inline void finish(T* out, const float* block, float row_scale, const float* scales, const T* bias, int64_t count) {
   floats value[2];
   for (int half = 0; half < 2; ++half) {
-    value[half] = load<floats>(block + half * WIDTH) * row_scale;
+    value[half] = load<floats>(block + half * WIDTH);
     if (scales) value[half] *= load<floats>(scales + half * WIDTH);
+    value[half] *= row_scale;
   }
   if (count == PANEL) {
     for (int half = 0; half < 2; ++half)

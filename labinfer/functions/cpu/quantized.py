@@ -24,8 +24,8 @@ class CpuQuantized:
         library: see ``library.load``.
     """
 
-    dtypes = (torch.bfloat16, torch.float32)
-    """Of activations."""
+    dtypes = (torch.bfloat16, torch.float32, torch.float16)
+    """Of activations; float16 is widened on the way in."""
 
     def __init__(self, library: ctypes.CDLL):
         self._library = library
@@ -39,6 +39,7 @@ class CpuQuantized:
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:
         outputs, inputs = weight_OI.shape
+        weight_OI, dtype = _readable(weight_OI), weight_OI.dtype
         rows = _up_to(outputs, PANEL)
         data = weight_OI.new_empty(rows * _up_to(inputs, QUAD), dtype=torch.uint8)
         scales_O = weight_OI.new_empty(rows, dtype=torch.float32)
@@ -51,21 +52,23 @@ class CpuQuantized:
             _wide(weight_OI),
             torch.get_num_threads(),
         )
-        return QuantizedWeight(data, scales_O, outputs, inputs, weight_OI.dtype)
+        return QuantizedWeight(data, scales_O, outputs, inputs, dtype)
 
     def quantize_int4(self, weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
         outputs, inputs = weight_OI.shape
+        weight_OI, dtype = _readable(weight_OI), weight_OI.dtype
         groups = _up_to(inputs, group) // group
         data = weight_OI.new_empty(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2), dtype=torch.uint8)
         self._library.quantize_int4(
             weight_OI.data_ptr(), data.data_ptr(), outputs, inputs, group, _wide(weight_OI), torch.get_num_threads()
         )
-        return QuantizedWeight(data, data.new_empty(0), outputs, inputs, weight_OI.dtype, group)
+        return QuantizedWeight(data, data.new_empty(0), outputs, inputs, dtype, group)
 
     def linear_int8(
         self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None
     ) -> torch.Tensor:
-        x_TI = x_TI.contiguous()
+        dtype, x_TI = x_TI.dtype, _readable(x_TI.contiguous())
+        bias_O = None if bias_O is None else _readable(bias_O)
         out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
         self._library.linear_int8(
             x_TI.data_ptr(),
@@ -79,12 +82,13 @@ class CpuQuantized:
             _wide(x_TI),
             torch.get_num_threads(),
         )
-        return out_TO
+        return out_TO.to(dtype)
 
     def linear_int4(
         self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None
     ) -> torch.Tensor:
-        x_TI = x_TI.contiguous()
+        dtype, x_TI = x_TI.dtype, _readable(x_TI.contiguous())
+        bias_O = None if bias_O is None else _readable(bias_O)
         out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
         self._library.linear_int4(
             x_TI.data_ptr(),
@@ -98,10 +102,10 @@ class CpuQuantized:
             _wide(x_TI),
             torch.get_num_threads(),
         )
-        return out_TO
+        return out_TO.to(dtype)
 
     def embedding_int8(self, token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
-        out_TD = table.scales.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype)
+        out_TD = _readable(table.scales.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
         self._library.embedding_int8(
             token_ids_T.data_ptr(),
             table.data.data_ptr(),
@@ -114,11 +118,15 @@ class CpuQuantized:
             _wide(out_TD),
             torch.get_num_threads(),
         )
-        return out_TD
+        return out_TD.to(table.dtype)
 
 
 def _up_to(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
 def _wide(tensor: torch.Tensor) -> int:

@@ -14,6 +14,7 @@ namespace {
 using bf16 = uint16_t;
 constexpr int WIDTH = 16;           // floats in a vector
 constexpr int PANEL = 2 * WIDTH;    // outputs of a product that are computed together
+constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that a block of inputs may take
 constexpr int64_t AHEAD = 2048;     // bytes that are fetched ahead of a stream: the hardware alone does not look so far
 
 // The processor's own vectors: bytes of one, and how many there are. Loops that keep sums in registers are written over
@@ -30,6 +31,7 @@ constexpr int REGISTER = 16, REGISTERS = 16;
 constexpr int LANES = REGISTER / 4;  // floats in a register
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
 typedef float lanes __attribute__((vector_size(REGISTER)));
@@ -74,6 +76,8 @@ inline halves narrow(floats value) {
   words nan = (words)((bits & 0x7fffffff) > 0x7f800000);
   return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), halves);
 }
+
+inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 inline floats same(float value) { return value - floats{}; }
 

@@ -14,6 +14,8 @@ from labinfer.functions.weights import QuantizedWeight
 
 LARGEST_8 = 127
 LOWEST_4, HIGHEST_4 = -8, 7
+OUTPUTS = 4096
+"""So many rows of a matrix are held in float32 at a time."""
 STEPS_4 = tuple(-8.0 + 0.25 * step for step in range(9))
 """What the largest weight of a group may be rounded to: the others may be nearer for it."""
 
@@ -43,19 +45,21 @@ def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
     return QuantizedWeight(data, best.squeeze(2).bfloat16(), outputs, inputs, weight_OI.dtype, group)
 
 
-def dequantize(weight: QuantizedWeight) -> torch.Tensor:
-    """The matrix it stands for, (O, I) float32."""
+def dequantize(weight: QuantizedWeight, outputs: slice = slice(None)) -> torch.Tensor:
+    """The matrix it stands for, or these rows of it: (O, I) float32."""
+    data, scales = weight.data[outputs], weight.scales[outputs].float()
     if not weight.group:
-        return weight.data.float() * weight.scales.unsqueeze(1)
-    whole = torch.stack([weight.data & 15, weight.data >> 4], dim=2).view(weight.outputs, -1, weight.group)
-    wide = (whole.float() + LOWEST_4) * weight.scales.float().unsqueeze(2)
-    return wide.view(weight.outputs, -1)[:, : weight.inputs]
+        return data.float() * scales.unsqueeze(1)
+    whole = torch.stack([data & 15, data >> 4], dim=2).view(len(data), -1, weight.group)
+    wide = (whole.float() + LOWEST_4) * scales.unsqueeze(2)
+    return wide.view(len(data), -1)[:, : weight.inputs]
 
 
 def linear(x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """``rounded(x) @ dequantized(weight).T + bias``: (T, I) → (T, O) in x's type."""
     data_TI, scales_T1 = _rounded(x_TI.float())
-    out_TO = F.linear(data_TI, dequantize(weight)) * scales_T1
+    blocks = [F.linear(data_TI, dequantize(weight, slice(o, o + OUTPUTS))) for o in range(0, weight.outputs, OUTPUTS)]
+    out_TO = torch.cat(blocks, dim=1) * scales_T1
     return (out_TO if bias_O is None else out_TO + bias_O.float()).to(x_TI.dtype)
 
 
