@@ -12,6 +12,8 @@ def refuse(*args, **kwargs):
 
 if __name__ == "__main__":
     # Once more after the heavy imports, for whoever bound the names early (from pickle import loads).
+    import jinja2  # noqa: F401 - pickles a number as it is imported, which happens later
+
     import labinfer.llm  # noqa: F401
     from labinfer.cli import main
 

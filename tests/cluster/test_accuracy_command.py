@@ -23,7 +23,7 @@ NAMES = [
 def alone(tmp_path_factory) -> tuple[str, dict[str, dict]]:
     """The table of a single process, and its figures by variant."""
     path = tmp_path_factory.mktemp("accuracy") / "figures.json"
-    done = run("single", 1, LAUNCH, "bench", "accuracy", "--per-layer", "--output-json", path, timeout=300)
+    done = run("single", 1, LAUNCH, "bench", "accuracy", "--no-autotune", "--per-layer", "--output-json", path, timeout=300)
     assert done.returncode == 0, done.text
     variants = json.loads(path.read_text(encoding="utf-8"))["variants"]
     return done.stdout, {variant["name"]: variant for variant in variants}
@@ -69,14 +69,17 @@ def test_errors_by_layer_are_in_order(alone):
 def test_on_several_ranks_the_figures_are_the_same(alone, launcher, flags, tmp_path):
     """To the bit on stages; tensor-parallel ranks round their own parts of a row of inputs, and come a little nearer."""
     path = tmp_path / "figures.json"
-    given = [*flags, "-q", "int8", "--per-layer", "--output-json", path]
+    given = [*flags, "--no-autotune", "-q", "int8", "--per-layer", "--output-json", path]
     done = run(launcher, 2, LAUNCH, "bench", "accuracy", *given, timeout=300)
     assert done.returncode == 0, done.text
     (ours,) = json.loads(path.read_text(encoding="utf-8"))["variants"]
     theirs = alone[1]["bfloat16 int8"]
     rel = 1e-6 if "-pp" in flags else 0.5
     for tokens in ("all", "answers"):
-        assert ours[tokens] == pytest.approx(theirs[tokens], rel=rel)
+        compared = set(theirs[tokens]) - ({"largest_kl_divergence"} if rel > 0.1 else set())  # that of a single token
+        assert {name: ours[tokens][name] for name in compared} == pytest.approx(
+            {name: theirs[tokens][name] for name in compared}, rel=rel
+        )
     for field in ("layers", "weights", "products"):
         shared = {name: error for name, error in ours[field].items() if name in theirs[field]}
         assert shared == pytest.approx(theirs[field], rel=1e-6 if "-pp" in flags else 0.5)
