@@ -342,21 +342,32 @@ struct Row {
 // Threads take rows; where there are more threads than rows, they share each row.
 inline int threads_of_a_row(int64_t rows, int threads) { return rows >= threads ? 1 : threads; }
 
-template <typename T>
-void argmax_of(const T* logits, int64_t* ids, int64_t rows, int64_t size, int threads) {
+// Rows are dealt over the threads, or, where there are few, one after another is shared by all. Not a parallel region that
+// has one thread then: OpenMP makes new threads for a region within a region.
+template <typename Call>
+void for_rows(int64_t rows, int threads, Call of_row) {
   int inside = threads_of_a_row(rows, threads);
-#pragma omp parallel for num_threads(threads) if (inside == 1 && threads > 1)
-  for (int64_t b = 0; b < rows; ++b) {
-    Row<T> row{logits + b * size, size, inside};
-    ids[b] = row.largest(row.tops(inside)).id;
+  if (inside > 1 || threads == 1) {
+    for (int64_t row = 0; row < rows; ++row) of_row(row, inside);
+  } else {
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t row = 0; row < rows; ++row) of_row(row, 1);
   }
 }
 
 template <typename T>
+void argmax_of(const T* logits, int64_t* ids, int64_t rows, int64_t size, int threads) {
+  for_rows(rows, threads, [&](int64_t b, int inside) {
+    Row<T> row{logits + b * size, size, inside};
+    ids[b] = row.largest(row.tops(inside)).id;
+  });
+}
+
+template <typename T>
 void sample_of(const T* logits, const Draw* draws, int64_t* ids, int64_t count, int64_t size, int threads) {
-  int inside = threads_of_a_row(count, threads);
-#pragma omp parallel for num_threads(threads) if (inside == 1 && threads > 1) schedule(dynamic)
-  for (int64_t n = 0; n < count; ++n) ids[n] = Row<T>{logits + draws[n].row * size, size, inside}.drawn(draws[n]);
+  for_rows(count, threads, [&](int64_t n, int inside) {
+    ids[n] = Row<T>{logits + draws[n].row * size, size, inside}.drawn(draws[n]);
+  });
 }
 
 }  // namespace
