@@ -339,16 +339,12 @@ struct Row {
   }
 };
 
-// Threads take rows; where there are more threads than rows, they share each row.
-inline int threads_of_a_row(int64_t rows, int threads) { return rows >= threads ? 1 : threads; }
-
-// Rows are dealt over the threads, or, where there are few, one after another is shared by all. Not a parallel region that
-// has one thread then: OpenMP makes new threads for a region within a region.
+// Threads take rows; where there are more threads than rows, they share one row after another. That is no parallel region
+// of one thread around the rows: OpenMP makes new threads for a region within a region.
 template <typename Call>
 void for_rows(int64_t rows, int threads, Call of_row) {
-  int inside = threads_of_a_row(rows, threads);
-  if (inside > 1 || threads == 1) {
-    for (int64_t row = 0; row < rows; ++row) of_row(row, inside);
+  if (threads == 1 || rows < threads) {
+    for (int64_t row = 0; row < rows; ++row) of_row(row, threads);
   } else {
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t row = 0; row < rows; ++row) of_row(row, 1);
