@@ -46,8 +46,6 @@ A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Requ
 """
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 EXTRA_KEYS = {"cache_salt": str, "priority": int, "user": str}
-
-
 IDLE_SECONDS = 0.01
 """Between looks at a source that has no request yet, while nothing runs."""
 
@@ -232,14 +230,7 @@ class LLM:
                 report.counts.subtract(before)
                 report.workers = self.engine.pause()
                 if self._trace is not None:
-                    self._write_trace(report)
-
-    def _write_trace(self, report: RunReport) -> None:
-        """A trace that cannot be written must not cost the answers."""
-        try:
-            write_trace(self._trace, report.workers)
-        except UserError as error:
-            logger.warning("%s", error)
+                    write_trace(self._trace, report.workers)
 
     def follow(self) -> None:
         """Ranks other than 0: take part until rank 0's run ends."""

@@ -6,13 +6,17 @@ The format is Chrome's trace events, as one JSON object: https://docs.google.com
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from labinfer.errors import UserError
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.recorder import FIELDS
 from labinfer.plan import Slices, WorkerStats
+
+logger = logging.getLogger(__name__)
 
 OF_THE_MODEL = ("run", "sample")
 """Slices in which the model's functions are at work."""
@@ -58,11 +62,16 @@ def own_times(slices: Iterable[Slice]) -> Counter[str]:
 def write_trace(file: OutputFile, workers: Sequence[WorkerStats]) -> None:
     """Write a track for each rank, in place of what the file held. Times begin with the first slice.
 
-    The clocks of several nodes are taken as they are: tracks agree as well as these do.
-
-    Raises:
-        UserError: it could not be written.
+    The clocks of several nodes are taken as they are: tracks agree as well as these do. Where the file cannot be written,
+    the log says so: that must not cost a run its answers.
     """
+    try:
+        _write(file, workers)
+    except UserError as error:
+        logger.warning("%s", error)
+
+
+def _write(file: OutputFile, workers: Sequence[WorkerStats]) -> None:
     of_rank = [read_slices(worker.slices) for worker in workers]
     start = min((slices[0].begin for slices in of_rank if slices), default=0)
     file.begin()

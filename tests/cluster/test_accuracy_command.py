@@ -23,7 +23,9 @@ NAMES = [
 def alone(tmp_path_factory) -> tuple[str, dict[str, dict]]:
     """The table of a single process, and its figures by variant."""
     path = tmp_path_factory.mktemp("accuracy") / "figures.json"
-    done = run("single", 1, LAUNCH, "bench", "accuracy", "--no-autotune", "--per-layer", "--output-json", path, timeout=300)
+    done = run(
+        "single", 1, LAUNCH, "bench", "accuracy", "--no-autotune", "--per-layer", "--output-json", path, timeout=300
+    )
     assert done.returncode == 0, done.text
     variants = json.loads(path.read_text(encoding="utf-8"))["variants"]
     return done.stdout, {variant["name"]: variant for variant in variants}
