@@ -50,7 +50,9 @@ def choose_threads(
         count, reason = omp_num_threads, f"OMP_NUM_THREADS={omp_num_threads}"
     elif omp_forced and count > 1:
         reason += "; torchrun had set OMP_NUM_THREADS=1, which is not followed: --threads 1 is"
-    bound = len(sharing) > 1 and count <= len(own)
+    # All ranks or none: one that is not bound would push those aside that are. The smallest share is what all have.
+    room = len(mine.cores) // len(sharing) if wanted or omp_num_threads else len(own)
+    bound = len(sharing) > 1 and count <= room and bool(own)
     return ThreadChoice(count, reason, tuple(cpu for core in own for cpu in core) if bound else ())
 
 

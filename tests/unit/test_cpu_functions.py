@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -45,6 +46,16 @@ def panels(compiled, request) -> CpuFunctions:
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@contextlib.contextmanager
+def threads_of_torch(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -199,10 +210,8 @@ def test_some_sequences_are_dealt_over_threads_and_some_are_not(panels, contexts
     q = random(2, 7, size) * 3
     exact_cache = LayerCache(cache.k.float(), cache.v.float())
     exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5, 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(5)
-    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, 0)
-    torch.set_num_threads(before)
+    with threads_of_torch(5):
+        got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, 0)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
 
 
@@ -217,10 +226,8 @@ def test_the_keys_of_few_sequences_are_dealt_over_threads(panels, context, windo
     exact = attention.paged_attention(
         q.float(), LayerCache(cache.k.float(), cache.v.float()), batch, head_ptr, size**-0.5, window
     )
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
-    torch.set_num_threads(before)
+    with threads_of_torch(threads):
+        got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
 
 

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from labinfer.cli import COMMANDS
+
 QUESTIONS = {
     "help": ["--help"],
     "help of plan": ["plan", "--help"],
-    "help of bench comm": ["bench", "comm", "--help"],
+    **{f"help of {command}": [*command.split(), "--help"] for command in COMMANDS if command.startswith("bench ")},
     "version": ["--version"],
 }
 MISTAKES = {

@@ -100,6 +100,13 @@ def test_more_threads_than_own_cores_are_not_squeezed_onto_them():
     assert choose(ranks(2, EIGHT), wanted=5) == ThreadChoice(5, "--threads")
 
 
+def test_ranks_with_unequal_shares_are_bound_all_or_none():
+    everyone = ranks(2, singles(0, 1, 2))
+    assert [choose(everyone, number).bound_to for number in range(2)] == [(0, 1), (2,)]
+    assert [choose(everyone, number, wanted=2).bound_to for number in range(2)] == [(), ()]
+    assert [choose(everyone, number, wanted=1).bound_to for number in range(2)] == [(0, 1), (2,)]
+
+
 def test_the_thread_that_torchrun_forces_is_named_where_it_is_not_followed():
     assert "torchrun had set OMP_NUM_THREADS=1" in choose(ranks(2, EIGHT), forced=True).reason
     assert "torchrun" not in choose(ranks(8, EIGHT), forced=True).reason
