@@ -49,7 +49,13 @@ def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> P
         path = cache / f"{name}-{_fingerprint(sources, flags, compiler)}.so"
         if path.exists():
             return path
+    except OSError as error:
+        raise NoCompiler(f"{compiler}: {error}") from None
+    try:
         cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NoCompiler(f"{cache}, where libraries are kept, cannot be made ({error.strerror})") from None
+    try:
         with tempfile.TemporaryDirectory(dir=cache) as directory:
             unfinished = Path(directory) / path.name
             command = [compiler, *flags, *map(str, sorted(sources.glob("*.cpp"))), "-o", str(unfinished)]
