@@ -274,6 +274,8 @@ class EngineOptions:
                 raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
         if (size := self.model.quantization_group_size) not in QUANTIZATION_GROUP_SIZES:
             raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
+        if size != ModelOptions.quantization_group_size and self.model.quantization != "int4":
+            raise UserError(f"--quantization-group-size {size} is for int4 only; add --quantization int4")
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise UserError(f"--memory-utilization must be above 0 and at most 1, not {self.cache.memory_utilization}")
         if self.parallel.layers and min(self.parallel.layers) < 1:
