@@ -40,7 +40,7 @@ def test_each_benchmark_runs_under_each_launcher(command, launcher, tmp_path):
 def test_what_cannot_run_is_refused_on_all_ranks(tmp_path):
     done = run("mpirun", 2, LAUNCH, "bench", "latency", "--input-len", "4000", "--num-iters", "1")
     assert done.returncode == 2, done.text
-    assert len(done.our_errors) == 1 and "4000 tokens" in done.our_errors[0]
+    assert len(done.our_errors) == 1 and "--input-len 4000 and --output-len 128 are 4128 tokens" in done.our_errors[0]
 
 
 def test_a_file_that_cannot_be_written_is_said_before_anything_is_loaded(tmp_path):
