@@ -138,9 +138,8 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
 
-    if (
-        name == "generate" and environment.world_size == environment.local_world_size
-    ):  # this node needs all of the weights
+    one_node = environment.world_size == environment.local_world_size
+    if name == "generate" and one_node:  # which needs all of the weights
         start_reading_ahead(
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )

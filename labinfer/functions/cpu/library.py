@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import torch
+
 from labinfer.native import compiler
 
 SOURCES = Path(__file__).parent
@@ -50,3 +52,8 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = types, size if name.startswith("ceiling_") else None
     return library
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """float16, which the library does not read, as float32, which holds the same numbers."""
+    return tensor.float() if tensor.dtype == torch.float16 else tensor

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from labinfer.functions.cpu.library import readable
 from labinfer.functions.weights import QuantizedWeight
 
 PANEL = 32
@@ -39,7 +40,7 @@ class CpuQuantized:
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:
         outputs, inputs = weight_OI.shape
-        weight_OI, dtype = _readable(weight_OI), weight_OI.dtype
+        weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         rows = _up_to(outputs, PANEL)
         data = weight_OI.new_empty(rows * _up_to(inputs, QUAD), dtype=torch.uint8)
         scales_O = weight_OI.new_empty(rows, dtype=torch.float32)
@@ -56,7 +57,7 @@ class CpuQuantized:
 
     def quantize_int4(self, weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
         outputs, inputs = weight_OI.shape
-        weight_OI, dtype = _readable(weight_OI), weight_OI.dtype
+        weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         groups = _up_to(inputs, group) // group
         data = weight_OI.new_empty(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2), dtype=torch.uint8)
         self._library.quantize_int4(
@@ -67,45 +68,45 @@ class CpuQuantized:
     def linear_int8(
         self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None
     ) -> torch.Tensor:
-        dtype, x_TI = x_TI.dtype, _readable(x_TI.contiguous())
-        bias_O = None if bias_O is None else _readable(bias_O)
-        out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
-        self._library.linear_int8(
-            x_TI.data_ptr(),
-            weight.data.data_ptr(),
-            weight.scales.data_ptr(),
-            None if bias_O is None else bias_O.data_ptr(),
-            out_TO.data_ptr(),
-            x_TI.shape[0],
-            weight.outputs,
-            weight.inputs,
-            _wide(x_TI),
-            torch.get_num_threads(),
-        )
-        return out_TO.to(dtype)
+        scales, group = (weight.scales.data_ptr(),), ()
+        return self._linear(self._library.linear_int8, x_TI, weight, scales, bias_O, group)
 
     def linear_int4(
         self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None
     ) -> torch.Tensor:
-        dtype, x_TI = x_TI.dtype, _readable(x_TI.contiguous())
-        bias_O = None if bias_O is None else _readable(bias_O)
+        scales, group = (), (weight.group,)
+        return self._linear(self._library.linear_int4, x_TI, weight, scales, bias_O, group)
+
+    def _linear(
+        self,
+        call: Callable,
+        x_TI: torch.Tensor,
+        weight: QuantizedWeight,
+        scales: tuple[int, ...],
+        bias_O: torch.Tensor | None,
+        group: tuple[int, ...],
+    ) -> torch.Tensor:
+        """``scales`` and ``group`` are arguments that not all of the library's products have."""
+        dtype, x_TI = x_TI.dtype, readable(x_TI.contiguous())
+        bias_O = None if bias_O is None else readable(bias_O)
         out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
-        self._library.linear_int4(
+        call(
             x_TI.data_ptr(),
             weight.data.data_ptr(),
+            *scales,
             None if bias_O is None else bias_O.data_ptr(),
             out_TO.data_ptr(),
             x_TI.shape[0],
             weight.outputs,
             weight.inputs,
-            weight.group,
+            *group,
             _wide(x_TI),
             torch.get_num_threads(),
         )
         return out_TO.to(dtype)
 
     def embedding_int8(self, token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
-        out_TD = _readable(table.scales.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
+        out_TD = readable(table.scales.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
         self._library.embedding_int8(
             token_ids_T.data_ptr(),
             table.data.data_ptr(),
@@ -123,10 +124,6 @@ class CpuQuantized:
 
 def _up_to(size: int, unit: int) -> int:
     return -(-size // unit) * unit
-
-
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
 def _wide(tensor: torch.Tensor) -> int:

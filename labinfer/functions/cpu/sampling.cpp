@@ -51,17 +51,12 @@ struct Drawn {
   int64_t id;
 };
 
-inline floats read(const float* from) { return load<floats>(from); }
-inline floats read(const bf16* from) { return widen(load<halves>(from)); }
-inline float one(float value) { return value; }
-inline float one(bf16 value) { return widen(value); }
-
 // The next logits of a row, filled up with -inf where it ends.
 template <typename T>
 inline floats read(const T* from, int64_t left) {
-  if (left >= WIDTH) return read(from);
+  if (left >= WIDTH) return load_floats(from);
   floats found = same(NOTHING);
-  for (int64_t i = 0; i < left; ++i) found[i] = one(from[i]);
+  for (int64_t i = 0; i < left; ++i) found[i] = as_float(from[i]);
   return found;
 }
 
@@ -93,7 +88,7 @@ Top largest_of(const T* row, int64_t begin, int64_t end) {
   }
   if (any(unordered))
     for (int64_t i = begin; i < end; ++i)
-      if (one(row[i]) != one(row[i])) return {one(row[i]), i};
+      if (as_float(row[i]) != as_float(row[i])) return {as_float(row[i]), i};
   Top found{NOTHING, begin};
   for (int i = 0; i < WIDTH; ++i)
     if (best[i] > found.value || (best[i] == found.value && best[i] != NOTHING && at[i] < found.id)) found = {best[i], at[i]};

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from labinfer.functions.cpu.library import readable
 from labinfer.functions.draw import Draw
 from labinfer.functions.reference import sampling
 
@@ -43,13 +44,13 @@ class CpuSampling:
         return {"argmax": self.argmax, "sample": self.sample}
 
     def argmax(self, logits_BV: torch.Tensor) -> torch.Tensor:
-        logits_BV = _readable(logits_BV)
+        logits_BV = readable(logits_BV.contiguous())
         ids_B = torch.empty(logits_BV.shape[0], dtype=torch.int64)
         self._argmax[logits_BV.dtype](logits_BV.data_ptr(), ids_B.data_ptr(), *logits_BV.shape, torch.get_num_threads())
         return ids_B
 
     def sample(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-        logits_BV = _readable(logits_BV)
+        logits_BV = readable(logits_BV.contiguous())
         ids = (ctypes.c_int64 * len(draws))()
         compiled = (CompiledDraw * len(draws))(*map(CompiledDraw.of, draws))
         self._sample[logits_BV.dtype](
@@ -60,8 +61,3 @@ class CpuSampling:
             if draw.typical_p < 1.0:  # its order is another one than that of the logits
                 tokens[index] = sampling.sample(logits_BV, [draw])[0]
         return tokens
-
-
-def _readable(logits_BV: torch.Tensor) -> torch.Tensor:
-    """float16 becomes float32, which holds the same numbers."""
-    return (logits_BV.float() if logits_BV.dtype == torch.float16 else logits_BV).contiguous()
