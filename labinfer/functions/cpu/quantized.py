@@ -103,7 +103,7 @@ class CpuQuantized:
             _wide(x_TI),
             torch.get_num_threads(),
         )
-        return out_TO.to(dtype)
+        return out_TO if out_TO.dtype == dtype else out_TO.to(dtype)
 
     def embedding_int8(self, token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
         out_TD = readable(table.scales.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
