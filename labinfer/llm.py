@@ -34,18 +34,12 @@ from labinfer.observe.report import RunReport
 from labinfer.observe.trace import write_trace
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.plan import SamplingParams
+from labinfer.prompts import Prompt, RequestReader
 from labinfer.spmd.environment import detect
 from labinfer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
-"""Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages.
-
-A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``.
-"""
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
-EXTRA_KEYS = {"cache_salt": str, "priority": int, "user": str}
 IDLE_SECONDS = 0.01
 """Between looks at a source that has no request yet, while nothing runs."""
 
@@ -85,13 +79,15 @@ class LLM:
         self.parts = parts = build_rank(self.group, options, on_progress)
         self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
-        self._tokenizer_error: UserError | None = None
         self._trace: OutputFile | None = None
         self._closed = self._broken = False
         self._overflow: Request | None = None  # it found the queue full, and is next
         with self.group.together():
             if self.is_rank0:
-                self._load_tokenizer()
+                wanted = options.model.tokenizer
+                self._reader = RequestReader(Path(wanted) if wanted else parts.directory, required=bool(wanted))
+                self.tokenizer = self._reader.tokenizer
+                logger.debug("the tokenizer is loaded")
                 if path := options.observe.profile:
                     self._trace = OutputFile(path, "--profile")
         if self.is_rank0:
@@ -161,16 +157,16 @@ class LLM:
         Raises:
             UserError: what is wrong with it.
         """
-        extras = _extras(prompt) if isinstance(prompt, dict) else {}
-        token_ids = self._encode(prompt)
-        if sampling.stop:
-            self._need_tokenizer()
-        self.parts.worker.runner.check_processors(sampling, token_ids)
-        bad_token_ids = self._encode_bad_words(sampling.bad_words)
-        fields = {"priority": priority, "user": user} | extras
-        request = Request(key, token_ids, sampling, bad_token_ids=bad_token_ids, **fields)
-        self.engine.check_request(request)
+        request = self._reader.read(key, prompt, sampling, priority, user)
+        self.check_request(request)
         return request
+
+    def check_request(self, request: Request) -> None:
+        """Raises:
+        UserError: it can never run.
+        """
+        self.parts.worker.runner.check_processors(request.sampling, request.prompt_token_ids)
+        self.engine.check_request(request)
 
     def run(
         self,
@@ -272,7 +268,7 @@ class LLM:
             except QueueFull:
                 self._overflow = request
                 break
-            opened = OpenRequest(request, sequences, self.tokenizer, streams)
+            opened = OpenRequest(request, self.tokenizer, streams)
             open_requests |= {sequence.seq_id: opened for sequence in sequences}
         return True
 
@@ -286,14 +282,13 @@ class LLM:
         finished = []
         for sequence in advanced:
             opened = open_requests[sequence.seq_id]
-            if opened.add_token(sequence):
+            if opened.add(sequence.update()):
                 self.engine.abort(sequence, FinishReason.STOP)
-                sequence.finish_reason = FinishReason.STOP  # also where the length would have ended it
             if on_delta is not None:
-                on_delta(opened.take_delta(sequence))
+                on_delta(opened.take_delta(sequence.choice))
             if sequence.finish_reason is not None:
                 del open_requests[sequence.seq_id]
-                if opened.close(sequence):
+                if opened.is_done:
                     finished.append(opened.output())
         return finished
 
@@ -326,65 +321,6 @@ class LLM:
             except UserError as error:
                 raise UserError(f"prompt {index}: {error}") from None
         return requests
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, dict):
-            keys = [key for key in PROMPT_KEYS if prompt.get(key) is not None]
-            if len(keys) != 1:
-                raise UserError(
-                    f"a prompt needs exactly one of prompt, prompt_token_ids and messages, not {sorted(prompt)}"
-                )
-            prompt = prompt[keys[0]]
-        if isinstance(prompt, str):
-            if not prompt:
-                raise UserError("the prompt is empty; give at least one token")
-            return self._need_tokenizer().encode(prompt)
-        if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
-            return prompt
-        if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-            return self._need_tokenizer().encode_chat(prompt)
-        raise UserError(f"a prompt is text, a list of token ids or a list of messages, not {prompt!r:.80}")
-
-    def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is spelled in the middle of a text and at its beginning: after a space and without one."""
-        if not words:
-            return ()
-        encode = self._need_tokenizer().encode
-        spelled = (
-            prefix + (word.lstrip(" ") or word) for word in words for prefix in ("", " ") if word.strip() or not prefix
-        )
-        return tuple({ids: None for text in spelled if (ids := tuple(encode(text, add_special_tokens=False)))})
-
-    def _load_tokenizer(self) -> None:
-        wanted = self.options.model.tokenizer
-        try:
-            self.tokenizer = Tokenizer(Path(wanted) if wanted else self.parts.directory)
-            logger.debug("the tokenizer is loaded")
-        except UserError as error:
-            if wanted:
-                raise
-            self._tokenizer_error = error  # prompts of token ids need none
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise self._tokenizer_error
-        return self.tokenizer
-
-
-def _extras(prompt: dict[str, Any]) -> dict[str, Any]:
-    """What a prompt says beside its text.
-
-    Raises:
-        UserError: a key is unknown, or its value has another type.
-    """
-    unknown = sorted(str(key) for key in set(prompt).difference(PROMPT_KEYS, EXTRA_KEYS))
-    if unknown:
-        raise UserError(f"a prompt has no key {unknown[0]!r}; its keys are {', '.join((*PROMPT_KEYS, *EXTRA_KEYS))}")
-    extras = {key: prompt[key] for key in EXTRA_KEYS if prompt.get(key) is not None}
-    for key, value in extras.items():
-        if type(value) is not EXTRA_KEYS[key]:
-            raise UserError(f"{key} must be {'a string' if EXTRA_KEYS[key] is str else 'a number'}, not {value!r:.60}")
-    return extras
 
 
 def _check_can_stream(request: Request) -> None:

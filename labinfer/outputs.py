@@ -1,15 +1,13 @@
-"""A request on rank 0, from its prompt to its answers: what is asked, what streams out, what comes of it."""
+"""A request from its prompt to its answers: what the engine says of it, what streams out, what comes of it."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from labinfer.engine.beam_search import FinishedBeam
-from labinfer.engine.request import FinishReason, Request
-from labinfer.engine.sequence import Sequence
+from labinfer.engine.request import AnswerUpdate, FinishedBeam, FinishReason, Request
 from labinfer.plan import TokenLogprobs
 from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.tokenizer import Tokenizer
@@ -27,6 +25,10 @@ class Delta:
     token_ids: list[int]
     finish_reason: str | None
     """Set with the last one."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of these tokens, where the request wants them."""
+    stop_reason: str | int | None = None
+    """See ``Completion``."""
 
 
 @dataclass(frozen=True)
@@ -81,97 +83,145 @@ class RequestOutput:
         return self.completions[0].finish_reason
 
 
+@dataclass(eq=False)
+class Answer:
+    """One answer as it grows."""
+
+    index: int
+    detokenizer: Detokenizer | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_taken: int = 0
+    """Tokens that were handed out."""
+    first_token_time: float = 0.0
+    end_time: float = 0.0
+
+
 class OpenRequest:
     """A request whose answers are being generated.
 
     Args:
-        sequences: one for each answer, in order.
         tokenizer: None where the checkpoint has none; there are no stop strings then.
         streams: whether ``take_delta`` will be called.
     """
 
-    def __init__(self, request: Request, sequences: list[Sequence], tokenizer: Tokenizer | None, streams: bool):
-        self.request, self._sequences, self._tokenizer = request, sequences, tokenizer
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, streams: bool):
+        self.request, self._tokenizer = request, tokenizer
         sampling = request.sampling
-        self._detokenizers: dict[int, Detokenizer] = {}
-        if tokenizer is not None and (sampling.stop or streams):
-            for sequence in sequences:
-                self._detokenizers[sequence.seq_id] = Detokenizer(
-                    tokenizer, sampling.stop, sampling.include_stop_str_in_output
-                )
-        self._num_streamed = {sequence.seq_id: 0 for sequence in sequences}
-        self._end_times: dict[int, float] = {}
+        reads = tokenizer is not None and (sampling.stop or streams)
+        self.answers = [
+            Answer(
+                index, Detokenizer(tokenizer, sampling.stop, sampling.include_stop_str_in_output) if reads else None
+            )
+            for index in range(sampling.num_choices)
+        ]
+        self._beams: list[FinishedBeam] = []
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.num_cached_tokens = 0
+        self._arrival_time = time.monotonic()
 
-    def add_token(self, sequence: Sequence) -> bool:
-        """Look at a sequence's new token. Returns whether it completes a stop string."""
-        if not sequence.first_token_time:
-            sequence.first_token_time = time.monotonic()
-        detokenizer = self._detokenizers.get(sequence.seq_id)
-        if detokenizer is None or self._num_text_tokens(sequence) < sequence.num_output_tokens:
-            return False
-        may_stop = sequence.num_output_tokens > sequence.sampling.min_tokens
-        return detokenizer.add(sequence.token_ids[-1], may_stop)
+    @property
+    def is_done(self) -> bool:
+        return all(answer.finish_reason is not None for answer in self.answers)
 
-    def take_delta(self, sequence: Sequence) -> Delta:
-        """What came since the last call."""
-        begin, self._num_streamed[sequence.seq_id] = self._num_streamed[sequence.seq_id], sequence.num_output_tokens
-        detokenizer = self._detokenizers.get(sequence.seq_id)
-        if detokenizer is not None and sequence.finish_reason is not None:
+    @property
+    def first_token_time(self) -> float:
+        """When the first token of any answer came; 0 before."""
+        return min((answer.first_token_time for answer in self.answers if answer.first_token_time), default=0.0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all answers so far."""
+        answers = self._beams or self.answers
+        return sum(len(answer.token_ids) for answer in answers)
+
+    def add(self, update: AnswerUpdate) -> bool:
+        """Take in what the engine says of an answer.
+
+        Returns whether a stop string has ended the answer, which the engine does not know.
+        """
+        answer, now = self.answers[update.index], time.monotonic()
+        answer.first_token_time = answer.first_token_time or now
+        answer.token_ids += update.token_ids
+        answer.logprobs += update.logprobs
+        answer.finish_reason = update.finish_reason
+        if update.index == 0:
+            self.num_cached_tokens = update.num_cached_tokens
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = update.prompt_logprobs
+        self._beams = update.beams
+        stopped = self._read(answer, update.token_ids)
+        if stopped:
+            answer.finish_reason = FinishReason.STOP  # also where the length would have ended it
+        if answer.finish_reason is not None:
+            answer.end_time = now
+        return stopped
+
+    def take_delta(self, index: int) -> Delta:
+        """What came of one answer since the last call."""
+        answer = self.answers[index]
+        begin, answer.num_taken = answer.num_taken, len(answer.token_ids)
+        ended, detokenizer = answer.finish_reason is not None, answer.detokenizer
+        if detokenizer is not None and ended:
             detokenizer.finish()
         return Delta(
             key=self.request.key,
-            index=self._sequences.index(sequence),
+            index=index,
             text=detokenizer.take_new() if detokenizer else None,
-            token_ids=sequence.output_ids[begin:],
-            finish_reason=sequence.finish_reason.value if sequence.finish_reason else None,
+            token_ids=answer.token_ids[begin:],
+            finish_reason=answer.finish_reason.value if ended else None,
+            logprobs=None if self.request.sampling.logprobs is None else answer.logprobs[begin:],
+            stop_reason=self._stop_reason(answer) if ended else None,
         )
 
-    def close(self, sequence: Sequence) -> bool:
-        """This answer is complete. Returns whether it was the last one."""
-        self._end_times[sequence.seq_id] = time.monotonic()
-        return len(self._end_times) == len(self._sequences)
-
     def output(self) -> RequestOutput:
-        """All answers, once all are closed."""
-        first, sampling = self._sequences[0], self.request.sampling
-        if first.beams is not None:
-            completions = [self._beam(index, beam) for index, beam in enumerate(first.beams.finished[: sampling.n])]
+        """All answers, once all are done."""
+        sampling = self.request.sampling
+        if sampling.num_beams > 1:
+            completions = [self._beam(index, beam) for index, beam in enumerate(self._beams)]
         else:
-            completions = [self._completion(index, sequence) for index, sequence in enumerate(self._sequences)]
-        num_output_tokens = sum(len(completion.token_ids) for completion in completions)
+            completions = [self._completion(answer) for answer in self.answers]
+        num_output_tokens = self.num_output_tokens
         if sampling.num_choices > sampling.n:
-            ranked = sorted(zip(completions, self._sequences, strict=True), key=lambda pair: -_mean_logprob(pair[1]))
+            ranked = sorted(zip(completions, self.answers, strict=True), key=lambda pair: -_mean_logprob(pair[1]))
             completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
         return RequestOutput(
             key=self.request.key,
             prompt_token_ids=self.request.prompt_token_ids,
             completions=completions,
-            prompt_logprobs=None if sampling.prompt_logprobs is None else first.prompt_logprobs,
-            num_cached_tokens=first.num_cached_tokens,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=num_output_tokens,
-            time_to_first_token=min(s.first_token_time for s in self._sequences) - first.arrival_time,
-            time_per_output_token=max(map(self._time_per_token, self._sequences)),
-            total_time=max(self._end_times.values()) - first.arrival_time,
+            time_to_first_token=self.first_token_time - self._arrival_time,
+            time_per_output_token=max(map(self._time_per_token, self.answers)),
+            total_time=max(answer.end_time for answer in self.answers) - self._arrival_time,
         )
 
-    def _completion(self, index: int, sequence: Sequence) -> Completion:
-        detokenizer = self._detokenizers.get(sequence.seq_id)
+    def _read(self, answer: Answer, token_ids: list[int]) -> bool:
+        """New tokens as text. Returns whether they complete a stop string."""
+        if answer.detokenizer is None:
+            return False
+        before = len(answer.token_ids) - len(token_ids)
+        for number, token in enumerate(token_ids[: max(0, self._num_text_tokens(answer) - before)], before + 1):
+            if answer.detokenizer.add(token, number > self.request.sampling.min_tokens):
+                return True
+        return False
+
+    def _completion(self, answer: Answer) -> Completion:
         text: str | None = None
-        if detokenizer is not None:
-            detokenizer.finish()
-            text = detokenizer.text
+        if answer.detokenizer is not None:
+            answer.detokenizer.finish()
+            text = answer.detokenizer.text
         elif self._tokenizer is not None:
-            text = self._tokenizer.decode(sequence.output_ids[: self._num_text_tokens(sequence)])
-        stop_reason: str | int | None = detokenizer.stopped_by if detokenizer else None
-        if stop_reason is None and _ended_by_token(sequence):
-            stop_reason = sequence.token_ids[-1]
+            text = self._tokenizer.decode(answer.token_ids[: self._num_text_tokens(answer)])
         return Completion(
-            index=index,
+            index=answer.index,
             text=text,
-            token_ids=sequence.output_ids,
-            finish_reason=sequence.finish_reason.value,
-            stop_reason=stop_reason,
-            logprobs=None if sequence.sampling.logprobs is None else sequence.logprobs,
+            token_ids=answer.token_ids,
+            finish_reason=answer.finish_reason.value,
+            stop_reason=self._stop_reason(answer),
+            logprobs=None if self.request.sampling.logprobs is None else answer.logprobs,
         )
 
     def _beam(self, index: int, beam: FinishedBeam) -> Completion:
@@ -183,22 +233,27 @@ class OpenRequest:
             text = self._tokenizer.decode(beam.token_ids[: len(beam.token_ids) - dropped])
         return Completion(index, text, beam.token_ids, beam.finish_reason.value, stop_token, None, beam.score)
 
-    def _time_per_token(self, sequence: Sequence) -> float:
+    def _stop_reason(self, answer: Answer) -> str | int | None:
+        if answer.detokenizer is not None and answer.detokenizer.stopped_by is not None:
+            return answer.detokenizer.stopped_by
+        return answer.token_ids[-1] if self._ended_by_token(answer) else None
+
+    def _time_per_token(self, answer: Answer) -> float:
         """Mean over the tokens after the first, 0 if there is none."""
-        answers = [beam.token_ids for beam in sequence.beams.finished] if sequence.beams else [sequence.output_ids]
+        answers = [beam.token_ids for beam in self._beams] or [answer.token_ids]
         after_first = max(map(len, answers)) - 1
-        return (self._end_times[sequence.seq_id] - sequence.first_token_time) / after_first if after_first else 0.0
+        return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
 
-    def _num_text_tokens(self, sequence: Sequence) -> int:
+    def _num_text_tokens(self, answer: Answer) -> int:
         """Output tokens that belong to the text: all but a stop token that is not to be included."""
-        ended = _ended_by_token(sequence) and not sequence.sampling.include_stop_str_in_output
-        return sequence.num_output_tokens - ended
+        ended = self._ended_by_token(answer) and not self.request.sampling.include_stop_str_in_output
+        return len(answer.token_ids) - ended
+
+    def _ended_by_token(self, answer: Answer) -> bool:
+        """Whether one of the request's own stop tokens ended it."""
+        stops = self.request.sampling.stop_token_ids
+        return answer.finish_reason is FinishReason.STOP and bool(stops) and answer.token_ids[-1] in stops
 
 
-def _ended_by_token(sequence: Sequence) -> bool:
-    """Whether one of the request's own stop tokens ended it."""
-    return sequence.finish_reason is FinishReason.STOP and sequence.token_ids[-1] in sequence.sampling.stop_token_ids
-
-
-def _mean_logprob(sequence: Sequence) -> float:
-    return fmean(measured.logprob for measured in sequence.logprobs) if sequence.logprobs else float("-inf")
+def _mean_logprob(answer: Answer) -> float:
+    return fmean(measured.logprob for measured in answer.logprobs) if answer.logprobs else float("-inf")

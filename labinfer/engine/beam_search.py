@@ -8,7 +8,7 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from labinfer.engine.request import FinishReason
+from labinfer.engine.request import FinishedBeam, FinishReason
 from labinfer.plan import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,16 +22,6 @@ class Child(NamedTuple):
     """Sum of its tokens' log-probabilities."""
     parent: int
     token: int
-
-
-@dataclass(frozen=True)
-class FinishedBeam:
-    """An answer."""
-
-    score: float
-    """Sum of its tokens' log-probabilities over its length to the power of the length penalty."""
-    token_ids: list[int]
-    finish_reason: FinishReason
 
 
 @dataclass(eq=False)

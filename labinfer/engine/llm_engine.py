@@ -103,6 +103,7 @@ class LLMEngine:
             token_sampling(request, choice, ends),
             min(sampling.max_tokens, room),
             context,
+            choice,
             SequenceCache(request.cache_salt),
         )
 

@@ -1,4 +1,4 @@
-"""What the engine is asked for, and how it may end."""
+"""What the engine is asked for, what it says of it, and how it may end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from labinfer.plan import SamplingParams
+import msgspec
+
+from labinfer.plan import SamplingParams, TokenLogprobs
 
 
 class FinishReason(str, Enum):
@@ -39,3 +41,31 @@ class Request:
         if self.sampling.ignore_eos:
             return frozenset(stops)
         return eos_token_ids.union(stops) if stops else eos_token_ids
+
+
+class FinishedBeam(msgspec.Struct, frozen=True, array_like=True):
+    """An answer of a beam search."""
+
+    score: float
+    """Sum of its tokens' log-probabilities over its length to the power of the length penalty."""
+    token_ids: list[int]
+    finish_reason: FinishReason
+
+
+class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """What one answer of a request has got."""
+
+    index: int
+    """Which of the request's answers."""
+    token_ids: list[int] = []
+    """New ones; none with beam search, whose answers are known at the end."""
+    logprobs: list[TokenLogprobs] = []
+    """Of these, where they are wanted."""
+    finish_reason: FinishReason | None = None
+    """Set with the last one."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found in the KV cache."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """With the first answer's first token, where they are wanted."""
+    beams: list[FinishedBeam] = []
+    """At the end of a beam search, the best first."""

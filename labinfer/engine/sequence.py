@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import SequenceCache
-from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.plan import MAX_SEED, NO_TOKEN, SamplingParams, TokenLogprobs, TokenSampling
 
 
@@ -23,6 +22,8 @@ class Sequence:
     """Tokens that may be generated: the request's limit, cut to the context."""
     max_context: int
     """Tokens of it that may be in the KV cache at once."""
+    choice: int = 0
+    """Which of the request's answers this is."""
     cache: SequenceCache = field(default_factory=SequenceCache)
     beams: BeamGroup | None = None
     """With beam search: the group this sequence is one beam of."""
@@ -40,8 +41,6 @@ class Sequence:
     """Of the answer's tokens, where they are wanted."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens but the first, where they are wanted."""
-    arrival_time: float = field(default_factory=time.monotonic)
-    first_token_time: float = 0.0
 
     @property
     def sampling(self) -> SamplingParams:
@@ -90,6 +89,22 @@ class Sequence:
         """Whether log-probabilities of its prompt are still to come, which takes running it."""
         wanted = self.token_sampling.prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def update(self) -> AnswerUpdate:
+        """What its last step has brought."""
+        ended = self.finish_reason is not None
+        if self.beams is not None:
+            beams = self.beams.finished[: self.sampling.n] if ended else []
+            return AnswerUpdate(0, finish_reason=self.finish_reason, num_cached_tokens=self.num_cached_tokens, beams=beams)
+        is_first = self.num_output_tokens == 1 and self.choice == 0
+        return AnswerUpdate(
+            self.choice,
+            self.token_ids[-1:],
+            self.logprobs[-1:],
+            self.finish_reason,
+            self.num_cached_tokens,
+            self.prompt_logprobs if is_first and self.sampling.prompt_logprobs is not None else None,
+        )
 
     def num_prompt_measures(self, begin: int) -> int:
         """How many of its scheduled tokens from ``begin`` on have a log-probability of the prompt as their result."""

@@ -1,0 +1,110 @@
+"""From what a user gives to a request: text and conversations become token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from labinfer.engine.request import Request
+from labinfer.errors import UserError
+from labinfer.plan import SamplingParams
+from labinfer.text.tokenizer import Tokenizer
+
+Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
+"""Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages.
+
+A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``.
+"""
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+EXTRA_KEYS = {"cache_salt": str, "priority": int, "user": str}
+
+
+class RequestReader:
+    """Makes requests of prompts, with the tokenizer of one checkpoint.
+
+    Args:
+        directory: of the tokenizer.
+        required: whether to refuse a directory without one; otherwise only prompts that need it are refused.
+
+    Raises:
+        UserError: there is no tokenizer, or it is broken.
+    """
+
+    def __init__(self, directory: Path, required: bool):
+        self.tokenizer: Tokenizer | None = None
+        self._error: UserError | None = None
+        try:
+            self.tokenizer = Tokenizer(directory)
+        except UserError as error:
+            if required:
+                raise
+            self._error = error
+
+    def read(self, key: Any, prompt: Prompt, sampling: SamplingParams, priority: int = 0, user: str = "") -> Request:
+        """The request of a prompt.
+
+        Args:
+            priority, user: where the prompt does not say; see ``Request``.
+
+        Raises:
+            UserError: the prompt is of no kind that is known, or does not become tokens.
+        """
+        extras = _extras(prompt) if isinstance(prompt, dict) else {}
+        token_ids = self.encode(prompt)
+        if sampling.stop:
+            self.need_tokenizer()
+        fields = {"priority": priority, "user": user} | extras
+        return Request(key, token_ids, sampling, bad_token_ids=self._encode_bad_words(sampling.bad_words), **fields)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; see ``read``."""
+        if isinstance(prompt, dict):
+            keys = [key for key in PROMPT_KEYS if prompt.get(key) is not None]
+            if len(keys) != 1:
+                raise UserError(
+                    f"a prompt needs exactly one of prompt, prompt_token_ids and messages, not {sorted(prompt)}"
+                )
+            prompt = prompt[keys[0]]
+        if isinstance(prompt, str):
+            if not prompt:
+                raise UserError("the prompt is empty; give at least one token")
+            return self.need_tokenizer().encode(prompt)
+        if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return prompt
+        if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
+            return self.need_tokenizer().encode_chat(prompt)
+        raise UserError(f"a prompt is text, a list of token ids or a list of messages, not {prompt!r:.80}")
+
+    def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is spelled in the middle of a text and at its beginning: after a space and without one."""
+        if not words:
+            return ()
+        encode = self.need_tokenizer().encode
+        spelled = (
+            prefix + (word.lstrip(" ") or word) for word in words for prefix in ("", " ") if word.strip() or not prefix
+        )
+        return tuple({ids: None for text in spelled if (ids := tuple(encode(text, add_special_tokens=False)))})
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Raises:
+        UserError: there is none.
+        """
+        if self.tokenizer is None:
+            raise self._error
+        return self.tokenizer
+
+
+def _extras(prompt: dict[str, Any]) -> dict[str, Any]:
+    """What a prompt says beside its text.
+
+    Raises:
+        UserError: a key is unknown, or its value has another type.
+    """
+    unknown = sorted(str(key) for key in set(prompt).difference(PROMPT_KEYS, EXTRA_KEYS))
+    if unknown:
+        raise UserError(f"a prompt has no key {unknown[0]!r}; its keys are {', '.join((*PROMPT_KEYS, *EXTRA_KEYS))}")
+    extras = {key: prompt[key] for key in EXTRA_KEYS if prompt.get(key) is not None}
+    for key, value in extras.items():
+        if type(value) is not EXTRA_KEYS[key]:
+            raise UserError(f"{key} must be {'a string' if EXTRA_KEYS[key] is str else 'a number'}, not {value!r:.60}")
+    return extras
