@@ -67,16 +67,29 @@ class LLM:
         group: RankGroup,
         options: EngineOptions,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        others: tuple[LLM, ...] = (),
     ) -> LLM:
-        """An LLM over a group that was joined before; ``on_progress(done, total)`` counts loaded tensors."""
+        """An LLM over a group that was joined before.
+
+        Args:
+            on_progress: ``on_progress(done, total)`` counts loaded tensors.
+            others: the group's models so far, if it is to be run beside them by ``follow_all``.
+        """
         llm = cls.__new__(cls)
-        llm._build(group, options, on_progress)
+        llm._build(group, options, on_progress, others)
         return llm
 
-    def _build(self, group: RankGroup, options: EngineOptions, on_progress: Callable[[int, int], None]) -> None:
+    def _build(
+        self,
+        group: RankGroup,
+        options: EngineOptions,
+        on_progress: Callable[[int, int], None],
+        others: tuple[LLM, ...] = (),
+    ) -> None:
         self.group = group
         self.options = options
-        self.parts = parts = build_rank(self.group, options, on_progress)
+        channel = others[0].parts.channel if others else None
+        self.parts = parts = build_rank(self.group, options, on_progress, channel)
         self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
         self._trace: OutputFile | None = None
@@ -99,7 +112,9 @@ class LLM:
             scheduler = Scheduler(
                 options.scheduler, tables, parts.layout.topology.num_stages, config.eos_token_ids, parts.step_times
             )
-            self._executor = SpmdExecutor(parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder)
+            self._executor = SpmdExecutor(
+                parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=len(others)
+            )
             self.engine = LLMEngine(
                 scheduler,
                 tables,
@@ -230,7 +245,7 @@ class LLM:
 
     def follow(self) -> None:
         """Ranks other than 0: take part until rank 0's run ends."""
-        follow(self.parts.channel, self.parts.worker, self.parts.stats, self.parts.recorder)
+        follow_all([self])
 
     def close(self) -> None:
         """Leave the group in an orderly way; collective. The LLM is of no use afterwards."""
@@ -321,6 +336,12 @@ class LLM:
             except UserError as error:
                 raise UserError(f"prompt {index}: {error}") from None
         return requests
+
+
+def follow_all(llms: list[LLM]) -> None:
+    """Ranks other than 0: take part until rank 0's runs of all these models of the group have ended."""
+    parts = llms[0].parts
+    follow(parts.channel, [(llm.parts.worker, llm.parts.stats) for llm in llms], parts.recorder)
 
 
 def _check_can_stream(request: Request) -> None:

@@ -279,6 +279,8 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     moves: list[CacheMove]
     """Done before anything is run."""
     entries: list[BatchEntry]
+    model: int = 0
+    """Which of the group's models it is for."""
 
     @property
     def num_tokens(self) -> int:
@@ -303,9 +305,10 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
-    """The end of a run: followers forget ``finished``, report their ``WorkerStats`` and return to their caller."""
+    """The end of a model's run: followers forget ``finished`` and report their ``WorkerStats``."""
 
     finished: list[int]
+    model: int = 0
 
 
 Command = BatchPlan | Pause
@@ -359,7 +362,7 @@ class Slices(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """What one rank did between two pauses. Times in seconds, memory in bytes."""
+    """What one rank did for a model since the last pause. Times in seconds, memory in bytes."""
 
     rank: int
     stage: int
@@ -375,5 +378,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     num_threads: int
     cpus: str
     """The CPUs this rank may run on, as ``taskset`` writes them."""
+    bytes_sent: dict[int, int] = {}
+    """To ranks of the next stage, and of the first."""
     slices: Slices | None = None
     """Where they were recorded."""

@@ -53,7 +53,15 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     text: str
 
 
-_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Failure | StateRequest | State)
+class ReportRequest(msgspec.Struct, frozen=True, tag="ask"):
+    """Rank 0 asks for a rank's figures, which its lifeline thread sends beside whatever runs."""
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    data: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Failure | StateRequest | State | ReportRequest | Report)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -85,6 +93,10 @@ class Lifeline:
         self._describe = describe
         self._end = end
         self._states: dict[int, str] = {}
+        self.make_report: Callable[[], bytes] = bytes
+        """Called from the lifeline's thread when rank 0 asks for this rank's figures."""
+        self.reports: dict[int, bytes] = {}
+        """Rank 0: the last figures that each of the others sent."""
         self._lock = threading.Lock()
         self._said_goodbye: set[int] = set()
         self._closing = False
@@ -138,6 +150,10 @@ class Lifeline:
         silent = {rank: f"rank {rank}: does not answer (stopped, or its node is gone)" for rank in self._connections}
         return [text for _, text in sorted((silent | self._states).items())]
 
+    def ask_reports(self) -> None:
+        """Rank 0: have every other rank send its figures to ``reports``; does not wait for them."""
+        self._tell_all(ReportRequest())
+
     def close(self) -> None:
         """Say goodbye: from now on nobody minds that this rank goes."""
         if not self._closing:
@@ -167,6 +183,10 @@ class Lifeline:
                     self._tell_all(State(self._describe()))
                 elif isinstance(message, State):
                     self._states[peer] = message.text
+                elif isinstance(message, ReportRequest):
+                    self._tell_all(Report(self.make_report()))
+                elif isinstance(message, Report):
+                    self.reports[peer] = message.data
                 elif isinstance(message, Failure):
                     self._said_goodbye.add(peer)  # in its way
                     threading.Thread(target=self._on_failure, args=(message,), daemon=True).start()

@@ -6,6 +6,7 @@ three layers later with wrong tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,8 @@ class PipelineCommunicator:
         self._sampling_rank = sampling_rank
         self._labels = tuple(labels)
         self._sends = SendQueue()
+        self.bytes_sent: Counter[int] = Counter()
+        """By rank, since the start."""
 
     def post_activations(
         self, step_id: int, num_tokens: int, width: int, dtype: torch.dtype, device: torch.device
@@ -87,6 +90,7 @@ class PipelineCommunicator:
         _write_header(buffer, step_id, hidden_TD.shape[0])
         buffer[HEADER_BYTES:].view(hidden_TD.dtype).view(hidden_TD.shape).copy_(hidden_TD)
         for dest in self._destinations:
+            self.bytes_sent[dest] += buffer.nbytes
             self._sends.keep(
                 self._comm.isend(buffer, dest), f"{self._labels[dest]} to take the activations of step {step_id}"
             )
@@ -101,6 +105,7 @@ class PipelineCommunicator:
         """The sampling rank: begin to send a step's tokens to rank 0; ``values`` travel as float64."""
         head = torch.tensor([step_id, len(token_ids), len(values), *token_ids], dtype=torch.int64)
         buffer = torch.cat([head, torch.tensor(values, dtype=torch.float64).view(torch.int64)])
+        self.bytes_sent[0] += buffer.nbytes
         self._sends.keep(self._host_comm.isend(buffer, 0), f"{self._labels[0]} to take the tokens of step {step_id}")
 
     def drain(self) -> None:

@@ -85,8 +85,16 @@ def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelCon
     return directory, config
 
 
-def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[int, int], None]) -> RankParts:
+def build_rank(
+    group: RankGroup,
+    options: EngineOptions,
+    on_progress: Callable[[int, int], None],
+    channel: ControlChannel | None = None,
+) -> RankParts:
     """Load this rank's share and connect it; collective over the group.
+
+    Args:
+        channel: that of another model of this group, which it is to share; None makes one.
 
     Raises:
         AgreedError: the layout, the checkpoint or the memory is not as it should be, on any rank.
@@ -97,7 +105,8 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
     place = layout.topology.place(group.rank)
     group.progress.label = str(place)
     topology, device = layout.topology, layout.devices[group.rank]
-    tp, control, pipeline = _connect(group, layout, place, may_share=options.parallel.transport == "auto")
+    tp, pipeline = _connect(group, layout, place, may_share=options.parallel.transport == "auto")
+    channel = channel or ControlChannel(group.comm.split([range(group.size)]), Command, WorkerStats)
 
     with group.together():
         checkpoint = Checkpoint(directory)
@@ -162,13 +171,13 @@ def build_rank(group: RankGroup, options: EngineOptions, on_progress: Callable[[
         is_sampling_rank=group.rank == topology.sampling_rank,
         recorder=recorder,
     )
-    stats = StatsReporter(place, worker, device, checkpoint.bytes_read, recorder)
-    return RankParts(layout, place, directory, control, pipeline, worker, stats, recorder, capacity, times)
+    stats = StatsReporter(place, worker, pipeline, device, checkpoint.bytes_read, recorder)
+    return RankParts(layout, place, directory, channel, pipeline, worker, stats, recorder, capacity, times)
 
 
 def _connect(
     group: RankGroup, layout: Layout, place: Place, may_share: bool
-) -> tuple[TensorParallelCommunicator, ControlChannel, PipelineCommunicator | None]:
+) -> tuple[TensorParallelCommunicator, PipelineCommunicator | None]:
     """A communicator for each purpose; collective. ``may_share``: also through memory, not over the transport alone."""
     topology = layout.topology
     everyone = range(group.size)
@@ -177,9 +186,8 @@ def _connect(
     if may_share and all(layout.devices[rank].type == "cpu" for rank in stages[place.stage]):
         tp_comm = share_memory(tp_comm)
     tp = TensorParallelCommunicator(tp_comm)
-    control = ControlChannel(group.comm.split([everyone]), Command, WorkerStats)
     if topology.num_stages == 1:
-        return tp, control, None
+        return tp, None
     pipeline = PipelineCommunicator(
         group.comm.split([everyone], [layout.carrier(everyone, group.everyone)]),
         group.comm.split([everyone]),
@@ -188,7 +196,7 @@ def _connect(
         topology.sampling_rank,
         [str(p) for p in topology.places],
     )
-    return tp, control, pipeline
+    return tp, pipeline
 
 
 def compiled_functions(group: RankGroup, device: torch.device) -> ctypes.CDLL | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from labinfer.comm.control import ControlChannel
@@ -22,6 +24,7 @@ class SpmdExecutor:
 
     Args:
         pipeline: None when there is one stage; its tokens then come straight from this rank's worker.
+        model: number of the model among those of the group.
     """
 
     def __init__(
@@ -31,14 +34,15 @@ class SpmdExecutor:
         pipeline: PipelineCommunicator | None,
         stats: StatsReporter,
         recorder: Recorder,
+        model: int = 0,
     ):
         self._channel, self._worker, self._pipeline, self._stats = channel, worker, pipeline, stats
-        self._recorder = recorder
+        self._recorder, self._model = recorder, model
         self._results: deque[BatchResult | TokenArrival] = deque()
 
     def launch(self, plan: BatchPlan) -> None:
         with self._recorder.slice("broadcast", plan):
-            self._channel.broadcast(plan)
+            self._channel.broadcast(msgspec.structs.replace(plan, model=self._model) if self._model else plan)
         if self._pipeline is not None:
             self._results.append(self._pipeline.post_tokens(plan.step_id, plan.num_samples, plan.num_values))
         self._worker.launch(plan)
@@ -51,46 +55,67 @@ class SpmdExecutor:
         return result if isinstance(result, BatchResult) else BatchResult(result.step_id, *result.wait())
 
     def pause(self, finished: list[int]) -> list[WorkerStats]:
-        self._channel.broadcast(Pause(finished))
+        self._channel.broadcast(Pause(finished, self._model))
         self._worker.runner.forget(finished)
         self._worker.stop()
         return [self._stats.take(), *self._channel.collect()]
 
 
 class StatsReporter:
-    """What this rank did since the last report."""
+    """What this rank did since the last report.
 
-    def __init__(self, place: Place, worker: Worker, device: torch.device, weight_bytes_read: int, recorder: Recorder):
-        self._place, self._worker, self._device = place, worker, device
+    Args:
+        pipeline: None when there is one stage.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        worker: Worker,
+        pipeline: PipelineCommunicator | None,
+        device: torch.device,
+        weight_bytes_read: int,
+        recorder: Recorder,
+    ):
+        self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
         self._weight_bytes_read, self._recorder = weight_bytes_read, recorder
 
-    def take(self) -> WorkerStats:
-        num_steps, busy_time = self._worker.take_times()
+    def peek(self) -> WorkerStats:
+        """Without its slices; may be called from another thread while steps run."""
         return WorkerStats(
             self._place.rank,
             self._place.stage,
             self._place.tp_rank,
-            num_steps,
-            busy_time,
+            self._worker.num_steps,
+            self._worker.busy_time,
             peak_memory(self._device),
             private_memory(),
             self._weight_bytes_read,
             torch.get_num_threads(),
             format_ranges(os.sched_getaffinity(0)),
-            self._recorder.take(),
+            dict(self._pipeline.bytes_sent) if self._pipeline else {},
         )
 
+    def take(self) -> WorkerStats:
+        """At the end of a run; the next one counts from 0 again."""
+        stats = msgspec.structs.replace(self.peek(), slices=self._recorder.take())
+        self._worker.reset_times()
+        return stats
 
-def follow(channel: ControlChannel, worker: Worker, stats: StatsReporter, recorder: Recorder) -> None:
-    """The loop of every rank but 0, until rank 0's run ends."""
-    while True:
+
+def follow(channel: ControlChannel, models: Sequence[tuple[Worker, StatsReporter]], recorder: Recorder) -> None:
+    """The loop of every rank but 0, until rank 0's runs of all these models have ended."""
+    num_running = len(models)
+    while num_running:
         with recorder.slice("wait for a plan"):
             command = channel.receive()
-        if not isinstance(command, BatchPlan):
-            break
-        worker.launch(command)
-        worker.progress()
-    assert isinstance(command, Pause)
-    worker.runner.forget(command.finished)
-    worker.stop()
-    channel.report(stats.take())
+        worker, stats = models[command.model]
+        if isinstance(command, BatchPlan):
+            worker.launch(command)
+            worker.progress()
+            continue
+        assert isinstance(command, Pause)
+        worker.runner.forget(command.finished)
+        worker.stop()
+        channel.report(stats.take())
+        num_running -= 1

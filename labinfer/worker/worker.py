@@ -96,8 +96,6 @@ class Worker:
         if self._pipeline is not None:
             self._pipeline.drain()
 
-    def take_times(self) -> tuple[int, float]:
-        """Steps and busy seconds since the last call."""
-        taken = self.num_steps, self.busy_time
+    def reset_times(self) -> None:
+        """Count steps and busy seconds from 0 again."""
         self.num_steps, self.busy_time = 0, 0.0
-        return taken
