@@ -15,8 +15,12 @@ from labinfer.observe.table import format_bytes
 logger = logging.getLogger(__name__)
 
 
-def load(session: Session) -> LLM:
+def load(session: Session, options: EngineOptions | None = None, others: tuple[LLM, ...] = ()) -> LLM:
     """Load this rank's share; collective.
+
+    Args:
+        options: where they are not the session's.
+        others: see ``LLM.from_options``.
 
     Raises:
         UserError: the model or the layout is wrong; on every rank.
@@ -28,7 +32,7 @@ def load(session: Session) -> LLM:
             line.update(f"loading weights [{'#' * (20 * done // total):.<20}] {done}/{total} tensors")
 
     try:
-        return LLM.from_options(session.group, session.options, on_progress)
+        return LLM.from_options(session.group, options or session.options, on_progress, others)
     finally:
         line.close()
 

@@ -63,6 +63,8 @@ class LLMEngine:
         self._executor, self._recorder = executor, recorder
         self._vocab_size = vocab_size
         self._next_seq_id = 0
+        self.last_plan: BatchPlan | None = None
+        """The one that came back last; None where there was none in flight."""
 
     @property
     def has_work(self) -> bool:
@@ -198,10 +200,10 @@ class LLMEngine:
 
     def poll_result(self) -> list[Sequence]:
         """Take in the oldest micro-batch in flight; empty when there is none."""
-        advanced = []
+        advanced, self.last_plan = [], None
         if self.scheduler.in_flight:
             self.state = EngineState.WAITING_WORKER
-            plan = self.scheduler.in_flight[0].plan
+            plan = self.last_plan = self.scheduler.in_flight[0].plan
             with self._recorder.slice("wait for tokens", plan):
                 result = self._executor.wait_result()
             with self._recorder.slice("update", plan):

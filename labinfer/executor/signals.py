@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
@@ -13,6 +14,8 @@ from labinfer.errors import Interrupted
 
 GRACE_SECONDS = 5.0
 """From a signal to the end of a process whose main thread does not get around to an orderly one."""
+ONE_WISH_SECONDS = 1.0
+"""Signals so close together are one."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -20,13 +23,15 @@ class SignalGuard:
     """SIGINT and SIGTERM ask a run for an orderly end; outside of one they end the process at once.
 
     Handlers only take note: rank 0's main loop calls ``check`` between steps. A thread watches the clock, because the
-    main thread may be inside a transport's library, where Python's handlers do not run.
+    main thread may be inside a transport's library, where Python's handlers do not run. A second signal ends the process
+    at once.
     """
 
     def __init__(self) -> None:
         self.signum = 0
         self.running = False
         """Whether a run is on, which rank 0 will bring to an orderly end."""
+        self.grace_seconds = GRACE_SECONDS
         self._read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -45,12 +50,20 @@ class SignalGuard:
         self.signum = self.signum or signum
 
     def _watch(self) -> None:
-        signum = 0
-        while signum not in (signal.SIGINT, signal.SIGTERM):
-            signum = os.read(self._read_fd, 1)[0]
+        signum = self._next_signal()
         if self.running:
-            time.sleep(GRACE_SECONDS)
+            # Launchers and terminals may send the same signal twice at once; only a later one is a second wish.
+            time.sleep(min(ONE_WISH_SECONDS, self.grace_seconds))
+            while select.select([self._read_fd], [], [], 0)[0]:
+                self._next_signal()
+            select.select([self._read_fd], [], [], self.grace_seconds - ONE_WISH_SECONDS)
         os._exit(128 + signum)
+
+    def _next_signal(self) -> int:
+        while True:
+            signum = os.read(self._read_fd, 1)[0]
+            if signum in (signal.SIGINT, signal.SIGTERM):
+                return signum
 
 
 def die_with_parent() -> None:

@@ -1,0 +1,89 @@
+"""``launch.py serve``: models behind an OpenAI-compatible API; every rank takes part."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+
+import msgspec
+
+from labinfer.commands.loading import announce, load
+from labinfer.commands.session import Session
+from labinfer.config import EngineOptions, ServerOptions
+from labinfer.errors import UserError
+from labinfer.executor.signals import GRACE_SECONDS
+from labinfer.llm import LLM, follow_all
+from labinfer.server.access import ApiKeys
+from labinfer.server.engine_host import EngineHost
+from labinfer.server.gateway import GatewayProcess
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+def run(session: Session, own: ServerOptions) -> int:
+    """Serve until a signal comes; returns the exit status.
+
+    Raises:
+        AgreedError: an option, the port or a model is wrong; on every rank.
+    """
+    group, gateway = session.join(), None
+    is_rank0 = group.rank == 0
+    with group.together():
+        if is_rank0:
+            keys = ApiKeys.load(own.api_key, own.api_key_file)  # a bad file is refused before anything is loaded
+            cpus = sorted(group.everyone[0].cpus)
+            level = session.options.runtime.log_level
+            gateway = GatewayProcess(_listen(own), own, list(own.served), cpus, level)
+    llms: dict[str, LLM] = {}
+    for name, model in own.served.items():
+        share = 1 / (len(own.served) - len(llms))  # the first of three models takes a third of what is free
+        llms[name] = load(session, _options_of(session.options, model, share), tuple(llms.values()))
+    session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
+    with group.together():
+        if is_rank0:
+            for llm in llms.values():
+                announce(llm, llm.options)
+            _announce_address(own, bool(keys.num_keys), list(llms))
+            EngineHost(llms, gateway.connection, session.signals.check, own.drain_timeout).run()
+            gateway.end()
+            for llm in llms.values():
+                llm.engine.pause()
+        else:
+            reports = [llm.parts.stats for llm in llms.values()]
+            group.lifeline.make_report = lambda: msgspec.msgpack.encode([stats.peek() for stats in reports])
+            follow_all(list(llms.values()))
+    llms.popitem()[1].close()
+    return 128 + session.signals.signum
+
+
+def _options_of(options: EngineOptions, model: str, share: float) -> EngineOptions:
+    return dataclasses.replace(
+        options,
+        model=dataclasses.replace(options.model, model=model),
+        cache=dataclasses.replace(options.cache, memory_utilization=options.cache.memory_utilization * share),
+    )
+
+
+def _listen(options: ServerOptions) -> socket.socket:
+    """Raises:
+    UserError: the address is taken, or none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; choose another --port or --host"
+        ) from None
+
+
+def _announce_address(options: ServerOptions, has_keys: bool, names: list[str]) -> None:
+    shown = f"[{options.host}]" if ":" in options.host else options.host
+    access = "an API key is required" if has_keys else "no API key is required"
+    logger.info("serving %s at http://%s:%d/v1 (%s)", ", ".join(names), shown, options.port, access)
+    if options.host in EVERYWHERE and not has_keys:
+        logger.warning("anyone who can reach this machine can use it: give --api-key or --api-key-file, or --host 127.0.0.1")

@@ -1,0 +1,264 @@
+"""``AsyncLLMEngine``: the engine as the gateway sees it, at the other end of a local socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from labinfer.engine.request import AnswerUpdate, Request
+from labinfer.errors import UserError
+from labinfer.outputs import Delta, OpenRequest, RequestOutput
+from labinfer.server.frames import (
+    Abort,
+    Accepted,
+    Add,
+    BrokenLink,
+    Bye,
+    Draining,
+    FrameReader,
+    FromEngine,
+    FromGateway,
+    Ready,
+    Refused,
+    ServedModel,
+    Stats,
+    Updates,
+    pack,
+)
+from labinfer.server.stats import EngineStats
+from labinfer.text.tokenizer import Tokenizer
+
+CHUNK_BYTES = 1 << 18
+NUMBER_MARK = "/"
+"""Between the id of a call and the number of a request of it; ids never have one."""
+
+
+class EngineGone(RuntimeError):
+    """The engine has ended, or is about to, and the request cannot be finished."""
+
+
+class QueueIsFull(RuntimeError):
+    """The engine takes no more requests now."""
+
+
+class Cancelled(RuntimeError):
+    """Somebody asked for the request's end."""
+
+
+class TimeIsUp(RuntimeError):
+    """The request took longer than it may."""
+
+
+class Generation:
+    """The requests of one call on their way: ``start`` them, take their deltas or outputs, ``close`` whatever happens.
+
+    Args:
+        id: by which it may be cancelled; the keys of its requests are ``id/0``, ``id/1`` and so on.
+        opened: one for each request.
+        owner: who may cancel it.
+        seconds: it may take; 0 for any time.
+    """
+
+    def __init__(self, engine: AsyncLLMEngine, id: str, model: str, opened: list[OpenRequest], owner: str, seconds: float):
+        self._engine, self.id, self.model, self.owner = engine, id, model, owner
+        self.opened = opened
+        self._timer: asyncio.TimerHandle | None = None
+        if seconds:
+            error = TimeIsUp(f"the request took longer than {seconds:g} seconds")
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)
+        self._news = asyncio.Event()
+        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with news, in their order
+        self._num_accepted = 0
+        self._error: Exception | None = None
+
+    async def start(self) -> None:
+        """Hand them to the engine, and wait until that has taken them.
+
+        Raises:
+            UserError: one of them can never run.
+            QueueIsFull: too many wait.
+            EngineGone, Cancelled, TimeIsUp: they will not be taken.
+        """
+        self._engine.start(self)
+        while self._num_accepted < len(self.opened):
+            await self._wait()
+
+    def close(self) -> None:
+        """Free what they hold, at once where they are not complete."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._engine.end(self)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """What the answers get as they get it, with the number of the request; needs ``OpenRequest``s that stream.
+
+        Raises:
+            EngineGone, Cancelled, TimeIsUp: the rest will not come.
+        """
+        while not self.is_done or self._changed:
+            if not self._changed:
+                await self._wait()
+            for number, index in self._take_changed():
+                yield number, self.opened[number].take_delta(index)
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All answers, when they are complete.
+
+        Raises:
+            EngineGone, Cancelled, TimeIsUp: they will not come.
+        """
+        while not self.is_done:
+            await self._wait()
+            self._take_changed()
+        return [opened.output() for opened in self.opened]
+
+    @property
+    def is_done(self) -> bool:
+        return all(opened.is_done for opened in self.opened)
+
+    def fail(self, error: Exception) -> None:
+        """End the wait of whoever waits for it."""
+        self._error = self._error or error
+        self._news.set()
+
+    # The engine's side of it.
+
+    def accept(self) -> None:
+        self._num_accepted += 1
+        self._news.set()
+
+    def update(self, number: int, update: AnswerUpdate) -> bool:
+        """Returns whether the engine must be told that the answer has ended."""
+        opened = self.opened[number]
+        if opened.answers[update.index].finish_reason is not None:  # a stop string ended it meanwhile
+            return False
+        stopped = opened.add(update)
+        self._changed[number, update.index] = None
+        self._news.set()
+        return stopped and update.finish_reason is None
+
+    def _take_changed(self) -> list[tuple[int, int]]:
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
+
+    async def _wait(self) -> None:
+        if self._error is None:
+            await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+
+
+class AsyncLLMEngine:
+    """The engines of rank 0, for any number of requests at once.
+
+    Args:
+        connection: the gateway's end of the socket.
+    """
+
+    def __init__(self, connection: socket.socket):
+        connection.setblocking(False)
+        self._socket, self._reader = connection, FrameReader(FromEngine)
+        self._outbox: asyncio.Queue[FromGateway] = asyncio.Queue()
+        self._open: dict[str, tuple[Generation, int]] = {}  # by the key of a request, with its number
+        self.models: dict[str, ServedModel] = {}
+        self.ready = asyncio.Event()
+        self.draining_until: float | None = None
+        """When the engine has said that it will end."""
+        self.on_stats: Callable[[EngineStats], None] = lambda stats: None
+        """Told what the engines tell of themselves."""
+
+    async def run(self) -> None:
+        """Carry frames to and fro until the engine says goodbye.
+
+        Raises:
+            BrokenLink: it has ended without.
+        """
+        writer = asyncio.create_task(self._write())
+        try:
+            while True:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, CHUNK_BYTES)
+                if not data:
+                    raise BrokenLink("the engine has ended without a word")
+                for frame in self._reader.feed(data):
+                    if isinstance(frame, Bye):
+                        return
+                    self._take(frame)
+        finally:
+            writer.cancel()
+            for generation, _ in list(self._open.values()):
+                generation.fail(EngineGone("the server is shutting down"))
+
+    def generation(
+        self, id: str, model: str, requests: list[Request], tokenizer: Tokenizer | None, streams: bool, owner: str, seconds: float
+    ) -> Generation:
+        """These requests, yet to be started.
+
+        Args:
+            streams: whether deltas are wanted.
+            id, owner, seconds: see ``Generation``.
+        """
+        keyed = [replace(request, key=f"{id}{NUMBER_MARK}{number}") for number, request in enumerate(requests)]
+        return Generation(self, id, model, [OpenRequest(request, tokenizer, streams) for request in keyed], owner, seconds)
+
+    def is_open(self, id: str) -> bool:
+        return any(generation.id == id for generation, _ in self._open.values())
+
+    def cancel(self, id: str, owner: str) -> bool:
+        """End what has this id, if it is open and this owner's; returns whether it was."""
+        found = {generation for generation, _ in self._open.values() if (generation.id, generation.owner) == (id, owner)}
+        for generation in found:
+            generation.fail(Cancelled("the request was cancelled"))
+            self.end(generation)
+        return bool(found)
+
+    @property
+    def num_open(self) -> int:
+        """Requests, each of a call's prompts being one."""
+        return len(self._open)
+
+    # For generations.
+
+    def start(self, generation: Generation) -> None:
+        for number, opened in enumerate(generation.opened):
+            self._open[opened.request.key] = (generation, number)
+            self._outbox.put_nowait(Add(generation.model, opened.request))
+
+    def end(self, generation: Generation) -> None:
+        """Forget it, and let the engine do so where it goes on."""
+        for opened in generation.opened:
+            if self._open.pop(opened.request.key, None) is not None and not opened.is_done:
+                self._outbox.put_nowait(Abort(opened.request.key))
+
+    # Frames.
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.sock_sendall(self._socket, pack(await self._outbox.get()))
+
+    def _take(self, frame: FromEngine) -> None:
+        if isinstance(frame, Updates):
+            for key, update in frame.answers:
+                generation, number = self._open.get(key, (None, 0))
+                if generation is not None and generation.update(number, update):
+                    self._outbox.put_nowait(Abort(key, update.index))
+        elif isinstance(frame, Accepted):
+            if frame.request_id in self._open:
+                self._open[frame.request_id][0].accept()
+        elif isinstance(frame, Refused):
+            if frame.request_id in self._open:
+                generation, _ = self._open.pop(frame.request_id)
+                generation.fail((QueueIsFull if frame.queue_is_full else UserError)(frame.message))
+        elif isinstance(frame, Stats):
+            for stats in frame.engines:
+                self.on_stats(stats)
+        elif isinstance(frame, Ready):
+            self.models = {model.name: model for model in frame.models}
+            self.ready.set()
+        elif isinstance(frame, Draining):
+            self.draining_until = time.monotonic() + frame.seconds

@@ -1,0 +1,38 @@
+"""``/v1/embeddings``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from labinfer.embedding import EmbeddingOutput, embedding_response
+from labinfer.engine.request import Request
+from labinfer.plan import SamplingParams
+from labinfer.protocol import EmbeddingBody
+from labinfer.server.call import Call
+from labinfer.server.generating import Running, checked
+
+
+async def answer(call: Call) -> Response:
+    """``POST /v1/embeddings``, as OpenAI's."""
+    body = await call.read(EmbeddingBody)
+    model = call.service.model(body.model)
+
+    def read() -> list[Request]:
+        body.check_dimensions(model.info.hidden_size)
+        return [
+            model.reader.read(
+                None, prompt | {"cache_salt": call.caller.cache_salt}, SamplingParams(), user=body.user or "", pooling=body.pooling
+            )
+            for prompt in body.prompts()
+        ]
+
+    requests = await asyncio.to_thread(checked, read)
+    running = await Running.start(call, model, requests, streams=False, user=body.user)
+    await running.finish()
+    outputs = [
+        EmbeddingOutput(one.request.key, one.request.prompt_token_ids, one.embedding, one.num_cached_tokens)
+        for one in running.opened
+    ]
+    return call.json(embedding_response(outputs, model.info.name, body.encoding_format))

@@ -1,0 +1,126 @@
+"""The gateway process: HTTP on one side, rank 0 on the other. It imports no torch, so it is there within a second.
+
+Rank 0 starts it with two inherited sockets: the one that leads to rank 0, and the one that listens for clients, which
+was bound before anything heavy was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+import labinfer
+from labinfer.config import ServerOptions
+from labinfer.server.app import make_app
+from labinfer.server.async_llm_engine import AsyncLLMEngine
+from labinfer.server.frames import LENGTH_BYTES, BrokenLink, Setup, pack
+from labinfer.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+LAST_WORDS_SECONDS = 3
+"""How long answers on their way out may take when the engine has ended."""
+
+
+class GatewayProcess:
+    """Rank 0's hold on it.
+
+    Args:
+        listener: bound and listening.
+        cpus: that it may run on; this process may have bound itself to fewer.
+    """
+
+    def __init__(
+        self, listener: socket.socket, options: ServerOptions, model_names: list[str], cpus: list[int], log_level: str
+    ):
+        self.connection, theirs = socket.socketpair()
+        with theirs, listener:
+            descriptors = (theirs.fileno(), listener.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *map(str, descriptors)],
+                pass_fds=descriptors,
+                cwd=Path(labinfer.__file__).parent.parent,  # so that it finds this package
+                stdin=subprocess.DEVNULL,
+            )
+        self.connection.sendall(pack(Setup(options, model_names, cpus, log_level)))
+
+    def end(self) -> None:
+        """Wait for its end; it comes when the connection closes."""
+        self.connection.close()
+        try:
+            self._process.wait(2 * LAST_WORDS_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+class Server(uvicorn.Server):
+    """Ends when rank 0 says so; signals go to rank 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(link: int, listener: int) -> None:
+    """Serve until rank 0 says goodbye or is gone."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # rank 0 gets them too, and brings things to an orderly end
+    connection = socket.socket(fileno=link)
+    setup = _receive_setup(connection)
+    os.sched_setaffinity(0, setup.cpus)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("labinfer: %(message)s"))
+    package = logging.getLogger("labinfer")
+    package.handlers[:], package.propagate = [handler], False
+    package.setLevel(setup.log_level.upper())
+    asyncio.run(_serve(connection, socket.socket(fileno=listener), setup))
+
+
+async def _serve(connection: socket.socket, listener: socket.socket, setup: Setup) -> None:
+    engine = AsyncLLMEngine(connection)
+    service = Service(setup.options, setup.model_names, engine)
+    config = uvicorn.Config(
+        make_app(service),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+    )
+    server = Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    preparing = asyncio.create_task(service.prepare())
+    try:
+        await engine.run()
+    except BrokenLink:
+        pass  # rank 0 or its launcher says why
+    finally:
+        preparing.cancel()
+        server.should_exit = True
+        await serving
+
+
+def _receive_setup(connection: socket.socket) -> Setup:
+    """The first frame, and not a byte of the next one."""
+    size = int.from_bytes(connection.recv(LENGTH_BYTES, socket.MSG_WAITALL), "little")
+    data = connection.recv(size, socket.MSG_WAITALL)
+    if not data:
+        raise SystemExit(1)  # rank 0 ended before it could say what is wanted
+    return msgspec.msgpack.decode(data, type=Setup)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""Requests to the engine on behalf of a call: admitted, started, awaited, and freed whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from labinfer.engine.request import Request
+from labinfer.errors import UserError
+from labinfer.outputs import Delta, RequestOutput
+from labinfer.plan import SamplingParams
+from labinfer.server import api_errors
+from labinfer.server.api_errors import ApiError
+from labinfer.server.async_llm_engine import Cancelled, EngineGone, Generation, QueueIsFull, TimeIsUp
+from labinfer.server.call import Call, refused_field
+from labinfer.server.limits import Lease, LimitReached, ServerFull
+from labinfer.server.service import Model
+
+RETRY_SECONDS = 1.0
+"""When a full queue may have room again; nobody knows."""
+SAMPLING_FIELDS = msgspec.structs.fields(SamplingParams)
+FIELD_NAMES = (*(field.name for field in SAMPLING_FIELDS), "messages", "prompt", "input", "tools", "tool_choice", "model")
+
+ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, EngineGone)
+"""How a generation may fail."""
+
+Result = TypeVar("Result")
+
+
+def checked(make: Callable[[], Result]) -> Result:
+    """What ``make`` gives, with what is wrong with the request as an ``ApiError``."""
+    try:
+        return make()
+    except UserError as error:
+        raise refused_field(error, FIELD_NAMES) from None
+
+
+class Running:
+    """The requests of a call, with the engine."""
+
+    def __init__(self, call: Call, model: Model, generation: Generation, lease: Lease, requests: list[Request]):
+        self._call, self._model, self._generation, self._lease = call, model, generation, lease
+        self._requests = requests
+        self._token_times: dict[tuple[int, int], float] = {}
+        self._spent = 0
+
+    @classmethod
+    async def start(cls, call: Call, model: Model, requests: list[Request], streams: bool, user: str | None) -> Running:
+        """Returns when the engine has taken them.
+
+        Raises:
+            ApiError: a limit is reached, or the engine refuses one of them.
+        """
+        service = call.service
+        call.facts |= {"model": model.info.name, "prompt_tokens": sum(len(r.prompt_token_ids) for r in requests)}
+        if service.engine.is_open(call.id):
+            raise api_errors.bad_request(f"a request with the id {call.id} is open already", "x-request-id")
+        try:
+            lease = await service.limits.admit(call.caller, user, call.facts["prompt_tokens"])
+        except LimitReached as error:
+            raise api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind) from None
+        except ServerFull as error:
+            raise api_errors.overloaded(error.message, error.retry_after_seconds) from None
+        generation = service.engine.generation(
+            call.id,
+            model.info.name,
+            requests,
+            model.reader.tokenizer,
+            streams,
+            call.caller.name,
+            service.options.request_timeout,
+        )
+        running = cls(call, model, generation, lease, requests)
+        try:
+            await running._until_disconnect(generation.start())
+        except BaseException:
+            running.close()
+            raise
+        return running
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All answers.
+
+        Raises:
+            ApiError: they will not come.
+        """
+        try:
+            return await self._until_disconnect(self._generation.outputs())
+        finally:
+            self.close()
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """What the answers get as they get it; ``close`` afterwards.
+
+        Raises:
+            ApiError: the rest will not come.
+        """
+        try:
+            async for number, delta in self._generation.deltas():
+                self._note(number, delta)
+                yield number, delta
+        except ENDINGS as error:
+            raise self._translate(error) from None
+
+    @property
+    def opened(self):
+        """The state of each request."""
+        return self._generation.opened
+
+    def give_up(self) -> None:
+        """The client is gone."""
+        self._generation.fail(Cancelled("the client has closed the connection"))
+
+    def close(self) -> None:
+        """Free everything, count and note what came of it. A second call does nothing."""
+        self._generation.close()
+        self._count()
+        self._lease.close()
+
+    async def _until_disconnect(self, work: Awaitable[Result]) -> Result:
+        try:
+            return await self._call.until_disconnect(work, self.give_up)
+        except ENDINGS as error:
+            raise self._translate(error) from None
+
+    def _translate(self, error: Exception) -> ApiError:
+        if isinstance(error, UserError):
+            return refused_field(error, FIELD_NAMES)
+        if isinstance(error, QueueIsFull):
+            return api_errors.overloaded(str(error), RETRY_SECONDS)
+        if isinstance(error, TimeIsUp):
+            return api_errors.timed_out(self._call.service.options.request_timeout)
+        if isinstance(error, Cancelled):
+            return api_errors.cancelled(str(error))
+        return api_errors.draining(RETRY_SECONDS)
+
+    def _note(self, number: int, delta: Delta) -> None:
+        """The times of tokens, for the metrics."""
+        if not delta.token_ids:
+            return
+        self._lease.spend(len(delta.token_ids))
+        self._spent += len(delta.token_ids)
+        now, key = time.monotonic(), (number, delta.index)
+        last = self._token_times.get(key)
+        if last is not None:
+            self._call.service.metrics.inter_token(self._model.info.name, (now - last) / len(delta.token_ids))
+        self._token_times[key] = now
+
+    def _count(self) -> None:
+        if self._requests is None:
+            return
+        self._requests = None
+        call, opened = self._call, self._generation.opened
+        name, metrics, now = self._model.info.name, call.service.metrics, time.monotonic()
+        generated = sum(one.num_output_tokens for one in opened)
+        self._lease.spend(generated - self._spent)
+        call.facts |= {
+            "cached_tokens": sum(one.num_cached_tokens for one in opened),
+            "generated_tokens": generated,
+        }
+        reasons = []
+        for one in opened:
+            for answer in one.answers:
+                first = answer.first_token_time - call.begin if answer.first_token_time else None
+                reasons.append(answer.finish_reason.value if answer.finish_reason else "abort")
+                if first is not None:
+                    metrics.first_token(name, first)
+                    call.facts.setdefault("ttft_seconds", first)
+                end = answer.end_time or now
+                metrics.finished(
+                    name,
+                    reasons[-1],
+                    len(one.request.prompt_token_ids),
+                    len(answer.token_ids),
+                    end - call.begin,
+                    first_token_seconds=first,
+                )
+        call.facts["finish_reason"] = ",".join(dict.fromkeys(reasons))

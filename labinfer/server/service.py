@@ -1,0 +1,108 @@
+"""What all routes share: the models, who may use them and how much, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from labinfer.config import ServerOptions
+from labinfer.errors import UserError
+from labinfer.plan import MAX_COUNT, SamplingParams
+from labinfer.prompts import RequestReader
+from labinfer.server import api_errors
+from labinfer.server.access import ApiKeys
+from labinfer.server.async_llm_engine import AsyncLLMEngine
+from labinfer.server.frames import ServedModel
+from labinfer.server.limits import Limits
+from labinfer.server.metrics import Metrics
+from labinfer.server.request_log import RequestLog
+from labinfer.weights.json_file import read_json
+
+COMPLETION_TOKENS = 16
+"""``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
+GENERATION_CONFIG = "generation_config.json"
+GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What a checkpoint may recommend for sampling (Hugging Face's ``GenerationConfig``)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is served."""
+
+    info: ServedModel
+    reader: RequestReader
+    chat_defaults: SamplingParams
+    completion_defaults: SamplingParams
+
+    @classmethod
+    def load(cls, info: ServedModel) -> Model:
+        """With its tokenizer. Sampling is OpenAI's, where neither a request nor the checkpoint says otherwise.
+
+        Raises:
+            UserError: one of its files is broken.
+        """
+        reader = RequestReader(Path(info.tokenizer), required=info.needs_tokenizer)
+        sampling = {"temperature": 1.0} | _recommended(Path(info.checkpoint) / GENERATION_CONFIG)
+        return cls(
+            info,
+            reader,
+            SamplingParams(max_tokens=MAX_COUNT, **sampling),
+            SamplingParams(max_tokens=COMPLETION_TOKENS, **sampling),
+        )
+
+
+class Service:
+    """One object a gateway, handed to every route.
+
+    Args:
+        model_names: that will be served, the one for requests that name none first.
+    """
+
+    def __init__(self, options: ServerOptions, model_names: list[str], engine: AsyncLLMEngine):
+        self.options, self.model_names, self.engine = options, model_names, engine
+        self.keys = ApiKeys.load(options.api_key, options.api_key_file)
+        self.limits = Limits(options)
+        self.metrics = Metrics(model_names)
+        self.log = RequestLog(options.log_json)
+        self.models: dict[str, Model] = {}
+        self.started = int(time.time())
+
+    async def prepare(self) -> None:
+        """Load the tokenizers when rank 0 has loaded the models."""
+        await self.engine.ready.wait()
+        loaded = [await asyncio.to_thread(Model.load, info) for info in self.engine.models.values()]
+        self.models = {model.info.name: model for model in loaded}
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.models) and self.engine.draining_until is None
+
+    def model(self, name: str | None) -> Model:
+        """The model of this name; the first where a request names none.
+
+        Raises:
+            ApiError: there is none, or no model can be used now.
+        """
+        if name is not None and name not in self.model_names:
+            raise api_errors.model_not_found(name, self.model_names)
+        if self.engine.draining_until is not None:
+            raise api_errors.draining()
+        if not self.models:
+            raise api_errors.loading()
+        return self.models[name or self.model_names[0]]
+
+
+def _recommended(path: Path) -> dict[str, float]:
+    if not path.exists():
+        return {}
+    config = read_json(path)
+    if config.get("do_sample") is False:  # its numbers are meant for when sampling is asked for
+        return {}
+    given = {name: config[name] for name in GENERATION_FIELDS if config.get(name) is not None}
+    try:
+        SamplingParams(**given)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return given
