@@ -11,6 +11,7 @@ from labinfer.plan import TokenLogprobs
 from labinfer.text.tokenizer import Tokenizer
 
 CHAT_PREFIX, COMPLETION_PREFIX = "chatcmpl-", "cmpl-"
+CHUNK_SUFFIX = ".chunk"
 
 
 def usage_of(outputs: list[RequestOutput]) -> dict[str, Any]:

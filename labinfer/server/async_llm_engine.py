@@ -110,10 +110,14 @@ class Generation:
         Raises:
             EngineGone, Cancelled, TimeIsUp: they will not come.
         """
+        await self.finish()
+        return [opened.output() for opened in self.opened]
+
+    async def finish(self) -> None:
+        """Wait until all is complete; see ``outputs``."""
         while not self.is_done:
             await self._wait()
             self._take_changed()
-        return [opened.output() for opened in self.opened]
 
     @property
     def is_done(self) -> bool:

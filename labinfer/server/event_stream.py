@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from labinfer.server import api_errors
 from labinfer.server.api_errors import ApiError
+
+logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0
 """Without anything to send for so long, a comment tells proxies and clients that the stream is alive."""
@@ -66,6 +71,9 @@ class EventStream:
                     await self._send(send, data)
             except ApiError as error:
                 await self._send(send, error_event(error))
+            except Exception:  # noqa: BLE001 - whatever it is, the client is to know that this is not the end
+                logger.error("a stream failed\n%s", traceback.format_exc().rstrip())
+                await self._send(send, error_event(api_errors.internal()))
             await self._send(send, DONE)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

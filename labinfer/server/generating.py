@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
-from labinfer.outputs import Delta, RequestOutput
+from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.plan import SamplingParams
+from labinfer.protocol import ParsedBody
+from labinfer.responses import usage
 from labinfer.server import api_errors
 from labinfer.server.api_errors import ApiError
 from labinfer.server.async_llm_engine import Cancelled, EngineGone, Generation, QueueIsFull, TimeIsUp
 from labinfer.server.call import Call, refused_field
+from labinfer.server.event_stream import EventStream
 from labinfer.server.limits import Lease, LimitReached, ServerFull
 from labinfer.server.service import Model
 
@@ -38,6 +42,26 @@ def checked(make: Callable[[], Result]) -> Result:
         raise refused_field(error, FIELD_NAMES) from None
 
 
+async def read_requests(call: Call, model: Model, parsed: ParsedBody) -> list[Request]:
+    """The call's prompts as requests, with its caller's part of the KV cache; tokenized beside the event loop.
+
+    Raises:
+        ApiError: what is wrong with one of them.
+    """
+    sampling = parsed.sampling
+    if parsed.stream and not sampling.can_stream:
+        raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")
+    salt = call.caller.salt_for(parsed.cache_salt)
+
+    def read() -> list[Request]:
+        return [
+            model.reader.read(None, prompt | {"cache_salt": salt}, sampling, parsed.priority, parsed.user)
+            for prompt in parsed.prompts
+        ]
+
+    return await asyncio.to_thread(checked, read)
+
+
 class Running:
     """The requests of a call, with the engine."""
 
@@ -46,6 +70,7 @@ class Running:
         self._requests = requests
         self._token_times: dict[tuple[int, int], float] = {}
         self._spent = 0
+        self._status = 200  # for the log: that of a stream that fails has been sent before
 
     @classmethod
     async def start(cls, call: Call, model: Model, requests: list[Request], streams: bool, user: str | None) -> Running:
@@ -92,6 +117,35 @@ class Running:
         finally:
             self.close()
 
+    async def finish(self) -> None:
+        """Wait for the end of all, where ``opened`` has what is wanted.
+
+        Raises:
+            ApiError: it will not come.
+        """
+        try:
+            await self._until_disconnect(self._generation.finish())
+        finally:
+            self.close()
+
+    def stream(self, events: AsyncIterator[bytes]) -> EventStream:
+        """The response that sends these events, which are made of ``deltas``."""
+
+        def end() -> None:
+            self.close()
+            self._call.end(self._status)
+
+        return EventStream(events, self._call.headers, self.give_up, end)
+
+    def usage(self) -> dict[str, Any]:
+        """Of all requests, when they are complete."""
+        opened = self.opened
+        return usage(
+            sum(len(one.request.prompt_token_ids) for one in opened),
+            sum(one.num_output_tokens for one in opened),
+            sum(one.num_cached_tokens for one in opened),
+        )
+
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """What the answers get as they get it; ``close`` afterwards.
 
@@ -103,10 +157,12 @@ class Running:
                 self._note(number, delta)
                 yield number, delta
         except ENDINGS as error:
-            raise self._translate(error) from None
+            translated = self._translate(error)
+            self._status = translated.status
+            raise translated from None
 
     @property
-    def opened(self):
+    def opened(self) -> list[OpenRequest]:
         """The state of each request."""
         return self._generation.opened
 

@@ -10,10 +10,6 @@ from labinfer.server.call import Call
 from labinfer.server.openapi import describe_api
 from labinfer.server.service import Service
 
-LOADING_SECONDS = 5.0
-"""When to ask again while the models are loaded."""
-
-
 async def list_models(call: Call) -> Response:
     """``GET /v1/models``, as OpenAI's; also while they are loaded."""
     return call.json({"object": "list", "data": [_model(call.service, name) for name in call.service.model_names]})
@@ -34,12 +30,8 @@ async def health(call: Call) -> Response:
 
 async def ready(call: Call) -> Response:
     """``GET /ready``: requests are taken now."""
-    service = call.service
-    if service.engine.draining_until is not None:
-        raise api_errors.draining(service.options.drain_timeout)
-    if not service.models:
-        raise api_errors.overloaded("the models are being loaded", LOADING_SECONDS)
-    return call.json({"status": "ready", "models": service.model_names})
+    call.service.model(None)
+    return call.json({"status": "ready", "models": call.service.model_names})
 
 
 async def version(call: Call) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ from labinfer.weights.json_file import read_json
 
 COMPLETION_TOKENS = 16
 """``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
+LONGEST = 1 << 17
+"""Tokens; where the histograms of lengths end."""
+LOADING_SECONDS = 5.0
+"""When to ask again while the models are loaded."""
 GENERATION_CONFIG = "generation_config.json"
 GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a checkpoint may recommend for sampling (Hugging Face's ``GenerationConfig``)."""
@@ -64,8 +69,10 @@ class Service:
         self.options, self.model_names, self.engine = options, model_names, engine
         self.keys = ApiKeys.load(options.api_key, options.api_key_file)
         self.limits = Limits(options)
-        self.metrics = Metrics(model_names)
-        self.log = RequestLog(options.log_json)
+        self.metrics = Metrics(model_names, LONGEST)
+        self.metrics.watch_connections(lambda: engine.num_open)
+        engine.on_stats = self.metrics.update_engine
+        self.log = RequestLog(sys.stderr, options.log_json)
         self.models: dict[str, Model] = {}
         self.started = int(time.time())
 
@@ -86,11 +93,11 @@ class Service:
             ApiError: there is none, or no model can be used now.
         """
         if name is not None and name not in self.model_names:
-            raise api_errors.model_not_found(name, self.model_names)
+            raise api_errors.not_found_model(name)
         if self.engine.draining_until is not None:
-            raise api_errors.draining()
+            raise api_errors.draining(self.options.drain_timeout)
         if not self.models:
-            raise api_errors.loading()
+            raise api_errors.overloaded("the models are being loaded; try again in a moment", LOADING_SECONDS)
         return self.models[name or self.model_names[0]]
 
 
