@@ -38,6 +38,7 @@ from labinfer.config import (
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
+    ServerOptions,
     check_bounds,
     convert,
     convert_section,
@@ -58,6 +59,7 @@ COMMANDS = {
         "Distributed large-language-model inference. The same command starts every rank.",
         (JobOptions, SamplingOptions, *SECTIONS),
     ),
+    "serve": ("Serve models over OpenAI's API. The same command starts every rank.", (ServerOptions, *SECTIONS)),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench latency": (
         "Time of a fixed batch, from its first request to its last token.",
@@ -86,6 +88,7 @@ REPEATED = ("prompt", "stop")
 """Flags that may be given several times."""
 
 EPILOG = """other commands:
+  launch.py serve              OpenAI's API over HTTP
   launch.py plan               show which rank would hold what
   launch.py bench latency      time of a fixed batch
   launch.py bench throughput   requests and tokens a second
@@ -131,15 +134,16 @@ def main(argv: list[str] | None = None) -> int:
         environment = detect()
         rank = environment.rank
         name, args = _parse(arguments, rank)
+        models = _take_models(args) if name == "serve" else {}
         options = EngineOptions.from_flat(_given(args, *SECTIONS))
-        own = _check_own(name, args)
+        own = _check_own(name, args) | ({"models": models} if models else {})
     except UserError as error:
         if rank == 0:  # every rank was given the same flags
             sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
 
     one_node = environment.world_size == environment.local_world_size
-    if name == "generate" and one_node:  # which needs all of the weights
+    if name in ("generate", "serve") and one_node:  # which needs all of the weights
         start_reading_ahead(
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )
@@ -174,7 +178,7 @@ def build_parser(command: str = "generate") -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
     for section in sections:
-        add_options(parser, section)
+        add_options(parser, section, repeated=(*REPEATED, "model") if command == "serve" else REPEATED)
     return parser
 
 
@@ -194,7 +198,7 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     return command, arguments[len(words) :]
 
 
-def add_options(parser: argparse.ArgumentParser, section: type) -> None:
+def add_options(parser: argparse.ArgumentParser, section: type, repeated: tuple[str, ...] = REPEATED) -> None:
     """A group of flags for a dataclass of options. Values are converted and checked later, all in one place."""
     group = parser.add_argument_group(section.__name__.removesuffix("Options").lower(), section.__doc__)
     hints = typing.get_type_hints(section)
@@ -209,7 +213,7 @@ def add_options(parser: argparse.ArgumentParser, section: type) -> None:
             text += f" (default: {join(f.default) if isinstance(f.default, tuple) else f.default})"
         metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
         group.add_argument(
-            *names, action="append" if f.name in REPEATED else "store", default=None, metavar=metavar, help=text
+            *names, action="append" if f.name in repeated else "store", default=None, metavar=metavar, help=text
         )
 
 
@@ -238,6 +242,28 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if len(own) == 1:
         return {"own": own[0]}
     return {"kind": name.removeprefix("bench "), "options": own} if own else {}
+
+
+def _take_models(args: argparse.Namespace) -> dict[str, str]:
+    """What ``--model [NAME=]DIR|NAME`` of ``serve`` says, by the names that requests use; the first one stays in ``args``.
+
+    Raises:
+        UserError: two have the same name.
+    """
+    models: dict[str, str] = {}
+    for text in args.model or [ModelOptions.model]:
+        name, is_named, model = text.partition("=")
+        if os.path.isdir(text):
+            name, model = os.path.basename(os.path.abspath(text)), text
+        elif not is_named:
+            model = text
+        if not name or not model:
+            raise UserError(f"--model {text}: give NAME=DIR, or DIR")
+        if name in models:
+            raise UserError(f"--model {text}: there is a model {name} already; give it another name, as in NAME={model}")
+        models[name] = model
+    args.model = next(iter(models.values()))
+    return models
 
 
 def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:

@@ -24,8 +24,8 @@ BACKLOG = 2048
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-def run(session: Session, own: ServerOptions) -> int:
-    """Serve until a signal comes; returns the exit status.
+def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
+    """Serve ``models``, by the names that requests use, until a signal comes; returns the exit status.
 
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
@@ -37,17 +37,19 @@ def run(session: Session, own: ServerOptions) -> int:
             keys = ApiKeys.load(own.api_key, own.api_key_file)  # a bad file is refused before anything is loaded
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
-            gateway = GatewayProcess(_listen(own), own, list(own.served), cpus, level)
+            listener = _listen(own)
+            port = listener.getsockname()[1]
+            gateway = GatewayProcess(listener, own, list(models), cpus, level)
     llms: dict[str, LLM] = {}
-    for name, model in own.served.items():
-        share = 1 / (len(own.served) - len(llms))  # the first of three models takes a third of what is free
+    for name, model in models.items():
+        share = 1 / (len(models) - len(llms))  # the first of three models takes a third of what is free
         llms[name] = load(session, _options_of(session.options, model, share), tuple(llms.values()))
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
     with group.together():
         if is_rank0:
             for llm in llms.values():
                 announce(llm, llm.options)
-            _announce_address(own, bool(keys.num_keys), list(llms))
+            _announce_address(own.host, port, keys.required, list(llms))
             EngineHost(llms, gateway.connection, session.signals.check, own.drain_timeout).run()
             gateway.end()
             for llm in llms.values():
@@ -81,9 +83,9 @@ def _listen(options: ServerOptions) -> socket.socket:
         ) from None
 
 
-def _announce_address(options: ServerOptions, has_keys: bool, names: list[str]) -> None:
-    shown = f"[{options.host}]" if ":" in options.host else options.host
+def _announce_address(host: str, port: int, has_keys: bool, names: list[str]) -> None:
+    shown = f"[{host}]" if ":" in host else host
     access = "an API key is required" if has_keys else "no API key is required"
-    logger.info("serving %s at http://%s:%d/v1 (%s)", ", ".join(names), shown, options.port, access)
-    if options.host in EVERYWHERE and not has_keys:
+    logger.info("serving %s at http://%s:%d/v1 (%s)", ", ".join(names), shown, port, access)
+    if host in EVERYWHERE and not has_keys:
         logger.warning("anyone who can reach this machine can use it: give --api-key or --api-key-file, or --host 127.0.0.1")
