@@ -1,0 +1,123 @@
+"""What the gateway adds to a token: 32 streamed answers at once over HTTP, and the same from ``LLM`` in this process.
+
+    python benchmarks/gateway_overhead.py --model DIR
+
+Both engines are loaded; they run in turn. The time of a token is the mean over all answers of the time between their tokens
+(TPOT), and the gateway's part the difference within a round. The client shares the machine's cores with both, so its
+own work counts as the gateway's, too. Prompts are short, so that next to all steps decode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from labinfer import LLM, SamplingParams
+from labinfer.observe.table import format_table
+
+LAUNCH = Path(__file__).parent.parent / "launch.py"
+PROMPT_TOKENS = 16
+FLAGS = {"max_model_len": 2048, "num_kv_blocks": 1024, "enable_prefix_caching": False}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+
+    draw = random.Random(0)
+    prompts = [[draw.randrange(10, 400) for _ in range(PROMPT_TOKENS)] for _ in range(args.streams)]
+    rows = []
+    with LLM(args.model, **FLAGS) as llm, Server(args.model) as server:
+        for number in range(args.rounds + 1):
+            offline = measure_offline(llm, prompts, args.tokens)
+            online = asyncio.run(measure_online(server.port, prompts, args.tokens))
+            if number > 0:  # the first round warms up
+                rows.append((offline * 1e3, online * 1e3, (online - offline) * 1e3))
+    table = [(name, *(f"{statistics.median(column):.2f}" for column in zip(*rows))) for name in ("median",)]
+    table += [(f"round {number}", *(f"{value:.2f}" for value in row)) for number, row in enumerate(rows, 1)]
+    print(format_table((f"ms a token, {args.streams} streams", "LLM", "HTTP", "added"), table))
+
+
+def measure_offline(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
+    """Seconds a token."""
+    times: defaultdict[int, list[float]] = defaultdict(list)
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    llm.generate(prompts, params, on_delta=lambda delta: times[delta.key].append(time.monotonic()))
+    return mean_gap(list(times.values()), num_tokens)
+
+
+async def measure_online(port: int, prompts: list[list[int]], num_tokens: int) -> float:
+    """Seconds a token."""
+    return mean_gap(await asyncio.gather(*(stream(port, prompt, num_tokens) for prompt in prompts)), num_tokens)
+
+
+def mean_gap(times: list[list[float]], num_tokens: int) -> float:
+    return statistics.fmean((one[-1] - one[0]) / (num_tokens - 1) for one in times)
+
+
+async def stream(port: int, prompt: list[int], num_tokens: int) -> list[float]:
+    """When each event of one answer came. As little of a client as there can be, as it takes the server's cores."""
+    body = json.dumps({"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True})
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write((head + body).encode())
+    status = await reader.readline()
+    assert b" 200 " in status, (status, await reader.read(2000))
+    times = []
+    while True:
+        line = await reader.readline()
+        assert line, "the server closed the connection"
+        if line.startswith(b"data: [DONE]"):
+            break
+        if line.startswith(b"data: "):
+            times.append(time.monotonic())
+    writer.close()
+    return times
+
+
+class Server:
+    """``launch.py serve`` with the options of the engine in this process."""
+
+    def __init__(self, model: str):
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        flags = ["--no-enable-prefix-caching", "--max-model-len", FLAGS["max_model_len"], "--num-kv-blocks", FLAGS["num_kv_blocks"]]
+        command = [sys.executable, LAUNCH, "serve", "--port", self.port, "--model", model, "--log-level", "warning", *flags]
+        self._process = subprocess.Popen([str(word) for word in command])
+
+    def __enter__(self) -> Server:
+        while not asyncio.run(self._is_ready()):
+            assert self._process.poll() is None, "the server did not start"
+            time.sleep(0.1)
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    async def _is_ready(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
+        status = await reader.readline()
+        writer.close()
+        return b" 200 " in status
+
+
+if __name__ == "__main__":
+    main()
