@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from labinfer.engine.request import AnswerUpdate, Request
+from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.errors import UserError
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.server.frames import (
@@ -46,6 +46,10 @@ class QueueIsFull(RuntimeError):
 
 class Cancelled(RuntimeError):
     """Somebody asked for the request's end."""
+
+
+class BrokenOff(RuntimeError):
+    """The engine could not go on with the answer: the form that it was to have became too complex to follow."""
 
 
 class TimeIsUp(RuntimeError):
@@ -96,7 +100,7 @@ class Generation:
         """What the answers get as they get it, with the number of the request; needs ``OpenRequest``s that stream.
 
         Raises:
-            EngineGone, Cancelled, TimeIsUp: the rest will not come.
+            EngineGone, Cancelled, BrokenOff, TimeIsUp: the rest will not come.
         """
         while not self.is_done or self._changed:
             if not self._changed:
@@ -108,7 +112,7 @@ class Generation:
         """All answers, when they are complete.
 
         Raises:
-            EngineGone, Cancelled, TimeIsUp: they will not come.
+            EngineGone, Cancelled, BrokenOff, TimeIsUp: they will not come.
         """
         await self.finish()
         return [opened.output() for opened in self.opened]
@@ -139,6 +143,8 @@ class Generation:
         opened = self.opened[number]
         if opened.answers[update.index].finish_reason is not None:  # a stop string ended it meanwhile
             return False
+        if update.finish_reason is FinishReason.ABORT:
+            self.fail(BrokenOff("structured_outputs became too complex to follow; the answer was broken off"))
         stopped = opened.add(update)
         self._changed[number, update.index] = None
         self._news.set()

@@ -17,7 +17,14 @@ from labinfer.protocol import ParsedBody
 from labinfer.responses import usage
 from labinfer.server import api_errors
 from labinfer.server.api_errors import ApiError
-from labinfer.server.async_llm_engine import Cancelled, EngineGone, Generation, QueueIsFull, TimeIsUp
+from labinfer.server.async_llm_engine import (
+    BrokenOff,
+    Cancelled,
+    EngineGone,
+    Generation,
+    QueueIsFull,
+    TimeIsUp,
+)
 from labinfer.server.call import Call, refused_field
 from labinfer.server.event_stream import EventStream
 from labinfer.server.limits import Lease, LimitReached, ServerFull
@@ -28,7 +35,7 @@ RETRY_SECONDS = 1.0
 SAMPLING_FIELDS = msgspec.structs.fields(SamplingParams)
 FIELD_NAMES = (*(field.name for field in SAMPLING_FIELDS), "messages", "prompt", "input", "tools", "tool_choice", "model")
 
-ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, EngineGone)
+ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone)
 """How a generation may fail."""
 
 Result = TypeVar("Result")
@@ -189,6 +196,8 @@ class Running:
             return api_errors.overloaded(str(error), RETRY_SECONDS)
         if isinstance(error, TimeIsUp):
             return api_errors.timed_out(self._call.service.options.request_timeout)
+        if isinstance(error, BrokenOff):
+            return api_errors.bad_request(str(error), "structured_outputs")
         if isinstance(error, Cancelled):
             return api_errors.cancelled(str(error))
         return api_errors.draining(RETRY_SECONDS)

@@ -1,0 +1,280 @@
+"""Every route through OpenAI's own client, which checks each answer against its own types."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+
+import openai
+import pytest
+from serving import Server, serving
+
+MESSAGES = [{"role": "user", "content": "17 + 25 = ?"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"enum": [1, 2, 3]}},
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving("--dtype", "float32", "--num-kv-blocks", "1024", "--max-body-size", "1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
+    )
+
+
+class TestModels:
+    def test_the_list_has_the_model(self, client):
+        assert [model.id for model in client.models.list()] == ["demo"]
+        assert client.models.retrieve("demo").object == "model"
+
+    def test_another_one_is_not_found(self, client):
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.models.retrieve("gpt-4")
+        assert caught.value.code == "model_not_found"
+
+
+class TestChat:
+    def test_an_answer(self, client):
+        answer = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0, max_tokens=16)
+        assert answer.choices[0].message.content == "42"
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+        assert answer.id.startswith("chatcmpl-")
+
+    def test_a_stream_joins_to_the_same(self, client):
+        fields = {"model": "demo", "messages": MESSAGES, "temperature": 1.2, "seed": 3, "max_tokens": 30, "n": 2}
+        whole = client.chat.completions.create(**fields)
+        chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+        texts = ["", ""]
+        reasons: list[list[str]] = [[], []]
+        for chunk in chunks[:-1]:
+            assert chunk.usage is None
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                if choice.finish_reason:
+                    reasons[choice.index].append(choice.finish_reason)
+        assert texts == [choice.message.content for choice in whole.choices]
+        assert reasons == [[choice.finish_reason] for choice in whole.choices]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+        assert len({chunk.id for chunk in chunks}) == 1
+
+    def test_chinese_is_never_cut_in_a_character(self, client):
+        fields = {"model": "demo", "messages": [{"role": "user", "content": "你好"}], "temperature": 1.5, "seed": 1}
+        whole = client.chat.completions.create(**fields, max_tokens=60)
+        pieces = [
+            chunk.choices[0].delta.content or ""
+            for chunk in client.chat.completions.create(**fields, max_tokens=60, stream=True)
+        ]
+        assert "".join(pieces) == whole.choices[0].message.content
+
+    def test_log_probabilities(self, client):
+        fields = {"model": "demo", "messages": MESSAGES, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+        answer = client.chat.completions.create(**fields, max_tokens=5)
+        content = answer.choices[0].logprobs.content
+        assert len(content) == answer.usage.completion_tokens
+        assert all(one.logprob <= 0 and len(one.top_logprobs) == 3 for one in content)
+        streamed = [
+            one
+            for chunk in client.chat.completions.create(**fields, max_tokens=5, stream=True)
+            for choice in chunk.choices
+            if choice.logprobs
+            for one in choice.logprobs.content
+        ]
+        assert [one.token for one in streamed] == [one.token for one in content]
+
+    def test_a_stop_string(self, client):
+        fields = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+        text = client.chat.completions.create(**fields, max_tokens=40).choices[0].message.content
+        stop = text[len(text) // 2 :][:3]
+        cut = client.chat.completions.create(**fields, max_tokens=40, stop=[stop])
+        assert cut.choices[0].message.content == text[: text.index(stop)]
+        assert cut.choices[0].finish_reason == "stop"
+
+    def test_json_by_a_schema(self, client):
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=MESSAGES,
+            temperature=1.5,
+            seed=1,
+            max_tokens=200,
+            response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
+        )
+        person = json.loads(answer.choices[0].message.content)
+        assert set(person) == {"name", "age"}
+        assert 0 <= person["age"] <= 99
+
+    def test_a_regex_and_a_choice(self, client):
+        for form, allowed in (({"regex": "(yes|no){2}"}, None), ({"choice": ["red", "green"]}, ("red", "green"))):
+            answer = client.chat.completions.create(
+                model="demo", messages=MESSAGES, temperature=1.0, extra_body={"structured_outputs": form}
+            )
+            text = answer.choices[0].message.content
+            assert text in (allowed or ("yesyes", "yesno", "noyes", "nono"))
+
+    def test_a_forced_tool_call(self, client):
+        fields = {
+            "model": "demo",
+            "messages": MESSAGES,
+            "tools": TOOLS,
+            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            "temperature": 1.0,
+            "seed": 5,
+            "max_tokens": 300,
+        }
+        answer = client.chat.completions.create(**fields)
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        call = choice.message.tool_calls[0]
+        assert call.function.name == "get_weather"
+        arguments = json.loads(call.function.arguments)
+        assert arguments["days"] in (1, 2, 3)
+
+        name, text, reasons = "", "", []
+        for chunk in client.chat.completions.create(**fields, stream=True):
+            for choice in chunk.choices:
+                for part in choice.delta.tool_calls or []:
+                    name += part.function.name or ""
+                    text += part.function.arguments or ""
+                reasons += [choice.finish_reason] if choice.finish_reason else []
+        assert (name, json.loads(text), reasons) == ("get_weather", arguments, ["tool_calls"])
+
+    def test_the_tools_own_answer_goes_on(self, client):
+        call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+        messages = [
+            *MESSAGES,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        ]
+        answer = client.chat.completions.create(model="demo", messages=messages, tools=TOOLS, max_tokens=5)
+        assert answer.usage.completion_tokens >= 1
+
+
+class TestCompletions:
+    def test_prompts_of_every_kind(self, client):
+        ids = client.post("/../tokenize", cast_to=object, body={"prompt": "red blue"})["tokens"]
+        for prompt, count in (("red blue", 1), (["red blue", "one"], 2), (ids, 1), ([ids, ids], 2)):
+            answer = client.completions.create(model="demo", prompt=prompt, max_tokens=4, temperature=0, n=2)
+            assert [choice.index for choice in answer.choices] == list(range(2 * count))
+        one = client.completions.create(model="demo", prompt="red blue", max_tokens=4, temperature=0).choices[0].text
+        same = client.completions.create(model="demo", prompt=ids, max_tokens=4, temperature=0).choices[0].text
+        assert one == same
+
+    def test_echo_and_log_probabilities(self, client):
+        fields = {"model": "demo", "prompt": "red blue", "max_tokens": 4, "temperature": 0, "echo": True, "logprobs": 2}
+        choice = client.completions.create(**fields).choices[0]
+        assert choice.text.startswith("red blue")
+        assert choice.logprobs.token_logprobs[0] is None
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.text_offset)
+        text, tokens, offsets = "", [], []
+        for chunk in client.completions.create(**fields, stream=True):
+            for part in chunk.choices:
+                text += part.text
+                if part.logprobs:
+                    tokens += part.logprobs.tokens
+                    offsets += part.logprobs.text_offset
+        assert (text, tokens, offsets) == (choice.text, choice.logprobs.tokens, choice.logprobs.text_offset)
+
+    def test_best_of(self, client):
+        answer = client.completions.create(model="demo", prompt="red", max_tokens=4, best_of=3, n=2, temperature=1.0)
+        assert len(answer.choices) == 2
+        with pytest.raises(openai.BadRequestError, match="best_of"):
+            client.completions.create(model="demo", prompt="red", best_of=3, n=2, stream=True)
+
+    def test_a_suffix_is_refused(self, client):
+        with pytest.raises(openai.BadRequestError, match="suffix"):
+            client.completions.create(model="demo", prompt="red", suffix="blue")
+
+
+class TestEmbeddings:
+    def test_floats_and_base64_are_the_same_unit_vectors(self, client):
+        plain = client.embeddings.create(model="demo", input=["red", "blue"], encoding_format="float")
+        coded = client.embeddings.create(model="demo", input=["red", "blue"], encoding_format="base64")
+        for one, other in zip(plain.data, coded.data, strict=True):
+            assert sum(number**2 for number in one.embedding) == pytest.approx(1, abs=1e-5)
+            data = base64.b64decode(other.embedding)
+            assert struct.unpack(f"<{len(data) // 4}f", data) == pytest.approx(one.embedding, abs=1e-6)
+        default = client.embeddings.create(model="demo", input="red")  # the client asks for base64 by itself
+        assert default.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
+
+    def test_pooling(self, client):
+        last = client.embeddings.create(model="demo", input="red blue").data[0].embedding
+        mean = client.embeddings.create(model="demo", input="red blue", extra_body={"pooling": "mean"}).data[0].embedding
+        assert last != pytest.approx(mean, abs=1e-3)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"temperature": -1}, "temperature"),
+            ({"temperature": "hot"}, "temperature"),
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"top_p": 0}, "top_p"),
+            ({"n": 1000}, "n"),
+            ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+            ({"stop": ["a"] * 100}, None),
+            ({"nonsense": 1}, "nonsense"),
+            ({"messages": []}, None),
+            ({"messages": "hello"}, "messages"),
+            ({"messages": [{"role": "user", "content": "a" * 200_000}]}, None),
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}}, None),
+            ({"tool_choice": "required"}, "tool_choice"),
+        ],
+    )
+    def test_poison_is_a_400(self, client, fields, param):
+        body = {"model": "demo", "messages": MESSAGES, "max_tokens": 4} | fields
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.post("/chat/completions", cast_to=object, body=body | {"stream": stream})
+            assert caught.value.body["type"] == "invalid_request_error"
+            if param:
+                assert caught.value.body["param"] == param
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"messages": NaN}'])
+    def test_what_is_no_json(self, server, body):
+        status, answer = server.post("/v1/chat/completions", body)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+    def test_another_model(self, client):
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.chat.completions.create(model="../demo", messages=MESSAGES)
+        assert caught.value.code == "model_not_found"
+
+    def test_too_large_a_body(self, server):
+        status, answer = server.post("/v1/completions", {"prompt": "a" * (1 << 20)})
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+
+    def test_no_such_path_and_method(self, server):
+        assert server.get("/v1/nothing")[0] == 404
+        status, answer = server.get("/v1/chat/completions")
+        assert status == 405
+        assert "POST" in answer["error"]["message"]
+
+    def test_the_engine_is_idle_after_all_that(self, server):
+        server.wait_idle()
