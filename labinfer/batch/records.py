@@ -10,6 +10,7 @@ from typing import Any
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
 from labinfer.protocol import CHAT_URL, ParsedLine
+from labinfer.text.tool_calls import parse_answer
 from labinfer.text.tokenizer import Tokenizer
 
 
@@ -37,7 +38,7 @@ def result_record(
         return record
     if line.url == CHAT_URL:
         kind, prefix = "chat.completion", "chatcmpl"
-        choices = [_chat_choice(completion, tokenizer) for completion in output.completions]
+        choices = [_chat_choice(completion, tokenizer, line) for completion in output.completions]
     else:
         kind, prefix = "text_completion", "cmpl"
         echo = Echo(echoed, output.prompt_token_ids, output.prompt_logprobs) if line.echo else None
@@ -94,8 +95,8 @@ def _plain_logprobs(measured: list[TokenLogprobs]) -> list[dict[str, Any]]:
     return [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in measured]
 
 
-def _chat_choice(completion: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """As OpenAI's chat completion object has it."""
+def _chat_choice(completion: Completion, tokenizer: Tokenizer | None, line: ParsedLine) -> dict[str, Any]:
+    """As OpenAI's chat completion object has it; where tools were offered, with the calls that the text has."""
     logprobs = None
     if completion.logprobs is not None:
         content = []
@@ -103,13 +104,14 @@ def _chat_choice(completion: Completion, tokenizer: Tokenizer | None) -> dict[st
             top = [_spelled(token_id, logprob, tokenizer) for token_id, logprob in one.top.items()]
             content.append(_spelled(one.token_id, one.logprob, tokenizer) | {"top_logprobs": top})
         logprobs = {"content": content}
-    message = {"role": "assistant", "content": completion.text}
-    return {
-        "index": completion.index,
-        "message": message,
-        "logprobs": logprobs,
-        "finish_reason": completion.finish_reason,
-    }
+    message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+    finish_reason = completion.finish_reason
+    if line.prompt.get("tools") and completion.text is not None:
+        content, calls = parse_answer(completion.text, line.prompt.get("parallel_tool_calls", True))
+        if calls:
+            message |= {"content": content or None, "tool_calls": [call.as_dict() for call in calls]}
+            finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+    return {"index": completion.index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _spelled(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
