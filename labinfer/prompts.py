@@ -9,14 +9,17 @@ from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tools import ToolUse
 
 Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
 """Text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``, ``{"messages": …}``, or a list of chat messages.
 
-A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``.
+A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``. Beside messages it may have
+``tools``, ``tool_choice`` and ``parallel_tool_calls``; see ``ToolUse``.
 """
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 EXTRA_KEYS = {"cache_salt": str, "priority": int, "user": str}
+TOOL_KEYS = ToolUse.__struct_fields__
 
 
 class RequestReader:
@@ -58,12 +61,16 @@ class RequestReader:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; see ``read``."""
+        tools: list[dict[str, Any]] = []
         if isinstance(prompt, dict):
             keys = [key for key in PROMPT_KEYS if prompt.get(key) is not None]
             if len(keys) != 1:
                 raise UserError(
                     f"a prompt needs exactly one of prompt, prompt_token_ids and messages, not {sorted(prompt)}"
                 )
+            tools = ToolUse.of_prompt(prompt).offered
+            if tools and keys != ["messages"]:
+                raise UserError(f"tools go with messages, not with {keys[0]}")
             prompt = prompt[keys[0]]
         if isinstance(prompt, str):
             if not prompt:
@@ -72,7 +79,7 @@ class RequestReader:
         if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
             return prompt
         if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-            return self.need_tokenizer().encode_chat(prompt)
+            return self.need_tokenizer().encode_chat(prompt, tools)
         raise UserError(f"a prompt is text, a list of token ids or a list of messages, not {prompt!r:.80}")
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -100,9 +107,10 @@ def _extras(prompt: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a key is unknown, or its value has another type.
     """
-    unknown = sorted(str(key) for key in set(prompt).difference(PROMPT_KEYS, EXTRA_KEYS))
+    known = (*PROMPT_KEYS, *EXTRA_KEYS, *TOOL_KEYS)
+    unknown = sorted(str(key) for key in set(prompt).difference(known))
     if unknown:
-        raise UserError(f"a prompt has no key {unknown[0]!r}; its keys are {', '.join((*PROMPT_KEYS, *EXTRA_KEYS))}")
+        raise UserError(f"a prompt has no key {unknown[0]!r}; its keys are {', '.join(known)}")
     extras = {key: prompt[key] for key in EXTRA_KEYS if prompt.get(key) is not None}
     for key, value in extras.items():
         if type(value) is not EXTRA_KEYS[key]:

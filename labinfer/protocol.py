@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
+from labinfer.text.tools import PastCall, ToolChoice, ToolList, ToolUse
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -41,12 +42,25 @@ class Message(msgspec.Struct, omit_defaults=True):
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[PastCall] | None = None
+    """Of an assistant; its content may then be null."""
+    tool_call_id: str | None = None
+    """Which call a message of the role ``tool`` answers."""
 
     def as_dict(self) -> dict[str, Any]:
+        """As chat templates take it."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
-        return {"role": self.role, "content": content or ""} | ({"name": self.name} if self.name else {})
+        message: dict[str, Any] = {"role": self.role, "content": content or ""}
+        if self.name:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["content"] = content
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class Sampling(msgspec.Struct, kw_only=True):
@@ -121,11 +135,16 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Any = None
     response_format: dict | None = None
 
+    supported: ClassVar[tuple[str, ...]] = ()
+    """Those of ``NEUTRAL_VALUES`` that may have other values in this kind of body."""
+
     def check_neutral(self) -> None:
         """Raises:
         UserError: a field that is not supported has a value that would change something.
         """
         for name, neutral in NEUTRAL_VALUES.items():
+            if name in self.supported:
+                continue
             value = getattr(self, name)
             if value is not None and (value != neutral or type(value) is not type(neutral)):  # 0 is not False here
                 raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
@@ -138,6 +157,20 @@ class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message]
     top_logprobs: int | None = None
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
+
+    def prompt(self) -> dict[str, Any]:
+        """The conversation and its tools, as ``RequestReader.read`` takes them.
+
+        Raises:
+            UserError: ``tools`` and ``tool_choice`` do not go together.
+        """
+        use = ToolUse(tools=self.tools, tool_choice=self.tool_choice, parallel_tool_calls=self.parallel_tool_calls)
+        return {"messages": [message.as_dict() for message in self.messages]} | use.as_prompt()
 
     def count_logprobs(self) -> int | None:
         """``logprobs`` and ``top_logprobs`` as the one count that ``SamplingParams`` has.
@@ -208,7 +241,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         body.logprobs = None if body.logprobs is False else body.logprobs
     elif parsed.url == CHAT_URL:
         body = _decode(parsed.body, ChatBody)
-        prompt = {"messages": [message.as_dict() for message in body.messages]}
+        prompt = body.prompt()
         body.logprobs = body.count_logprobs()
         if body.echo:
             raise UserError("echo is for completions; a chat answer has no prompt text")

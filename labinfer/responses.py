@@ -9,6 +9,8 @@ from typing import Any
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tool_calls import parse_answer
+from labinfer.text.tools import ToolUse
 
 CHAT_PREFIX, COMPLETION_PREFIX = "chatcmpl-", "cmpl-"
 CHUNK_SUFFIX = ".chunk"
@@ -39,15 +41,26 @@ class Echo:
     logprobs: list[TokenLogprobs] | None
 
 
-def chat_choice(completion: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """As OpenAI's chat completion object has it."""
-    message = {"role": "assistant", "content": completion.text}
+def chat_choice(completion: Completion, tokenizer: Tokenizer | None, tool_use: ToolUse) -> dict[str, Any]:
+    """As OpenAI's chat completion object has it; where tools were offered, with the calls that the text has."""
+    message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+    finish_reason = completion.finish_reason
+    if tool_use.offered and completion.text is not None:
+        content, calls = parse_answer(completion.text, tool_use.parallel_tool_calls is not False)
+        if calls:
+            message |= {"content": content or None, "tool_calls": [call.as_dict() for call in calls]}
+            finish_reason = called_reason(finish_reason)
     return {
         "index": completion.index,
         "message": message,
         "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, tokenizer),
-        "finish_reason": completion.finish_reason,
+        "finish_reason": finish_reason,
     }
+
+
+def called_reason(finish_reason: str) -> str:
+    """Why an answer that calls tools has ended; one that was cut off has not come to its end."""
+    return "tool_calls" if finish_reason == "stop" else finish_reason
 
 
 def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> dict[str, Any]:

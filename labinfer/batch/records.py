@@ -18,6 +18,7 @@ from labinfer.responses import (
     usage_of,
 )
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tools import ToolUse
 
 
 def result_record(
@@ -34,8 +35,8 @@ def result_record(
             record["prompt_logprobs"] = plain_logprobs(output.prompt_logprobs)
         return record
     if line.url == CHAT_URL:
-        kind, prefix = "chat.completion", CHAT_PREFIX
-        choices = [chat_choice(completion, tokenizer) for completion in output.completions]
+        kind, prefix, tool_use = "chat.completion", CHAT_PREFIX, ToolUse.of_prompt(line.prompt)
+        choices = [chat_choice(completion, tokenizer, tool_use) for completion in output.completions]
     else:
         kind, prefix = "text_completion", COMPLETION_PREFIX
         echo = Echo(echoed, output.prompt_token_ids, output.prompt_logprobs) if line.echo else None

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from labinfer.outputs import Delta
 from labinfer.protocol import ChatBody, ParsedBody, read_chat
-from labinfer.responses import CHAT_PREFIX, CHUNK_SUFFIX, chat_choice, chat_logprobs, extras, usage_of
+from labinfer.responses import CHAT_PREFIX, CHUNK_SUFFIX, called_reason, chat_choice, chat_logprobs, extras, usage_of
 from labinfer.server.call import Call
 from labinfer.server.event_stream import EventStream, event
 from labinfer.server.generating import Running, checked, read_requests
@@ -66,7 +66,7 @@ class ChatStream:
             if logprobs is not None:  # the text of these tokens is still held back
                 yield self._chunk(delta.index, {"content": ""}, logprobs)
             if delta.finish_reason is not None:
-                reason = "tool_calls" if delta.index in self._called else delta.finish_reason
+                reason = called_reason(delta.finish_reason) if delta.index in self._called else delta.finish_reason
                 yield self._chunk(delta.index, {}, None, reason, delta.stop_reason)
         if self._parsed.include_usage:
             yield event(self._head | {"choices": [], "usage": self._running.usage()})

@@ -9,9 +9,10 @@ import msgspec
 from starlette.responses import Response
 
 from labinfer.errors import UserError
-from labinfer.protocol import Message, Tool
+from labinfer.protocol import Message
 from labinfer.server.call import Call
 from labinfer.server.generating import checked
+from labinfer.text.tools import ToolList, ToolUse
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +21,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    tools: ToolList | None = None
     """Beside messages, as in a chat request."""
     add_special_tokens: bool = True
     """Whether a text gets what the checkpoint puts before every text; a conversation has what its template says."""
@@ -49,7 +50,7 @@ async def tokenize(call: Call) -> Response:
         if body.prompt is not None:
             return tokenizer.encode(body.prompt, body.add_special_tokens)
         messages = [message.as_dict() for message in body.messages]
-        return tokenizer.encode_chat(messages, [tool.as_dict() for tool in body.tools or []] or None)
+        return tokenizer.encode_chat(messages, ToolUse(tools=body.tools).offered)
 
     token_ids = await asyncio.to_thread(checked, encode)
     answer: dict[str, Any] = {

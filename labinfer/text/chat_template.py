@@ -33,20 +33,32 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         try:
-            self._template = environment.from_string(source)
+            parsed = environment.parse(source)
+            self._template = environment.from_string(parsed)
         except jinja2.TemplateError as error:
             raise UserError(f"the chat template does not parse: {error}") from None
         self._special_tokens = special_tokens
+        self._takes_tools = any(name.name == "tools" for name in parsed.find_all(nodes.Name))
 
-    def render(self, messages: list[dict]) -> str:
+    def render(self, messages: list[dict], tools: list[dict] | None = None) -> str:
         """The conversation as text, up to where the assistant's answer begins.
 
+        Args:
+            messages: as Transformers' ``apply_chat_template`` takes them: ``arguments`` of a call are an object, not text.
+            tools: JSON schemas of functions, each as ``{"type": "function", "function": …}``.
+
         Raises:
-            UserError: the template refuses the messages.
+            UserError: the template refuses the messages, or knows nothing of tools.
         """
+        if not self._takes_tools and (tools or any(message.get("tool_calls") for message in messages)):
+            raise UserError("this model's chat template has no place for tools; leave tools and tool_calls out")
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                messages=messages,
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
             )
         except Exception as error:  # noqa: BLE001 - a template is a program; whatever it raises is its refusal
             raise UserError(f"the chat template refuses these messages: {error or type(error).__name__}") from None

@@ -61,7 +61,7 @@ class Detokenizer:
         """Text since the last call that will not be taken back: what may become a stop string is held."""
         end = len(self.text)
         if self.stopped_by is None and not self._finished:
-            end -= max((_overlap(self.text, stop) for stop in self._stop), default=0)
+            end -= max((overlap(self.text, stop) for stop in self._stop), default=0)
         begin, self._taken = self._taken, max(self._taken, end)
         return self.text[begin:end]
 
@@ -83,7 +83,7 @@ class Detokenizer:
             self.text = self.text[: at + length * self._include_stop]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Characters at the end of ``text`` that a stop string may begin with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

@@ -17,6 +17,7 @@ class _Backend(Protocol):
     def decode(self, token_ids: list[int]) -> str: ...
     @property
     def vocab_size(self) -> int: ...
+    def has_added_token(self, text: str) -> bool: ...
 
 
 class _FastBackend:
@@ -39,6 +40,10 @@ class _FastBackend:
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size()
+
+    def has_added_token(self, text: str) -> bool:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return any(token.content == text and not token.special for token in added)
 
 
 class _SentencePieceBackend:
@@ -68,6 +73,9 @@ class _SentencePieceBackend:
     def vocab_size(self) -> int:
         return self._processor.get_piece_size()
 
+    def has_added_token(self, text: str) -> bool:
+        return False
+
 
 class Tokenizer:
     """Text ↔ token ids of one checkpoint.
@@ -87,7 +95,7 @@ class Tokenizer:
             raise UserError(
                 f"{directory} has no tokenizer.json and no tokenizer.model; give --tokenizer DIR, or prompts as token ids"
             )
-        self._template = _load_template(directory)
+        self._template, self._tool_template = _load_templates(directory)
 
     @property
     def vocab_size(self) -> int:
@@ -96,6 +104,10 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    def has_added_token(self, text: str) -> bool:
+        """Whether this text is one token that stands beside the learned vocabulary, and is shown when decoded."""
+        return self._backend.has_added_token(text)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Raises:
@@ -110,18 +122,20 @@ class Tokenizer:
         """Text of the ids without special tokens; incomplete UTF-8 at the end shows as U+FFFD."""
         return self._backend.decode(token_ids)
 
-    def encode_chat(self, messages: list[dict]) -> list[int]:
-        """Ids of a conversation that ends where the assistant's answer begins.
+    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None) -> list[int]:
+        """Ids of a conversation that ends where the assistant's answer begins; see ``ChatTemplate.render``.
 
         Raises:
-            UserError: there is no chat template, or it refuses these messages.
+            UserError: there is no chat template, or it refuses these messages or tools.
         """
         if self._template is None:
             raise UserError(f"{self._directory} has no chat template; send a prompt instead of messages")
-        return self.encode(self._template.render(messages), add_special_tokens=False)
+        template = (self._tool_template if tools else None) or self._template
+        return self.encode(template.render(messages, tools), add_special_tokens=False)
 
 
-def _load_template(directory: Path) -> ChatTemplate | None:
+def _load_templates(directory: Path) -> tuple[ChatTemplate | None, ChatTemplate | None]:
+    """The chat template, and another one for conversations with tools where the checkpoint has one."""
     config_path = directory / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
     source = config.get("chat_template")
@@ -129,10 +143,12 @@ def _load_template(directory: Path) -> ChatTemplate | None:
         source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
     elif (directory / "chat_template.json").exists():
         source = read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(source, list):  # several named templates: the default one
-        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
-    if not isinstance(source, str):
-        return None
+    named = {"default": source}
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source}
+    sources = [named.get(name) for name in ("default", "tool_use")]
+    if not isinstance(sources[0], str):
+        return None, None
     from labinfer.text.chat_template import ChatTemplate  # Jinja is for those who have a template
 
     tokens = {
@@ -140,4 +156,5 @@ def _load_template(directory: Path) -> ChatTemplate | None:
         for key, value in config.items()
         if key in ("bos_token", "eos_token", "pad_token", "unk_token") and value
     }
-    return ChatTemplate(source, tokens)
+    default, with_tools = (ChatTemplate(source, tokens) if isinstance(source, str) else None for source in sources)
+    return default, with_tools

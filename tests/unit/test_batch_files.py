@@ -78,6 +78,46 @@ def test_a_chat_result_carries_a_message():
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
 
 
+PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+
+
+def chat_choice(text: str, finish_reason: str = "stop", **prompt) -> dict:
+    line = replace(parsed(custom_id="c-1", url=CHAT_URL), prompt={"messages": []} | prompt)
+    output = replace(OUTPUT, completions=[Completion(0, text, [4], finish_reason, None, None)])
+    return result_record(7, line, output, "m", None)["response"]["body"]["choices"][0]
+
+
+@pytest.mark.parametrize(("text", "content"), [(PARIS, None), ("Let me look.\n" + PARIS, "Let me look.")])
+def test_a_chat_result_carries_calls_of_the_tools_that_were_offered(text, content):
+    choice = chat_choice(text, tools=TOOLS)
+    call_id = choice["message"]["tool_calls"][0]["id"]
+    function = {"name": "weather", "arguments": '{"city": "Paris"}'}
+    calls = [{"id": call_id, "type": "function", "function": function}]
+    assert choice["message"] == {"role": "assistant", "content": content, "tool_calls": calls}
+    assert choice["finish_reason"] == "tool_calls"
+    assert json.loads(json.dumps(choice))
+
+
+def test_a_call_that_was_cut_off_says_so():
+    choice = chat_choice(PARIS[:50], "length", tools=TOOLS)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"cit'
+
+
+def test_parallel_calls_may_be_unwanted():
+    both = PARIS + PARIS
+    assert len(chat_choice(both, tools=TOOLS)["message"]["tool_calls"]) == 2
+    assert len(chat_choice(both, tools=TOOLS, parallel_tool_calls=False)["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize(("text", "prompt"), [(PARIS, {}), ("No call.\n", {"tools": TOOLS})])
+def test_an_answer_without_calls_is_its_text(text, prompt):
+    choice = chat_choice(text, **prompt)
+    assert choice["message"] == {"role": "assistant", "content": text}
+    assert choice["finish_reason"] == "stop"
+
+
 class Letters:
     """A tokenizer whose token 1 is "a", 2 is "b", …"""
 

@@ -51,6 +51,79 @@ def test_templates_render_as_in_transformers(bpe_directory, tmp_path, template, 
     assert ChatTemplate(TEMPLATES[template], tokens).render(conversation) == expected
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "é <&>", "parameters": {"type": "object", "properties": {}}},
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+CALLS = [
+    {"role": "user", "content": "And in 京都?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "京都", "days": 1}}},
+            {"type": "function", "function": {"name": "now", "arguments": {}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "20 C"},
+    {"role": "tool", "content": '{"time": "10:00"}'},
+    {"role": "assistant", "content": "It is 20 C at 10:00."},
+]
+TOOL_TEMPLATE = """
+{%- if tools %}{% for tool in tools %}[{{ tool | tojson }}]{% endfor %}{% endif %}
+{%- for m in messages %}
+    {%- if m.tool_calls %}
+        {{- m.content or '' }}
+        {%- for call in m.tool_calls %}({{ call.function.name }} {{ call.function.arguments | tojson }})
+            {%- for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}
+        {%- endfor %}
+    {%- elif m.role == 'tool' %}<{{ m.tool_call_id }}: {{ m.content }}>
+    {%- else %}{{ m.role }}: {{ m.content }}
+    {%- endif %}
+{% endfor %}"""
+"""Of our own, with what Qwen2.5's and Llama 3's do with tools and calls."""
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, CALLS], ids=["one", "several", "calls"])
+def test_tools_and_calls_render_as_in_transformers(bpe_directory, tmp_path, conversation, tools):
+    config = json.loads((bpe_directory / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TOOL_TEMPLATE}))
+    (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert ChatTemplate(TOOL_TEMPLATE, {}).render(conversation, tools) == expected
+    ours = Tokenizer(tmp_path)
+    assert ours.encode_chat(conversation, tools) == ours.encode(expected, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, "{{ messages[0].tools }}{# tools #}{{ 'tools' }}"])
+@pytest.mark.parametrize(("messages", "tools"), [(CONVERSATIONS[0], TOOLS), (CALLS, None)], ids=["tools", "calls"])
+def test_a_template_without_a_place_for_tools_refuses_them(source, messages, tools):
+    template = ChatTemplate(source, {})
+    assert template.render(CONVERSATIONS[0], []) == template.render(CONVERSATIONS[0])
+    with pytest.raises(UserError, match="no place for tools"):
+        template.render(messages, tools)
+
+
+def test_a_template_may_look_for_tools_anywhere():
+    source = "{% if mine is defined %}{% set tools = mine %}{% endif %}{% for t in tools or [] %}{{ t }}{% endfor %}"
+    assert ChatTemplate(source, {}).render([], ["a"]) == "a"
+
+
+def test_a_checkpoint_may_have_a_template_of_its_own_for_tools(bpe_directory, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
+    named = {"default": "no tools", "tool_use": "{{ tools | length }} tools", "rag": "rag"}
+    templates = [{"name": name, "template": template} for name, template in named.items()]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat(CONVERSATIONS[0])) == "no tools"
+    assert tokenizer.decode(tokenizer.encode_chat(CONVERSATIONS[0], TOOLS)) == "2 tools"
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from tasks import TASKS
-from tokenizer import render
+from tokenizer import CHAT_TEMPLATE, IM_END, IM_START, render
 
+from labinfer.text.chat_template import ChatTemplate
+from labinfer.text.tool_calls import parse_answer
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.weights.resolve import BUNDLED, resolve_model
 
@@ -61,6 +63,50 @@ def test_the_chat_template_is_what_training_rendered():
         assert asked == theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
         trained = ours.encode(render(messages), add_special_tokens=False)
         assert trained[: len(asked)] == asked
+
+
+OLD_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""As it was before it knew of tools, and as the models were trained."""
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
+
+
+@given(st.lists(st.builds(dict, role=st.sampled_from(["system", "user", "assistant"]) | st.just("x"), content=st.text())))
+def test_without_tools_the_chat_template_renders_what_it_always_did(messages):
+    assert ChatTemplate(CHAT_TEMPLATE, {}).render(messages) == ChatTemplate(OLD_TEMPLATE, {}).render(messages)
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]], ids=["no system", "system"])
+def test_the_chat_template_lists_tools_in_one_system_message(system):
+    text = ChatTemplate(CHAT_TEMPLATE, {}).render([*system, {"role": "user", "content": "hi"}], TOOLS)
+    first, *rest = text.removeprefix(IM_START).split(f"{IM_END}\n{IM_START}")
+    assert first.startswith("system\nBe brief.\n\n" if system else "system\n")
+    assert first.split("<tools>\n")[1].split("</tools>")[0] == "".join(json.dumps(tool) + "\n" for tool in TOOLS)
+    assert rest == ["user\nhi", "assistant\n"]
+
+
+@pytest.mark.parametrize("content", [None, "", "Let me look."])
+def test_the_chat_template_writes_calls_as_they_are_read(content):
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "京都"}}}
+    answers = [{"role": "tool", "content": "20 C"}, {"role": "tool", "content": "10:00"}]
+    asked = {"role": "assistant", "content": content, "tool_calls": [call, call]}
+    text = ChatTemplate(CHAT_TEMPLATE, {}).render([{"role": "user", "content": "hi"}, asked, *answers], TOOLS)
+    _, _, assistant, results, end = text.split(IM_START)[1:]
+    read, calls = parse_answer(assistant.removeprefix("assistant").removesuffix(f"{IM_END}\n").removeprefix("\n"))
+    assert read == (content or "")
+    assert [(one.name, one.arguments) for one in calls] == [("weather", '{"city": "京都"}')] * 2
+    responses = "".join(f"\n<tool_response>\n{answer['content']}\n</tool_response>" for answer in answers)
+    assert (results, end) == (f"user{responses}{IM_END}\n", "assistant\n")
+
+
+def test_the_models_carry_the_template_that_is_generated():
+    config = json.loads((DIRECTORIES["demo"] / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == CHAT_TEMPLATE
 
 
 TOKENIZER = Tokenizer(DIRECTORIES["demo"])

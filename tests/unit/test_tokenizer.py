@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -47,6 +48,18 @@ def test_sentencepiece_begins_with_its_bos_token_unless_told_not_to(sp):
 def test_sentencepiece_passes_over_control_and_unknown_ids(sp):
     ids = sp.encode("the fox", add_special_tokens=False)
     assert sp.decode([1, *ids, 2, sp.vocab_size + 7]) == "the fox"
+
+
+def test_added_tokens_are_those_that_are_shown(bpe_directory, tmp_path, bpe, sp):
+    vocabulary = json.loads((bpe_directory / "tokenizer.json").read_text())
+    like = vocabulary["added_tokens"][0]
+    for index, (text, special) in enumerate([("<tool_call>", False), ("<secret>", True)]):
+        vocabulary["added_tokens"].append(like | {"id": bpe.vocab_size + index, "content": text, "special": special})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.has_added_token("<tool_call>") and tokenizer.decode([bpe.vocab_size]) == "<tool_call>"
+    assert not any(map(tokenizer.has_added_token, ("<secret>", "the", "<tool_call", "")))
+    assert not bpe.has_added_token("<tool_call>") and not sp.has_added_token("<tool_call>")
 
 
 def test_the_ids_are_those_of_transformers(bpe_directory, bpe):

@@ -25,12 +25,35 @@ PATTERN = "|".join(
 )
 
 CHAT_TEMPLATE = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system\\n' }}"
+    "{% if messages and messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n\\n' }}{% endif %}"
+    "{{ 'Functions that can be called, as JSON, one in a line:\\n<tools>\\n' }}"
+    "{% for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}"
+    "{{ '</tools>\\nTo call a function, write its name and an object with its arguments, in this form for each call:\\n' }}"
+    """{{ '<tool_call>\\n{"name": "...", "arguments": {...}}\\n</tool_call><|im_end|>\\n' }}"""
+    "{% endif %}"
     "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}"
+    "{% if loop.first or loop.previtem['role'] != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
+    "{{ '\\n<tool_response>\\n' + message['content'] + '\\n</tool_response>' }}"
+    "{% if loop.last or loop.nextitem['role'] != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}"
+    "{% elif message['tool_calls'] %}"
+    "{{ '<|im_start|>' + message['role'] }}"
+    "{% if message['content'] %}{{ '\\n' + message['content'] }}{% endif %}"
+    "{% for call in message['tool_calls'] %}"
+    """{{ '\\n<tool_call>\\n{"name": ' + (call['function']['name'] | tojson) }}"""
+    """{{ ', "arguments": ' + (call['function']['arguments'] | tojson) + '}\\n</tool_call>' }}"""
+    "{% endfor %}"
+    "{{ '<|im_end|>\\n' }}"
+    "{% elif not (tools and loop.first and message['role'] == 'system') %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""Qwen2's, without its default system message."""
+"""Qwen2's, without its default system message. Tools are listed in the system message, and calls and results have the form
+of Qwen2.5 and Hermes (see ``labinfer/text/tool_calls.py``); training has none of them."""
 
 
 def train_tokenizer(seed: int) -> Tokenizer:

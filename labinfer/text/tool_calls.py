@@ -1,0 +1,272 @@
+"""Calls of tools in the text that a model writes.
+
+    Let me look that up.
+    <tool_call>
+    {"name": "get_weather", "arguments": {"city": "Paris"}}
+    </tool_call>
+
+The format is Qwen2.5's (the chat template beside its model card, https://huggingface.co/Qwen/Qwen2.5-7B-Instruct), which
+is that of Hermes (https://github.com/NousResearch/Hermes-Function-Calling).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from labinfer.text.detokenizer import overlap
+
+OPENING_TAG, CLOSING_TAG = "<tool_call>", "</tool_call>"
+BLANK = " \t\r\n"
+
+_TAG = re.compile(r"</?tool_call>")
+_HEAD = re.compile(
+    r'[ \t\r\n]*\{[ \t\r\n]*"name"[ \t\r\n]*:[ \t\r\n]*"([^"\\\x00-\x1f]+)"[ \t\r\n]*,'
+    r'[ \t\r\n]*"arguments"[ \t\r\n]*:[ \t\r\n]*(?=\{)'
+)
+_BRACES = re.compile(r"[ \t\r\n}]*\}")
+_OUTSIDE_STRINGS = re.compile(r'["{}\[\]]|</tool_call>')
+_IN_STRING = re.compile(r'\\[^\x00-\x1f]|["\x00-\x1f]')
+_IN_BROKEN_STRING = re.compile(r'\\[^\x00-\x1f]|"|</tool_call>')
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text of the answer that belongs to no call."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """A call begins: the ``index``-th of the answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of a call's arguments; all of it joined is the JSON of an object, as far as the model got it right."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """The arguments of a call are complete, or no more of them come."""
+
+    index: int
+
+
+Event = Content | CallStart | CallArguments | CallEnd
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A whole call."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As OpenAI's chat message has it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+def parse_answer(text: str, parallel: bool = True) -> tuple[str, list[ToolCall]]:
+    """The content and the calls of a whole answer; see ``ToolCallParser``."""
+    parser = ToolCallParser(parallel)
+    return join_events(parser.feed(text) + parser.finish())
+
+
+def join_events(events: list[Event]) -> tuple[str, list[ToolCall]]:
+    """What an answer's events come to: its content and its calls."""
+    content: list[str] = []
+    starts: list[CallStart] = []
+    arguments: list[list[str]] = []
+    for event in events:
+        if isinstance(event, Content):
+            content.append(event.text)
+        elif isinstance(event, CallStart):
+            starts.append(event)
+            arguments.append([])
+        elif isinstance(event, CallArguments):
+            arguments[event.index].append(event.text)
+    calls = [ToolCall(start.id, start.name, "".join(pieces)) for start, pieces in zip(starts, arguments, strict=True)]
+    return "".join(content), calls
+
+
+class ToolCallParser:
+    """Finds calls in an answer while it comes in. How the text is cut into pieces does not change what the events join to.
+
+    A call is announced when its name is known and its arguments begin. Until then it is held back, and text that turns
+    out not to be a call (no JSON, no name, arguments that are no object) is content, tags included: nothing is lost. From
+    then on nothing can be taken back: the arguments go out as they come, valid JSON or not, up to the bracket that closes
+    them, or else up to ``</tool_call>`` (unless that stands inside a well-formed string) or the end of the text. Closing
+    braces and ``</tool_call>`` after them belong to the call, present, missing or cut off; whatever else follows is content.
+
+    White space before a call, and after the last one, is not content.
+
+    Args:
+        parallel: False ends the answer with its first call: what the model writes after it is dropped.
+    """
+
+    def __init__(self, parallel: bool = True):
+        self._parallel = parallel
+        self._held = ""  # what is not decided yet
+        self._read: Callable[[bool], bool] = self._read_content
+        self._events: list[Event] = []
+        self._num_calls = 0
+        self._after_call = False  # no content since the last one
+        self._depth = 0
+        self._marks = _OUTSIDE_STRINGS
+
+    def feed(self, text: str) -> list[Event]:
+        """What is certain after this much more text."""
+        self._held += text
+        return self._run(at_end=False)
+
+    def finish(self) -> list[Event]:
+        """The rest, as no more text comes."""
+        return self._run(at_end=True)
+
+    def _run(self, at_end: bool) -> list[Event]:
+        while self._read(at_end):
+            pass
+        events, self._events = self._events, []
+        return events
+
+    # The states. Each takes from the held text what it can decide on, and returns whether the next state may go on.
+
+    def _read_content(self, at_end: bool) -> bool:
+        tag = self._held.find(OPENING_TAG)
+        if tag < 0 and at_end:
+            if self._held.strip(BLANK) or not self._after_call:
+                self._add_content(len(self._held))
+            self._held = ""
+            return False
+        open_end = tag if tag >= 0 else len(self._held) - overlap(self._held, OPENING_TAG)
+        self._add_content(len(self._held[:open_end].rstrip(BLANK)))
+        if tag < 0:
+            return False
+        self._read = self._read_head
+        return True
+
+    def _read_head(self, at_end: bool) -> bool:
+        """Held: white space, the opening tag, and what follows it."""
+        begin = self._held.index(OPENING_TAG) + len(OPENING_TAG)
+        if self._held[begin:].lstrip(BLANK)[:1] not in ("", "{"):
+            return self._reject(begin)
+        tag = _TAG.search(self._held, begin)
+        end = tag.start() if tag else len(self._held)
+        if head := _HEAD.match(self._held, begin, end):
+            self._start(head[1])
+            self._held = self._held[head.end() :]
+            self._depth, self._marks = 0, _OUTSIDE_STRINGS
+            self._read = self._read_arguments
+            return True
+        if tag is None and not at_end:
+            return False
+        call = _whole_call(self._held[begin:end])  # its keys may stand in another order
+        if call is None:
+            return self._reject(begin)
+        name, arguments = call
+        self._start(name)
+        self._held = arguments + self._held[end:]
+        return self._end_arguments(len(arguments))
+
+    def _read_arguments(self, at_end: bool) -> bool:
+        position = 0
+        while mark := self._marks.search(self._held, position):
+            position, what = mark.end(), mark[0]
+            if what == CLOSING_TAG:
+                return self._end_arguments(mark.start())
+            if what == '"':
+                self._marks = _IN_STRING if self._marks is _OUTSIDE_STRINGS else _OUTSIDE_STRINGS
+            elif self._marks is _OUTSIDE_STRINGS:
+                self._depth += 1 if what in "{[" else -1
+                if self._depth == 0:
+                    return self._end_arguments(position)
+            elif what < " ":  # no string of JSON has that
+                self._marks = _IN_BROKEN_STRING
+        if at_end:
+            return self._end_arguments(len(self._held))
+        undecided = 0
+        if self._marks is not _OUTSIDE_STRINGS and self._held.endswith("\\", position):
+            undecided = 1
+        elif self._marks is not _IN_STRING:
+            undecided = overlap(self._held[position:], CLOSING_TAG)
+        self._add_arguments(len(self._held) - undecided)
+        return False
+
+    def _read_tail(self, at_end: bool) -> bool:
+        if braces := _BRACES.match(self._held):
+            self._held = self._held[braces.end() :]
+        rest = self._held.lstrip(BLANK)
+        if rest.startswith(CLOSING_TAG):
+            self._held = rest[len(CLOSING_TAG) :]
+        elif CLOSING_TAG.startswith(rest):  # also an empty rest
+            if not at_end:
+                return False
+            self._held = ""
+        self._read = self._read_content
+        return True
+
+    def _drop(self, at_end: bool) -> bool:
+        self._held = ""
+        return False
+
+    # What they do.
+
+    def _add_content(self, end: int) -> None:
+        if text := self._held[:end]:
+            self._held = self._held[end:]
+            self._after_call = False
+            self._events.append(Content(text))
+
+    def _reject(self, end: int) -> bool:
+        """The tag opens no call; look at what follows it."""
+        self._add_content(end)
+        self._read = self._read_content
+        return True
+
+    def _start(self, name: str) -> None:
+        self._events.append(CallStart(self._num_calls, f"call_{secrets.token_hex(12)}", name))
+
+    def _add_arguments(self, end: int) -> None:
+        if text := self._held[:end]:
+            self._held = self._held[end:]
+            self._events.append(CallArguments(self._num_calls, text))
+
+    def _end_arguments(self, end: int) -> bool:
+        self._add_arguments(end)
+        self._events.append(CallEnd(self._num_calls))
+        self._num_calls += 1
+        self._after_call = True
+        self._read = self._read_tail if self._parallel else self._drop
+        return True
+
+
+class _Call(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def _whole_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments of a call that is complete, or None."""
+    try:
+        call = msgspec.json.decode(text, type=_Call)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    arguments = bytes(call.arguments).decode().strip()
+    return (call.name, arguments) if call.name and arguments.startswith("{") else None

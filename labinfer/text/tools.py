@@ -1,0 +1,198 @@
+"""Tools that a request offers to the model, and the grammar that makes it call one.
+
+Names and meanings are OpenAI's (API reference, "Create chat completion": ``tools``, ``tool_choice``,
+``parallel_tool_calls``, and ``tool_calls`` of messages). The text of a call is Qwen2.5's; see ``text/tool_calls.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG
+
+MAX_TOOLS = 128
+MAX_SCHEMA_DEPTH = 64
+"""Objects and arrays inside each other in a function's parameters: whatever reads them can follow so far."""
+MAX_FORCED_CALLS = 8
+"""Calls in an answer that must have one."""
+
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]  # Python's $ allows a last line feed
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as ``json.dumps`` writes it, and with it the calls that the model has seen in training."""
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of an object; None for a function without parameters."""
+    strict: bool | None = None
+    """Whether a schema that cannot be kept to in all its parts is refused where a call is forced."""
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolList = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str | dict[str, Any]
+    """JSON text as OpenAI has it, or the object itself as Hugging Face's templates do."""
+
+
+class PastCall(msgspec.Struct, frozen=True):
+    """A call in an assistant's message; other keys are dropped."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As templates take it: arguments are an object. Text that is none stays text; no text is no arguments."""
+        function = {"name": self.function.name, "arguments": _read_arguments(self.function.arguments)}
+        return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": function}
+
+
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request says of tools.
+
+    Raises:
+        UserError: the fields do not go together, or a schema is none.
+    """
+
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
+    """``none``: no call; ``auto`` (the default): as the model likes; ``required``: at least one; or this one."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most."""
+
+    def __post_init__(self) -> None:
+        tools = self.tools or []
+        names = [tool.function.name for tool in tools]
+        if not tools and self.tool_choice not in (None, "none"):
+            raise UserError(f"tool_choice {_spell(self.tool_choice)} needs tools to choose from")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise UserError(f"tool_choice {_spell(self.tool_choice)} is not among tools, which are {', '.join(names):.200}")
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"tools has {names.count(name)} functions called {name!r}; their names must differ")
+        for tool in tools:
+            _check_parameters(tool.function)
+
+    @classmethod
+    def of_prompt(cls, prompt: dict[str, Any]) -> ToolUse:
+        """From the fields of this name in a prompt.
+
+        Raises:
+            UserError: one is out of its bounds.
+        """
+        given = {name: prompt[name] for name in cls.__struct_fields__ if prompt.get(name) is not None}
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise UserError(str(error)) from None
+        except RecursionError:
+            raise UserError("tools is nested too deeply") from None
+
+    def as_prompt(self) -> dict[str, Any]:
+        """Plain fields of a prompt, from which ``of_prompt`` makes the same again; none where no tool is offered."""
+        return msgspec.to_builtins(self) if self.offered else {}
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them. None where the model is to call none: then it need not know them."""
+        if self.tool_choice == "none":
+            return []
+        offered = []
+        for tool in self.tools or []:
+            function = msgspec.to_builtins(tool.function)
+            function.pop("strict", None)  # a matter between the caller and us
+            offered.append({"type": tool.type, "function": function})
+        return offered
+
+    def forced_call(self, tags_are_tokens: bool = False) -> str | None:
+        """A Lark grammar in llguidance's dialect of answers that make the calls ``tool_choice`` demands; None without any.
+
+        Named tools are called once; ``required`` allows up to ``MAX_FORCED_CALLS`` calls.
+
+        Args:
+            tags_are_tokens: whether ``<tool_call>`` is a token of its own, as in Qwen2.5's vocabulary. llguidance never
+                lets such tokens stand for their text, and the model has never seen the tag written in other tokens.
+        """
+        if not isinstance(self.tool_choice, NamedTool) and self.tool_choice != "required":
+            return None
+        functions = [tool.function for tool in self.tools or []]
+        several = not isinstance(self.tool_choice, NamedTool) and self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, NamedTool):
+            functions = [function for function in functions if function.name == self.tool_choice.function.name]
+        rules = [f'start: call ("\\n" call){{0,{MAX_FORCED_CALLS - 1}}}' if several else "start: call"]
+        rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(functions))))
+        for index, function in enumerate(functions):
+            before, after = f'\n{{"name": "{function.name}", "arguments": ', "}\n"
+            if tags_are_tokens:
+                opening, closing = f"{OPENING_TAG} {json.dumps(before)}", f"{json.dumps(after)} {CLOSING_TAG}"
+            else:
+                opening, closing = json.dumps(OPENING_TAG + before), json.dumps(after + CLOSING_TAG)
+            rules.append(f"call_{index}: {opening} %json {json.dumps(_schema(function))} {closing}")
+        return "\n".join(rules) + "\n"
+
+
+def _read_arguments(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        read = msgspec.json.decode(arguments) if arguments.strip() else {}
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return arguments
+    return read if isinstance(read, dict) else arguments
+
+
+def _spell(choice: ToolChoice) -> str:
+    return repr(choice.function.name if isinstance(choice, NamedTool) else choice)[:100]
+
+
+def _check_parameters(function: Function) -> None:
+    if function.parameters is None:
+        return
+    kind = function.parameters.get("type", "object")
+    if kind != "object":
+        raise UserError(f'parameters of {function.name!r} must be a schema of type "object", not {kind!r:.60}')
+    level: list[Any] = [function.parameters]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [child for value in level for child in _children(value)]
+    if level:
+        raise UserError(f"parameters of {function.name!r} are nested more than {MAX_SCHEMA_DEPTH} deep; make them flatter")
+
+
+def _children(value: Any) -> list[Any]:
+    """Objects and arrays right inside a value."""
+    inside = value.values() if isinstance(value, dict) else value
+    return [child for child in inside if isinstance(child, (dict, list))]
+
+
+def _schema(function: Function) -> dict[str, Any]:
+    """The schema of the arguments, with llguidance's options."""
+    if function.parameters is None:
+        schema = NO_PARAMETERS
+    else:
+        schema = {"type": "object"} | function.parameters
+    return schema | {"x-guidance": COMPACT | {"lenient": not function.strict}}

@@ -1,0 +1,313 @@
+"""Tools in requests: their bounds, what templates are told of them, and grammars that force a call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from labinfer.errors import UserError
+from labinfer.plan import SamplingParams
+from labinfer.prompts import RequestReader
+from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, ParsedLine, parse_line
+from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG, parse_answer
+from labinfer.text.tools import MAX_FORCED_CALLS, MAX_SCHEMA_DEPTH, MAX_TOOLS, ToolUse
+from labinfer.weights.resolve import resolve_model
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def tool(name: str = "weather", **function) -> dict:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def named(name: str) -> dict:
+    return {"type": "function", "function": {"name": name}}
+
+
+def parse(url: str = CHAT_URL, **body) -> ParsedLine:
+    body = ({"messages": MESSAGES} if url == CHAT_URL else {"prompt": "hi"}) | body
+    line = {"custom_id": "c", "method": "POST", "url": url, "body": body}
+    return parse_line(json.dumps(line).encode(), SamplingParams())
+
+
+# Fields.
+
+
+def test_tools_stand_beside_the_messages():
+    tools = [tool(description="How is it?", parameters=CITY, strict=True), tool("now")]
+    fields = {"tools": tools, "tool_choice": named("now"), "parallel_tool_calls": False}
+    assert parse(**fields).prompt == {"messages": MESSAGES} | fields
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tools": []}, {"tools": [], "tool_choice": "none"}, {"tool_choice": "none"}, {"parallel_tool_calls": True}]
+    + [{"tools": [tool()], "tool_choice": "none"}],
+)
+def test_where_no_tool_is_offered_there_are_only_messages(fields):
+    assert parse(**fields).prompt == {"messages": MESSAGES}
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9", "x" * 64])
+def test_names_in_bounds_are_accepted(name):
+    assert parse(tools=[tool(name)]).prompt["tools"] == [tool(name)]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "é", "a.b", "x" * 65, "a\n", None, 5])
+def test_names_out_of_bounds_are_refused(name):
+    with pytest.raises(UserError, match=r"tools\[0\].function.name"):
+        parse(tools=[tool(name)])
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tool_choice": "auto"}, "'auto' needs tools"),
+        ({"tool_choice": "required", "tools": []}, "'required' needs tools"),
+        ({"tool_choice": named("weather")}, "'weather' needs tools"),
+        ({"tools": [tool()], "tool_choice": named("wether")}, "'wether' is not among tools, which are weather"),
+        ({"tools": [tool()], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "custom", "function": {"name": "weather"}}}, "tool_choice"),
+        ({"tools": [tool()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"tools": [tool(), tool("now"), tool()]}, "2 functions called 'weather'"),
+        ({"tools": [tool(f"f{index}") for index in range(MAX_TOOLS + 1)]}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{}]}, "type"),
+        ({"tools": [{"type": "function"}]}, "function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "retrieval"),
+        ({"tools": [tool(returns={})]}, "returns"),
+        ({"tools": [tool(description=5)]}, "description"),
+        ({"tools": [tool(parameters="x")]}, "parameters"),
+        ({"tools": [tool(parameters={"type": "string"})]}, "parameters of 'weather' must be .*\"object\", not 'string'"),
+        ({"tools": [tool(parameters=nested(MAX_SCHEMA_DEPTH + 1))]}, "more than 64 deep"),
+        ({"tools": [tool(parameters=nested(400))]}, "deep"),
+        ({"functions": []}, "functions"),
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(fields, says):
+    with pytest.raises(UserError, match=says):
+        parse(**fields)
+
+
+def test_bounds_are_inside():
+    tools = [tool(f"f{index}") for index in range(MAX_TOOLS - 1)] + [tool(parameters=nested(MAX_SCHEMA_DEPTH))]
+    assert parse(tools=tools).prompt["tools"] == tools
+
+
+@pytest.mark.parametrize("fields", [{"tools": [tool()]}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
+def test_completions_have_no_tools(fields):
+    with pytest.raises(UserError, match=next(iter(fields))):
+        parse(COMPLETIONS_URL, **fields)
+
+
+# Messages.
+
+
+def past_call(arguments, **other) -> dict:
+    return {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}} | other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ('{"city": "Paris"}', {"city": "Paris"}),
+        ({"city": "Paris"}, {"city": "Paris"}),
+        ("", {}),
+        (" \n", {}),
+        ("{}", {}),
+        ('{"city": ', '{"city": '),
+        ("[1]", "[1]"),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_templates_get_arguments_as_an_object(arguments, read):
+    asked = {"role": "assistant", "content": None, "tool_calls": [past_call(arguments, index=0)]}
+    answer = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "20 C"}]}
+    assert parse(messages=[asked, answer]).prompt["messages"] == [
+        {"role": "assistant", "content": None, "tool_calls": [past_call(read)]},
+        {"role": "tool", "content": "20 C", "tool_call_id": "call_1"},
+    ]
+
+
+def test_content_beside_calls_is_kept():
+    message = {"role": "assistant", "content": "Look:", "tool_calls": [past_call({})]}
+    assert parse(messages=[message]).prompt["messages"] == [message]
+    assert parse(messages=[message | {"tool_calls": []}]).prompt["messages"] == [
+        {"role": "assistant", "content": "Look:"}
+    ]
+
+
+@pytest.mark.parametrize(
+    "call", [{}, {"function": {"name": "f"}}, {"function": {"name": "f", "arguments": 5}}, past_call("", type="x")]
+)
+def test_broken_calls_in_messages_are_refused(call):
+    with pytest.raises(UserError, match=r"messages\[0\].tool_calls\[0\]"):
+        parse(messages=[{"role": "assistant", "tool_calls": [call]}])
+
+
+# From prompt to tokens.
+
+
+@pytest.fixture(scope="module")
+def demo() -> Path:
+    return resolve_model("demo", "", may_download=False)
+
+
+@pytest.fixture(scope="module")
+def reader(demo) -> RequestReader:
+    return RequestReader(demo, required=True)
+
+
+def test_the_model_is_told_of_the_tools(reader):
+    tools = [tool(description="How is it?", parameters=CITY, strict=True)]
+    request = reader.read("key", {"messages": MESSAGES, "tools": tools}, SamplingParams())
+    text = reader.tokenizer.decode(request.prompt_token_ids)
+    assert json.dumps(tool(description="How is it?", parameters=CITY)) in text
+    assert "strict" not in text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ({"prompt": "hi", "tools": [tool()]}, "tools go with messages, not with prompt"),
+        ({"messages": MESSAGES, "tools": [tool("a b")]}, r"tools\[0\].function.name"),
+        ({"messages": MESSAGES, "tools": "weather"}, "tools"),
+        ({"messages": MESSAGES, "tools": [tool()], "tool_choice": named("now")}, "not among tools"),
+        ({"messages": MESSAGES, "tool": [tool()]}, "no key 'tool'"),
+    ],
+)
+def test_prompts_of_python_callers_are_checked_too(reader, prompt, says):
+    with pytest.raises(UserError, match=says):
+        reader.read("key", prompt, SamplingParams())
+
+
+# Grammars.
+
+
+@pytest.fixture(scope="module")
+def with_tags(demo, tmp_path_factory) -> Path:
+    """The demo's tokenizer with the tags as tokens, as Qwen2.5's vocabulary has them."""
+    directory = tmp_path_factory.mktemp("with_tags")
+    vocabulary = json.loads((demo / "tokenizer.json").read_text(encoding="utf-8"))
+    like = vocabulary["added_tokens"][0]
+    for index, tag in enumerate((OPENING_TAG, CLOSING_TAG)):
+        added = {"id": len(vocabulary["model"]["vocab"]) + index, "content": tag, "special": False}
+        vocabulary["added_tokens"].append(like | added)
+    (directory / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_bytes((demo / "tokenizer_config.json").read_bytes())
+    return directory
+
+
+@pytest.fixture(params=["demo", "with_tags"], scope="module")
+def matches(request):
+    """A function that says whether a grammar takes a whole text."""
+    reader = RequestReader(request.getfixturevalue(request.param), required=True)
+    tokens = LLTokenizer(str(request.getfixturevalue(request.param) / "tokenizer.json"))
+    tags_are_tokens = all(map(reader.tokenizer.has_added_token, (OPENING_TAG, CLOSING_TAG)))
+    assert tags_are_tokens == (request.param == "with_tags")
+
+    def match(use: ToolUse, text: str) -> bool:
+        matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(use.forced_call(tags_are_tokens)))
+        assert not matcher.is_error(), matcher.get_error()
+        ids = reader.tokenizer.encode(text, add_special_tokens=False)
+        assert reader.tokenizer.decode(ids) == text
+        return all(map(matcher.consume_token, ids)) and matcher.is_accepting()
+
+    return match
+
+
+def use(**fields) -> ToolUse:
+    return ToolUse.of_prompt({"tools": [tool(parameters=CITY), tool("now")], "tool_choice": "required"} | fields)
+
+
+def call(arguments: str = '{"city": "Paris"}', name: str = "weather") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("choice", [None, "none", "auto"])
+def test_where_no_call_is_demanded_nothing_is_forced(choice):
+    assert use(tool_choice=choice).forced_call() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        (call(), True),
+        (call('{"city": "日本", "days": 3}'), True),
+        (call("{}", "now"), True),
+        (call() + "\n" + call("{}", "now"), True),
+        ("\n".join([call()] * MAX_FORCED_CALLS), True),
+        ("\n".join([call()] * (MAX_FORCED_CALLS + 1)), False),
+        ("", False),
+        ("Hi.\n" + call(), False),
+        (call() + "\n", False),
+        (call("{}"), False),
+        (call('{"city": 5}'), False),
+        (call('{"city": "Paris", "when": 1}'), False),
+        (call('{"city":"Paris"}'), False),
+        (call(name="now"), False),
+        (call("{}", "wether"), False),
+    ],
+)
+def test_a_required_call_keeps_to_the_schemas(matches, text, taken):
+    assert matches(use(), text) == taken
+
+
+@pytest.mark.parametrize(
+    "fields", [{"parallel_tool_calls": False}, {"tool_choice": named("weather")}], ids=["not parallel", "named"]
+)
+def test_one_call_is_one_call(matches, fields):
+    assert matches(use(**fields), call())
+    assert not matches(use(**fields), call() + "\n" + call())
+    assert matches(use(**fields), call("{}", "now")) == ("tool_choice" not in fields)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "taken"),
+    [
+        (None, "{}", True),
+        (None, '{"a": 1}', False),
+        ({}, '{"a": [1, null]}', True),
+        ({}, "[]", False),
+        ({"properties": {"a": {"type": "integer"}}}, '{"a": 1}', True),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"enum": ["x"]}}}, '{"a": "x"}', True),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"enum": ["x"]}}}, '{"a": "y"}', False),
+        ({"properties": {"a": {"type": "string", "format": "unheard-of"}}}, '{"a": "x"}', True),
+        ({"x-guidance": {"item_separator": "x"}}, '{"a": 1, "b": 2}', True),
+    ],
+)
+def test_schemas_of_many_kinds_are_followed(matches, parameters, arguments, taken):
+    function = {} if parameters is None else {"parameters": parameters}
+    assert matches(use(tools=[tool(**function)]), call(arguments)) == taken
+
+
+def test_a_strict_schema_is_kept_to_or_refused(demo):
+    parameters = {"properties": {"a": {"type": "string", "format": "unheard-of"}}}
+    grammar = use(tools=[tool(parameters=parameters, strict=True)]).forced_call()
+    matcher = LLMatcher(LLTokenizer(str(demo / "tokenizer.json")), LLMatcher.grammar_from_lark(grammar))
+    assert matcher.is_error()
+
+
+def test_what_is_forced_is_read_back():
+    content, calls = parse_answer(call() + "\n" + call("{}", "now"))
+    assert (content, [(one.name, one.arguments) for one in calls]) == (
+        "",
+        [("weather", '{"city": "Paris"}'), ("now", "{}")],
+    )
