@@ -70,7 +70,9 @@ def mean_gap(times: list[list[float]], num_tokens: int) -> float:
 
 async def stream(port: int, prompt: list[int], num_tokens: int) -> list[float]:
     """When each event of one answer came. As little of a client as there can be, as it takes the server's cores."""
-    body = json.dumps({"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True})
+    body = json.dumps(
+        {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write((head + body).encode())
@@ -94,8 +96,25 @@ class Server:
     def __init__(self, model: str):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        flags = ["--no-enable-prefix-caching", "--max-model-len", FLAGS["max_model_len"], "--num-kv-blocks", FLAGS["num_kv_blocks"]]
-        command = [sys.executable, LAUNCH, "serve", "--port", self.port, "--model", model, "--log-level", "warning", *flags]
+        flags = [
+            "--no-enable-prefix-caching",
+            "--max-model-len",
+            FLAGS["max_model_len"],
+            "--num-kv-blocks",
+            FLAGS["num_kv_blocks"],
+        ]
+        command = [
+            sys.executable,
+            LAUNCH,
+            "serve",
+            "--port",
+            self.port,
+            "--model",
+            model,
+            "--log-level",
+            "warning",
+            *flags,
+        ]
         self._process = subprocess.Popen([str(word) for word in command])
 
     def __enter__(self) -> Server:

@@ -260,7 +260,9 @@ def _take_models(args: argparse.Namespace) -> dict[str, str]:
         if not name or not model:
             raise UserError(f"--model {text}: give NAME=DIR, or DIR")
         if name in models:
-            raise UserError(f"--model {text}: there is a model {name} already; give it another name, as in NAME={model}")
+            raise UserError(
+                f"--model {text}: there is a model {name} already; give it another name, as in NAME={model}"
+            )
         models[name] = model
     args.model = next(iter(models.values()))
     return models

@@ -111,9 +111,7 @@ class OpenRequest:
         sampling = request.sampling
         reads = tokenizer is not None and (sampling.stop or streams)
         self.answers = [
-            Answer(
-                index, Detokenizer(tokenizer, sampling.stop, sampling.include_stop_str_in_output) if reads else None
-            )
+            Answer(index, Detokenizer(tokenizer, sampling.stop, sampling.include_stop_str_in_output) if reads else None)
             for index in range(sampling.num_choices)
         ]
         self._beams: list[FinishedBeam] = []

@@ -88,4 +88,6 @@ def _announce_address(host: str, port: int, has_keys: bool, names: list[str]) ->
     access = "an API key is required" if has_keys else "no API key is required"
     logger.info("serving %s at http://%s:%d/v1 (%s)", ", ".join(names), shown, port, access)
     if host in EVERYWHERE and not has_keys:
-        logger.warning("anyone who can reach this machine can use it: give --api-key or --api-key-file, or --host 127.0.0.1")
+        logger.warning(
+            "anyone who can reach this machine can use it: give --api-key or --api-key-file, or --host 127.0.0.1"
+        )

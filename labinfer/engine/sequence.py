@@ -95,7 +95,9 @@ class Sequence:
         ended = self.finish_reason is not None
         if self.beams is not None:
             beams = self.beams.finished[: self.sampling.n] if ended else []
-            return AnswerUpdate(0, finish_reason=self.finish_reason, num_cached_tokens=self.num_cached_tokens, beams=beams)
+            return AnswerUpdate(
+                0, finish_reason=self.finish_reason, num_cached_tokens=self.num_cached_tokens, beams=beams
+            )
         is_first = self.num_output_tokens == 1 and self.choice == 0
         return AnswerUpdate(
             self.choice,

@@ -66,7 +66,9 @@ class Generation:
         seconds: it may take; 0 for any time.
     """
 
-    def __init__(self, engine: AsyncLLMEngine, id: str, model: str, opened: list[OpenRequest], owner: str, seconds: float):
+    def __init__(
+        self, engine: AsyncLLMEngine, id: str, model: str, opened: list[OpenRequest], owner: str, seconds: float
+    ):
         self._engine, self.id, self.model, self.owner = engine, id, model, owner
         self.opened = opened
         self._timer: asyncio.TimerHandle | None = None
@@ -204,7 +206,14 @@ class AsyncLLMEngine:
                 generation.fail(EngineGone("the server is shutting down"))
 
     def generation(
-        self, id: str, model: str, requests: list[Request], tokenizer: Tokenizer | None, streams: bool, owner: str, seconds: float
+        self,
+        id: str,
+        model: str,
+        requests: list[Request],
+        tokenizer: Tokenizer | None,
+        streams: bool,
+        owner: str,
+        seconds: float,
     ) -> Generation:
         """These requests, yet to be started.
 
@@ -213,14 +222,18 @@ class AsyncLLMEngine:
             id, owner, seconds: see ``Generation``.
         """
         keyed = [replace(request, key=f"{id}{NUMBER_MARK}{number}") for number, request in enumerate(requests)]
-        return Generation(self, id, model, [OpenRequest(request, tokenizer, streams) for request in keyed], owner, seconds)
+        return Generation(
+            self, id, model, [OpenRequest(request, tokenizer, streams) for request in keyed], owner, seconds
+        )
 
     def is_open(self, id: str) -> bool:
         return any(generation.id == id for generation, _ in self._open.values())
 
     def cancel(self, id: str, owner: str) -> bool:
         """End what has this id, if it is open and this owner's; returns whether it was."""
-        found = {generation for generation, _ in self._open.values() if (generation.id, generation.owner) == (id, owner)}
+        found = {
+            generation for generation, _ in self._open.values() if (generation.id, generation.owner) == (id, owner)
+        }
         for generation in found:
             generation.fail(Cancelled("the request was cancelled"))
             self.end(generation)

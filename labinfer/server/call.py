@@ -110,7 +110,12 @@ class Call:
         self.service.metrics.http(self.route, status, seconds)
         if log:
             finished = FinishedRequest(
-                id=self.id, caller=self.caller.name, route=self.route, status=status, total_seconds=seconds, **self.facts
+                id=self.id,
+                caller=self.caller.name,
+                route=self.route,
+                status=status,
+                total_seconds=seconds,
+                **self.facts,
             )
             self.service.log.write(finished)
 

@@ -23,7 +23,11 @@ async def answer(call: Call) -> Response:
         body.check_dimensions(model.info.hidden_size)
         return [
             model.reader.read(
-                None, prompt | {"cache_salt": call.caller.cache_salt}, SamplingParams(), user=body.user or "", pooling=body.pooling
+                None,
+                prompt | {"cache_salt": call.caller.cache_salt},
+                SamplingParams(),
+                user=body.user or "",
+                pooling=body.pooling,
             )
             for prompt in body.prompts()
         ]

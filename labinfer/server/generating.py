@@ -33,7 +33,15 @@ from labinfer.server.service import Model
 RETRY_SECONDS = 1.0
 """When a full queue may have room again; nobody knows."""
 SAMPLING_FIELDS = msgspec.structs.fields(SamplingParams)
-FIELD_NAMES = (*(field.name for field in SAMPLING_FIELDS), "messages", "prompt", "input", "tools", "tool_choice", "model")
+FIELD_NAMES = (
+    *(field.name for field in SAMPLING_FIELDS),
+    "messages",
+    "prompt",
+    "input",
+    "tools",
+    "tool_choice",
+    "model",
+)
 
 ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone)
 """How a generation may fail."""

@@ -59,9 +59,7 @@ CHAT_ANSWER = _object(
     object={"const": "chat.completion"},
     created=INTEGER,
     model=STRING,
-    choices=_list_of(
-        _object(index=INTEGER, message=_object(role={"const": "assistant"}), finish_reason=FINISH_REASON)
-    ),
+    choices=_list_of(_object(index=INTEGER, message=_object(role={"const": "assistant"}), finish_reason=FINISH_REASON)),
     usage=USAGE,
 )
 TEXT_ANSWER = _object(
@@ -86,9 +84,7 @@ EMBEDDINGS_ANSWER = _object(
 )
 MODEL = _object(id=STRING, object={"const": "model"}, created=INTEGER, owned_by=STRING)
 ERROR = _object(
-    error=_object(
-        message=STRING, type=STRING, param={"type": ["string", "null"]}, code={"type": ["string", "null"]}
-    )
+    error=_object(message=STRING, type=STRING, param={"type": ["string", "null"]}, code={"type": ["string", "null"]})
 )
 GENERATING = (400, 401, 404, 405, 408, 413, 429, 499, 500, 503)
 OPERATIONS = (
@@ -123,9 +119,7 @@ OPERATIONS = (
         errors=(400, 401, 404, 405, 413, 500, 503),
     ),
     Operation("GET", "/health", "The server is alive.", _object(status=STRING), needs_key=False, errors=(405, 500)),
-    Operation(
-        "GET", "/ready", "It takes requests.", _object(status=STRING), needs_key=False, errors=(405, 500, 503)
-    ),
+    Operation("GET", "/ready", "It takes requests.", _object(status=STRING), needs_key=False, errors=(405, 500, 503)),
     Operation("GET", "/version", "Its version.", _object(version=STRING), needs_key=False, errors=(405, 500)),
     Operation("GET", "/metrics", "Figures for Prometheus.", STRING, content_type="text/plain"),
     Operation("GET", "/openapi.json", "This document.", {"type": "object"}, needs_key=False, errors=(405, 500)),

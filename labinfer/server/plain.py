@@ -10,6 +10,7 @@ from labinfer.server.call import Call
 from labinfer.server.openapi import describe_api
 from labinfer.server.service import Service
 
+
 async def list_models(call: Call) -> Response:
     """``GET /v1/models``, as OpenAI's; also while they are loaded."""
     return call.json({"object": "list", "data": [_model(call.service, name) for name in call.service.model_names]})

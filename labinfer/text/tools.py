@@ -20,7 +20,9 @@ MAX_SCHEMA_DEPTH = 64
 MAX_FORCED_CALLS = 8
 """Calls in an answer that must have one."""
 
-FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]  # Python's $ allows a last line feed
+FunctionName = Annotated[
+    str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")
+]  # Python's $ allows a last line feed
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as ``json.dumps`` writes it, and with it the calls that the model has seen in training."""
@@ -91,7 +93,9 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not tools and self.tool_choice not in (None, "none"):
             raise UserError(f"tool_choice {_spell(self.tool_choice)} needs tools to choose from")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise UserError(f"tool_choice {_spell(self.tool_choice)} is not among tools, which are {', '.join(names):.200}")
+            raise UserError(
+                f"tool_choice {_spell(self.tool_choice)} is not among tools, which are {', '.join(names):.200}"
+            )
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"tools has {names.count(name)} functions called {name!r}; their names must differ")
@@ -180,7 +184,9 @@ def _check_parameters(function: Function) -> None:
     for _ in range(MAX_SCHEMA_DEPTH):
         level = [child for value in level for child in _children(value)]
     if level:
-        raise UserError(f"parameters of {function.name!r} are nested more than {MAX_SCHEMA_DEPTH} deep; make them flatter")
+        raise UserError(
+            f"parameters of {function.name!r} are nested more than {MAX_SCHEMA_DEPTH} deep; make them flatter"
+        )
 
 
 def _children(value: Any) -> list[Any]:

@@ -123,7 +123,10 @@ class TestChat:
             temperature=1.5,
             seed=1,
             max_tokens=200,
-            response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
+            },
         )
         person = json.loads(answer.choices[0].message.content)
         assert set(person) == {"name", "age"}
@@ -165,7 +168,11 @@ class TestChat:
         assert (name, json.loads(text), reasons) == ("get_weather", arguments, ["tool_calls"])
 
     def test_the_tools_own_answer_goes_on(self, client):
-        call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+        }
         messages = [
             *MESSAGES,
             {"role": "assistant", "tool_calls": [call]},
@@ -224,7 +231,9 @@ class TestEmbeddings:
 
     def test_pooling(self, client):
         last = client.embeddings.create(model="demo", input="red blue").data[0].embedding
-        mean = client.embeddings.create(model="demo", input="red blue", extra_body={"pooling": "mean"}).data[0].embedding
+        mean = (
+            client.embeddings.create(model="demo", input="red blue", extra_body={"pooling": "mean"}).data[0].embedding
+        )
         assert last != pytest.approx(mean, abs=1e-3)
 
 
@@ -243,7 +252,10 @@ class TestRefusals:
             ({"messages": []}, None),
             ({"messages": "hello"}, "messages"),
             ({"messages": [{"role": "user", "content": "a" * 200_000}]}, None),
-            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}}, None),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}},
+                None,
+            ),
             ({"tool_choice": "required"}, "tool_choice"),
         ],
     )

@@ -15,8 +15,8 @@ from tasks import TASKS
 from tokenizer import CHAT_TEMPLATE, IM_END, IM_START, render
 
 from labinfer.text.chat_template import ChatTemplate
-from labinfer.text.tool_calls import parse_answer
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tool_calls import parse_answer
 from labinfer.weights.resolve import BUNDLED, resolve_model
 
 DIRECTORIES = {name: resolve_model(name, "", may_download=False) for name in BUNDLED}
@@ -76,7 +76,9 @@ WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"c
 TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
 
 
-@given(st.lists(st.builds(dict, role=st.sampled_from(["system", "user", "assistant"]) | st.just("x"), content=st.text())))
+@given(
+    st.lists(st.builds(dict, role=st.sampled_from(["system", "user", "assistant"]) | st.just("x"), content=st.text()))
+)
 def test_without_tools_the_chat_template_renders_what_it_always_did(messages):
     assert ChatTemplate(CHAT_TEMPLATE, {}).render(messages) == ChatTemplate(OLD_TEMPLATE, {}).render(messages)
 

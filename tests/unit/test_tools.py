@@ -95,7 +95,10 @@ def nested(depth: int) -> dict:
         ({"tools": [tool(returns={})]}, "returns"),
         ({"tools": [tool(description=5)]}, "description"),
         ({"tools": [tool(parameters="x")]}, "parameters"),
-        ({"tools": [tool(parameters={"type": "string"})]}, "parameters of 'weather' must be .*\"object\", not 'string'"),
+        (
+            {"tools": [tool(parameters={"type": "string"})]},
+            "parameters of 'weather' must be .*\"object\", not 'string'",
+        ),
         ({"tools": [tool(parameters=nested(MAX_SCHEMA_DEPTH + 1))]}, "more than 64 deep"),
         ({"tools": [tool(parameters=nested(400))]}, "deep"),
         ({"functions": []}, "functions"),

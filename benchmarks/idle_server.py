@@ -1,0 +1,117 @@
+"""What a server costs that nobody asks: processor time of every process, and the first token after a pause.
+
+    python benchmarks/idle_server.py [--model DIR] [--pause 60]
+
+Two pipeline stages under each launcher. Percentages are of one core, over the pause. Times to the first token are of a short
+request over HTTP, after a second and after the pause, taken in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from labinfer.observe.table import format_table
+
+LAUNCH = Path(__file__).parent.parent / "launch.py"
+LAUNCHERS = {
+    "alone": ([sys.executable], []),
+    "mpirun": (["mpirun", "-n", "2", sys.executable], ["-pp", "2"]),
+    "torchrun": (["torchrun", "--nproc-per-node", "2"], ["-pp", "2"]),
+}
+SHORT_PAUSE = 1.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--pause", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    cpu_rows, token_rows = [], []
+    for name, (launcher, flags) in LAUNCHERS.items():
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        command = [*launcher, LAUNCH, "serve", "--model", args.model, "--port", port, "--log-level", "warning", *flags]
+        process = subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL)
+        try:
+            wait_ready(port)
+            first_token(port)
+            after = {SHORT_PAUSE: [], args.pause: []}
+            used: dict[str, list[float]] = {}
+            for _ in range(args.rounds):
+                for pause, times in after.items():
+                    before, begin = processor_seconds(process.pid), time.monotonic()
+                    time.sleep(pause)
+                    if pause == args.pause:
+                        seconds = time.monotonic() - begin
+                        for title, spent in processor_seconds(process.pid).items():
+                            used.setdefault(title, []).append(100 * (spent - before[title]) / seconds)
+                    times.append(1e3 * first_token(port))
+        finally:
+            process.terminate()
+            process.wait()
+        cpu_rows += [
+            (name, title, f"{statistics.median(values):.2f}", f"{max(values):.2f}") for title, values in used.items()
+        ]
+        token_rows.append((name, *(f"{statistics.median(times):.1f}" for times in after.values())))
+    print(format_table(("launcher", "process", "% of a core", "at most"), cpu_rows))
+    print()
+    print(format_table(("first token, ms", f"after {SHORT_PAUSE:g} s", f"after {args.pause:g} s"), token_rows))
+
+
+def wait_ready(port: int) -> None:
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready"):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit("the server did not start")
+
+
+def first_token(port: int) -> float:
+    """Seconds to the first text of a streamed answer, whose end is awaited, too."""
+    body = json.dumps({"prompt": [5, 6, 7, 8], "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": True})
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body.encode())
+    begin = time.monotonic()
+    with urllib.request.urlopen(request) as response:
+        response.readline()
+        seconds = time.monotonic() - begin
+        response.read()
+    return seconds
+
+
+def processor_seconds(pid: int) -> dict[str, float]:
+    """Of every rank and the gateway below a launcher, and the launcher, by what they are."""
+    found, todo = {}, [pid]
+    while todo:
+        one = todo.pop()
+        words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        todo += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+        name = "launcher"
+        if b"labinfer.server.gateway" in words:
+            name = "gateway"
+        elif (
+            any(word.endswith(b"launch.py") for word in words)
+            and b"python" in words[0]
+            and b"torchrun" not in b" ".join(words[:3])
+        ):
+            name = f"rank process {sum(title.startswith('rank') for title in found)}"
+        title = name if name not in found else f"{name} {one}"
+        found[title] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+if __name__ == "__main__":
+    main()
