@@ -92,21 +92,22 @@ class Sequence:
 
     def update(self) -> AnswerUpdate:
         """What its last step has brought."""
-        ended = self.finish_reason is not None
-        if self.beams is not None:
-            beams = self.beams.finished[: self.sampling.n] if ended else []
+        ended, wanted = self.finish_reason is not None, self.sampling.prompt_logprobs is not None
+        prompt_logprobs = self.prompt_logprobs if wanted and self.choice == 0 else None
+        if self.beams is None:
+            is_first = self.num_output_tokens == 1
             return AnswerUpdate(
-                0, finish_reason=self.finish_reason, num_cached_tokens=self.num_cached_tokens, beams=beams
+                self.choice,
+                self.token_ids[-1:],
+                self.logprobs[-1:],
+                self.finish_reason,
+                self.num_cached_tokens,
+                prompt_logprobs if is_first else None,
             )
-        is_first = self.num_output_tokens == 1 and self.choice == 0
-        return AnswerUpdate(
-            self.choice,
-            self.token_ids[-1:],
-            self.logprobs[-1:],
-            self.finish_reason,
-            self.num_cached_tokens,
-            self.prompt_logprobs if is_first and self.sampling.prompt_logprobs is not None else None,
-        )
+        if not ended:
+            return AnswerUpdate(0)
+        beams = self.beams.finished[: self.sampling.n]
+        return AnswerUpdate(0, [], [], self.finish_reason, self.num_cached_tokens, prompt_logprobs, beams)
 
     def num_prompt_measures(self, begin: int) -> int:
         """How many of its scheduled tokens from ``begin`` on have a log-probability of the prompt as their result."""
