@@ -44,7 +44,7 @@ test-all: lint test-unit test-dist test-mpi-4 test-mpi-5 test-torchrun-3 ## the 
 	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster
 
 test-unit: $(VENV)/.setup-test ## no process group
-	$(LIMIT) 600 $(BIN)/python -m pytest tests/unit tests/test_*.py
+	$(LIMIT) 600 $(BIN)/python -m pytest tests/unit tests/server tests/test_*.py
 
 test-dist: test-mpi-1 test-mpi-2 test-mpi-3 test-torchrun-2 ## the same tests at several world sizes
 

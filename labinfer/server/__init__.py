@@ -1,0 +1,1 @@
+"""The gateway: OpenAI's API over HTTP, in front of an engine."""

@@ -1,0 +1,132 @@
+"""ApiError: OpenAI's error object with its HTTP status, and one constructor for each way to fail.
+
+Types and codes are those of OpenAI's API ("Error codes" in its guides) where it has one for the case. Its clients go by
+the status: 400, 401, 404, 429 and from 500 on have exception classes of their own, and 408, 409, 429 and from 500 on are
+tried again, unless the header ``x-should-retry`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a request that its client gave up; no RFC has one."""
+DO_NOT_RETRY = {"x-should-retry": "false"}
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of the HTTP response.
+        message: for the caller to read; nothing that is none of its business.
+        type: the class of the error.
+        param: the field of the request that is wrong, if one is.
+        code: the error for programs.
+        headers: further ones of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The response's body, and the data of the error event of a stream."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request cannot be answered as it is."""
+    return ApiError(400, message, INVALID_REQUEST, param, code)
+
+
+def unauthorized(message: str) -> ApiError:
+    """No key, or none that is valid."""
+    headers = {"WWW-Authenticate": "Bearer"}  # RFC 9110, section 15.5.2
+    return ApiError(401, message, INVALID_REQUEST, code="invalid_api_key", headers=headers)
+
+
+def not_found_model(model: str) -> ApiError:
+    """A model that is not served here."""
+    message = f"the model {_shorten(model)} does not exist; GET /v1/models lists those that do"
+    return ApiError(404, message, INVALID_REQUEST, "model", "model_not_found")
+
+
+def not_found_route(method: str, path: str) -> ApiError:
+    """A path that means nothing."""
+    message = f"there is no {method} {_shorten(path)}; GET /openapi.json lists what there is"
+    return ApiError(404, message, INVALID_REQUEST)
+
+
+def not_found_request(request_id: str) -> ApiError:
+    """No open request of this caller has the id."""
+    message = f"no open request has the id {_shorten(request_id)}"
+    return ApiError(404, message, INVALID_REQUEST, "id", "request_not_found")
+
+
+def method_not_allowed(method: str, path: str, allowed: list[str]) -> ApiError:
+    """A path that is there for other methods."""
+    methods = ", ".join(allowed)
+    message = f"{method} is not allowed on {_shorten(path)}; use {methods}"
+    return ApiError(405, message, INVALID_REQUEST, code="method_not_allowed", headers={"Allow": methods})
+
+
+def timed_out(seconds: float) -> ApiError:
+    """The server's time limit for a request has passed. To try again would take as long again."""
+    message = f"the request was cancelled: it took longer than {seconds:g} seconds"
+    return ApiError(408, message, "timeout", code="request_timeout", headers=dict(DO_NOT_RETRY))
+
+
+def too_large(limit_bytes: int) -> ApiError:
+    """The body is longer than may be."""
+    message = f"the request's body is larger than {limit_bytes} bytes; send less at once"
+    return ApiError(413, message, INVALID_REQUEST, code="request_too_large")
+
+
+def rate_limited(message: str, retry_after_seconds: float, kind: str = "requests") -> ApiError:
+    """This caller has had its share; ``kind`` says of what: requests or tokens."""
+    return ApiError(429, message, kind, code="rate_limit_exceeded", headers=_retry_after(retry_after_seconds))
+
+
+def cancelled(message: str = "the request was cancelled") -> ApiError:
+    """Somebody asked for its end; a client that is gone will not see this."""
+    return ApiError(CLIENT_CLOSED_REQUEST, message, "cancelled", code="request_cancelled")
+
+
+def internal(request_id: str | None = None) -> ApiError:
+    """Our fault. What went wrong stands in the log, under the request's id, and not here."""
+    hint = f"; its log has more under the request id {_shorten(request_id)}" if request_id else ""
+    return ApiError(500, f"the server failed on this request{hint}", SERVER_ERROR, code="internal_error")
+
+
+def overloaded(message: str, retry_after_seconds: float) -> ApiError:
+    """There is no room for anybody's requests now."""
+    return ApiError(503, message, SERVER_ERROR, code="overloaded", headers=_retry_after(retry_after_seconds))
+
+
+def draining(retry_after_seconds: float) -> ApiError:
+    """The server is being stopped, and takes nothing new."""
+    message = "the server is shutting down; send the request to another one, or try again later"
+    return ApiError(503, message, SERVER_ERROR, code="draining", headers=_retry_after(retry_after_seconds))
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    """Whole seconds, as RFC 9110 (section 10.2.3) has them, and at least one."""
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def _shorten(text: str) -> str:
+    """What a caller sent, quoted, and not at any length."""
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
