@@ -82,7 +82,7 @@ COMMANDS = {
         (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
     ),
 }
-REPEATED = ("prompt", "stop")
+REPEATED = ("prompt", "stop", "api_key")
 """Flags that may be given several times."""
 
 EPILOG = """other commands:

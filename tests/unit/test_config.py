@@ -12,7 +12,15 @@ import pytest
 
 from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
 from labinfer.cli import COMMANDS, build_parser, split_command
-from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
+from labinfer.config import (
+    SECTIONS,
+    EngineOptions,
+    JobOptions,
+    SamplingOptions,
+    ServerOptions,
+    check_bounds,
+    convert_section,
+)
 from labinfer.errors import UserError
 
 ENGINE_FLAGS = {
@@ -88,7 +96,17 @@ def test_every_flag_has_help(command):
 
 @pytest.mark.parametrize(
     "section",
-    [*SECTIONS, AccuracyOptions, JobOptions, SamplingOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions],
+    [
+        *SECTIONS,
+        AccuracyOptions,
+        JobOptions,
+        SamplingOptions,
+        ServerOptions,
+        BenchOptions,
+        LatencyOptions,
+        LoadOptions,
+        ServeOptions,
+    ],
 )
 def test_every_option_and_section_is_explained(section):
     assert section.__doc__
@@ -184,6 +202,42 @@ def test_values_out_of_bounds_are_refused_by_their_flags_name(key, value):
     with pytest.raises(UserError) as caught:
         EngineOptions.from_flat({key: value})
     assert "--" + key.replace("_", "-") in str(caught.value)
+
+
+def server_options(**values) -> ServerOptions:
+    """As the command line makes them."""
+    options = convert_section(ServerOptions, values)
+    check_bounds(options)
+    return options
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("--port", {"port": 65536}),
+        ("--port", {"port": -1}),
+        ("--max-concurrent-requests", {"max_concurrent_requests": -1}),
+        ("--max-concurrent-requests", {"max_waiting_per_caller": 3}),
+        ("--tokens-per-minute", {"tokens_per_minute": "1.5"}),
+        ("--max-body-size", {"max_body_size": 0}),
+        ("--request-timeout", {"request_timeout": "nan"}),
+        ("--request-timeout", {"request_timeout": "-1"}),
+        ("--drain-timeout", {"drain_timeout": "inf"}),
+        ("--host", {"host": ""}),
+        ("--api-key", {"api_key": [""]}),
+    ],
+)
+def test_server_options_out_of_bounds_are_refused_by_their_flags_name(flag, values):
+    with pytest.raises(UserError) as caught:
+        server_options(**values)
+    assert flag in str(caught.value)
+
+
+def test_a_server_listens_to_this_machine_only_and_does_not_print_its_keys():
+    options = server_options(api_key=["first-secret", "a,b-secret"], request_timeout="0", port="0")
+    assert options.host == "127.0.0.1"
+    assert options.api_key == ("first-secret", "a,b-secret")
+    assert "secret" not in repr(options)
 
 
 def test_help_is_printed_without_importing_torch():
