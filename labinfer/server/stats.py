@@ -1,0 +1,73 @@
+"""What an engine tells the gateway about itself: counters since it started, and what is so now.
+
+The engine host sends an ``EngineStats`` when work comes to an idle engine, when the last work is done, and about once a
+second in between. So what was sent last is true until something happens, and a host that hangs shows in its silence.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the histogram of tokens in a step: vLLM's."""
+NUM_STEP_BUCKETS = len(STEP_TOKEN_BUCKETS) + 1
+"""The last one is for all that have more."""
+
+
+def step_bucket(num_tokens: int) -> int:
+    """Index into ``EngineStats.steps_by_tokens`` for a step that ran so many tokens."""
+    return bisect_left(STEP_TOKEN_BUCKETS, num_tokens)
+
+
+class RankStats(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank did for a model. Seconds and bytes; all but memory since the engine started."""
+
+    rank: int
+    stage: int
+    tp_rank: int
+    num_steps: int = 0
+    busy_seconds: float = 0.0
+    """Inside the model, sampling included, waiting for other ranks excluded."""
+    bubble_seconds: float = 0.0
+    """The rest of the time in which the engine had work."""
+    bytes_sent: dict[int, int] = {}
+    """By the rank they went to."""
+    private_memory: int = 0
+    """Of the rank's process now, without pages of mapped files; all its models together."""
+    peak_memory: int = 0
+    """Resident at most, pages of mapped files and an accelerator's memory included."""
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """How the engine of one model does."""
+
+    model: str
+    """The name that requests use."""
+    running: int = 0
+    """Sequences that have KV blocks."""
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Fraction of the KV blocks that are in use."""
+    prefix_cache_queries: int = 0
+    """Tokens of requests as they were admitted, when computed again once more."""
+    prefix_cache_hits: int = 0
+    """How many of these were in the KV cache."""
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    """Of prompts that have been run through the model, those found in the KV cache included."""
+    generation_tokens: int = 0
+    num_steps: int = 0
+    """Those that came back."""
+    step_age: float = 0.0
+    """Seconds from when the last step came back, or from when work came to the idle engine, to when this was sent."""
+    steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
+    """How many steps ran so many tokens; see ``step_bucket``."""
+    step_tokens: int = 0
+    """Tokens of all steps."""
+    ranks: list[RankStats] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self.running + self.waiting > 0
