@@ -124,7 +124,7 @@ def test_the_plain_data_needs_no_torch(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["access", "api_errors", "engine_metrics", "limits", "metrics", "stats"]
+    "module", ["access", "api_errors", "engine_metrics", "limits", "metrics", "request_log", "stats"]
 )
 def test_the_gateway_needs_no_torch(module):
     code = f"import sys, labinfer.server.{module}\nprint('torch' in sys.modules)"
