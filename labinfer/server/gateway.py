@@ -101,6 +101,7 @@ async def _serve(connection: socket.socket, listener: socket.socket, setup: Setu
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     server = Server(config)
+    service.metrics.watch_connections(lambda: len(server.server_state.connections))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     preparing = asyncio.create_task(service.prepare())
     try:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from labinfer.server.engine_metrics import ENGINE, MODEL_LABELS, EngineMetrics
 from labinfer.server.stats import EngineStats
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format. Newer versions of it differ for names that we do not have, and old scrapers do not know them."""
 FINISH_REASONS = ("stop", "length", "abort", "error")
 COMPLETE = ("stop", "length")
 """Answers that ran to their ends. The times of others say when somebody gave up, not how fast the engine is."""
@@ -170,7 +172,7 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """Body and content type of ``/metrics``, in Prometheus' text format."""
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+        return generate_latest(self._registry), CONTENT_TYPE
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> dict[str, Any]:
         """That of each model; finding it by labels would cost more than the observation."""

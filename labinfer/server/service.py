@@ -70,7 +70,6 @@ class Service:
         self.keys = ApiKeys.load(options.api_key, options.api_key_file)
         self.limits = Limits(options)
         self.metrics = Metrics(model_names, LONGEST)
-        self.metrics.watch_connections(lambda: engine.num_open)
         engine.on_stats = self.metrics.update_engine
         self.log = RequestLog(sys.stderr, options.log_json)
         self.models: dict[str, Model] = {}

@@ -123,6 +123,15 @@ def test_the_plain_data_needs_no_torch(module):
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.parametrize(
+    "module", ["access", "api_errors", "engine_metrics", "limits", "metrics", "request_log", "stats"]
+)
+def test_the_gateway_needs_no_torch(module):
+    code = f"import sys, labinfer.server.{module}\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def names_used(path: Path) -> set[str]:
     """``environ`` of ``os.environ``, bare names, and what ``from … import`` brings."""
     found = set()

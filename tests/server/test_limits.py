@@ -1,0 +1,416 @@
+"""Limits: who is admitted when, and that nothing is left behind in whatever order requests end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labinfer.config import ServerOptions
+from labinfer.server.access import Caller
+from labinfer.server.limits import FIRST_SWEEP, MAX_REMEMBERED, LimitReached, Limits, ServerFull
+
+ANN, BOB = Caller("ann"), Caller("bob")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(clock: Clock | None = None, **options) -> Limits:
+    return Limits(ServerOptions(**{"max_open_requests": 0} | options), clock or Clock())
+
+
+async def settle() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def run(test):
+    """A coroutine function as a test; one that waits for nothing to come is ended."""
+
+    def run_it(*args, **kwargs):
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 30))
+
+    run_it.__name__, run_it.__doc__ = test.__name__, test.__doc__
+    return run_it
+
+
+@run
+async def test_without_limits_everything_is_admitted_and_forgotten():
+    limits = make()
+    leases = [await limits.admit(ANN, None, 10**6) for _ in range(100)]
+    assert limits.num_open == 100
+    for lease in leases:
+        lease.spend(10**6)
+        lease.close()
+    assert limits.num_open == limits.num_callers == 0
+
+
+@run
+async def test_beyond_its_concurrent_requests_a_caller_is_refused_and_others_are_not():
+    limits = make(max_concurrent_requests=2)
+    first, _ = [await limits.admit(ANN, None, 1) for _ in range(2)]
+    with pytest.raises(LimitReached) as caught:
+        await limits.admit(ANN, None, 1)
+    assert caught.value.kind == "requests" and caught.value.retry_after_seconds > 0
+    assert "2 requests" in caught.value.message == str(caught.value)
+    assert limits.num_open == 2  # the refused one is none
+    await limits.admit(BOB, None, 1)
+    await limits.admit(ANN, "carol", 1)  # a user of the same key
+    await limits.admit(BOB, "carol", 1)  # no user of this one
+    first.close()
+    await limits.admit(ANN, None, 1)
+
+
+@run
+async def test_no_user_and_an_empty_one_are_the_same():
+    limits = make(max_concurrent_requests=1)
+    await limits.admit(ANN, None, 1)
+    with pytest.raises(LimitReached):
+        await limits.admit(ANN, "", 1)
+
+
+@run
+async def test_a_lease_is_closed_once_however_often():
+    limits = make(max_concurrent_requests=1)
+    with await limits.admit(ANN, None, 1) as lease:
+        lease.close()
+        second = await limits.admit(ANN, None, 1)
+    lease.close()
+    with pytest.raises(LimitReached):
+        await limits.admit(ANN, None, 1)
+    second.close()
+    assert limits.num_open == limits.num_callers == 0
+    with pytest.raises(AssertionError):
+        lease.spend(1)
+
+
+@run
+async def test_a_lease_is_closed_by_an_error_in_its_with():
+    limits = make(max_concurrent_requests=1)
+    with pytest.raises(ZeroDivisionError):
+        with await limits.admit(ANN, None, 1):
+            raise ZeroDivisionError
+    assert limits.num_open == 0
+
+
+@run
+async def test_with_a_queue_requests_await_their_turn_in_order():
+    limits = make(max_concurrent_requests=1, max_waiting_per_caller=2)
+    lease, order = await limits.admit(ANN, None, 1), []
+
+    async def take(name: str) -> None:
+        with await limits.admit(ANN, None, 1):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(take(name)) for name in "ab"]
+    await settle()
+    assert order == [] and limits.num_open == 3
+    with pytest.raises(LimitReached, match="2 wait"):
+        await limits.admit(ANN, None, 1)
+    lease.close()
+    await take("c")  # the place has an heir already: nobody slips in before it
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c"]
+    assert limits.num_open == limits.num_callers == 0
+
+
+@run
+async def test_a_cancelled_waiter_leaves_no_trace():
+    clock = Clock()
+    limits = make(clock, max_concurrent_requests=1, max_waiting_per_caller=1, tokens_per_minute=100)
+    lease = await limits.admit(ANN, None, 10)
+    waiting = asyncio.create_task(limits.admit(ANN, None, 89))
+    await settle()
+    waiting.cancel()
+    await settle()
+    assert limits.num_open == 1
+    lease.spend(89)  # its prompt was given back: one token is left
+    waiting = asyncio.create_task(limits.admit(ANN, None, 0))
+    await settle()
+    assert limits.num_open == 2
+    lease.close()
+    (await waiting).close()
+    clock.now += 60
+    await limits.admit(ANN, None, 1)
+    assert limits.num_open == 1
+
+
+@run
+async def test_a_waiter_that_is_cancelled_when_its_turn_has_come_hands_it_on():
+    limits = make(max_concurrent_requests=1, max_waiting_per_caller=2)
+    lease = await limits.admit(ANN, None, 1)
+    first, second = (asyncio.create_task(limits.admit(ANN, None, 1)) for _ in range(2))
+    await settle()
+    lease.close()  # first has its turn, but has not run yet
+    first.cancel()
+    await settle()
+    assert first.cancelled() and second.done()
+    second.result().close()
+    assert limits.num_open == limits.num_callers == 0
+
+
+@run
+async def test_a_turn_is_not_given_to_one_that_is_about_to_notice_its_end():
+    limits = make(max_concurrent_requests=1, max_waiting_per_caller=1)
+    lease = await limits.admit(ANN, None, 1)
+    waiting = asyncio.create_task(limits.admit(ANN, None, 1))
+    await settle()
+    waiting.cancel()
+    lease.close()  # before the task could run
+    newcomer = await limits.admit(ANN, None, 1)
+    await settle()
+    assert waiting.cancelled() and limits.num_open == 1
+    last = asyncio.create_task(limits.admit(ANN, None, 1))
+    await settle()
+    assert not last.done()  # the newcomer's account is still the one that counts
+    newcomer.close()
+    (await last).close()
+    assert limits.num_open == limits.num_callers == 0
+
+
+@run
+async def test_all_callers_together_are_bounded_waiting_ones_included():
+    limits = make(max_open_requests=3, max_concurrent_requests=1, max_waiting_per_caller=1)
+    ann = await limits.admit(ANN, None, 1)
+    waiting = asyncio.create_task(limits.admit(ANN, None, 1))
+    await settle()
+    await limits.admit(BOB, None, 1)
+    with pytest.raises(ServerFull) as caught:
+        await limits.admit(Caller("carol"), None, 1)
+    assert caught.value.retry_after_seconds > 0
+    assert limits.num_callers == 2  # who is not admitted is not remembered
+    with pytest.raises(LimitReached):  # its own limit is what this one has to hear of
+        await limits.admit(ANN, None, 1)
+    waiting.cancel()
+    await settle()
+    await limits.admit(Caller("carol"), None, 1)
+    ann.close()
+    assert limits.num_open == 2
+
+
+@run
+async def test_the_budget_is_of_prompts_and_answers_and_fills_up_again():
+    clock = Clock()
+    limits = make(clock, tokens_per_minute=60)
+    lease = await limits.admit(ANN, None, 50)
+    lease.spend(10)
+    with pytest.raises(LimitReached, match="60 tokens a minute") as caught:
+        await limits.admit(ANN, None, 1)
+    assert caught.value.kind == "tokens" and caught.value.retry_after_seconds == pytest.approx(1)
+    await limits.admit(BOB, None, 1)
+    await limits.admit(ANN, "carol", 1)
+    clock.now += caught.value.retry_after_seconds
+    await limits.admit(ANN, None, 1)
+    with pytest.raises(LimitReached):
+        await limits.admit(ANN, None, 0)
+
+
+@run
+async def test_a_debt_is_paid_off_before_the_next_request():
+    clock = Clock()
+    limits = make(clock, tokens_per_minute=60)
+    lease = await limits.admit(ANN, None, 200)  # more than a minute has, so that it is not refused for ever
+    lease.spend(39)
+    with pytest.raises(LimitReached) as caught:
+        await limits.admit(ANN, None, 1)
+    assert caught.value.retry_after_seconds == pytest.approx(180)
+    lease.close()
+    clock.now += 178
+    with pytest.raises(LimitReached):  # closing it changed nothing
+        await limits.admit(ANN, None, 1)
+    clock.now += 2
+    await limits.admit(ANN, None, 1)
+
+
+@run
+async def test_a_long_rest_saves_up_no_more_than_a_minutes_tokens():
+    clock = Clock()
+    limits = make(clock, tokens_per_minute=60)
+    await limits.admit(ANN, None, 1)
+    clock.now += 10**6
+    await limits.admit(ANN, None, 60)
+    with pytest.raises(LimitReached):
+        await limits.admit(ANN, None, 0)
+
+
+@run
+async def test_a_client_that_obeys_retry_after_gets_the_average_it_may_have():
+    clock = Clock()
+    limits = make(clock, tokens_per_minute=600)
+    taken, begin = 0, clock.now
+    while clock.now - begin < 3600:
+        try:
+            with await limits.admit(ANN, None, 170) as lease:
+                lease.spend(130)
+            taken += 300
+        except LimitReached as error:
+            clock.now += error.retry_after_seconds
+    assert 600 * 60 <= taken <= 600 * 61 + 300  # an hour, the first minute's worth, and the last request's debt
+
+
+@run
+async def test_old_callers_are_forgotten_and_debts_are_not():
+    clock = Clock()
+    limits = make(clock, tokens_per_minute=60)
+    (await limits.admit(ANN, "in debt", 10**6)).close()
+    running = await limits.admit(ANN, "running", 1)
+    for number in range(20_000):  # ten in a second, after which they owe nothing
+        (await limits.admit(ANN, f"user {number}", 1)).close()
+        clock.now += 0.1
+    assert limits.num_callers <= 2 * FIRST_SWEEP
+    with pytest.raises(LimitReached):
+        await limits.admit(ANN, "in debt", 1)
+    running.close()
+    assert limits.num_open == 0
+
+
+@run
+async def test_however_many_callers_there_are_memory_is_bounded():
+    limits = make(tokens_per_minute=1000)  # nothing fills up again: the clock stands
+    for number in range(4 * MAX_REMEMBERED):
+        (await limits.admit(ANN, f"user {number}", 1 + number % 7)).close()
+    assert limits.num_callers <= 2 * MAX_REMEMBERED + 1
+
+
+@run
+async def test_users_with_long_names_are_told_apart_by_their_beginning_only():
+    limits = make(max_concurrent_requests=1)
+    await limits.admit(ANN, "x" * 10**6, 1)
+    with pytest.raises(LimitReached):
+        await limits.admit(ANN, "x" * 10**6 + "y", 1)
+    assert max(len(user) for _, user in limits._accounts) <= 256
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), st.integers(0, 2), st.integers(0, 40)),
+        st.tuples(st.just("close"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("spend"), st.integers(0, 30), st.integers(0, 40)),
+        st.tuples(st.just("wait"), st.just(0), st.integers(0, 90)),
+        st.tuples(st.just("settle"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    actions=ACTIONS,
+    max_running=st.integers(0, 3),
+    max_waiting=st.integers(0, 3),
+    max_open=st.integers(0, 6),
+    budget=st.sampled_from([0, 0, 30, 100]),
+)
+def test_bounds_hold_and_nothing_leaks_in_any_order_of_events(actions, max_running, max_waiting, max_open, budget):
+    options = ServerOptions(
+        max_concurrent_requests=max_running,
+        max_waiting_per_caller=max_waiting if max_running else 0,
+        max_open_requests=max_open,
+        tokens_per_minute=budget,
+    )
+
+    async def play() -> None:
+        clock = Clock()
+        limits = Limits(options, clock)
+        callers = [Caller(name) for name in "abc"]
+        tasks: list[tuple[int, asyncio.Task]] = []
+        begun, granted = defaultdict(list), defaultdict(list)
+        refused = set()
+
+        async def ask(number: int, who: int, tokens: int):
+            begun[who].append(number)
+            try:
+                lease = await limits.admit(callers[who], None, tokens)
+            except (LimitReached, ServerFull):
+                refused.add(number)
+                return None
+            granted[who].append(number)
+            return lease
+
+        def leases(who: int | None = None) -> list:
+            return [
+                task.result()
+                for owner, task in tasks
+                if who in (None, owner) and task.done() and not task.cancelled() and task.result()
+            ]
+
+        def held(who: int | None = None) -> list:
+            return [lease for lease in leases(who) if lease._is_open]
+
+        for kind, index, amount in actions:
+            if kind == "admit":
+                tasks.append((index, asyncio.create_task(ask(len(tasks), index, amount))))
+            elif kind == "cancel" and tasks:
+                tasks[index % len(tasks)][1].cancel()
+            elif kind == "close" and leases():
+                leases()[index % len(leases())].close()
+            elif kind == "spend" and held():
+                held()[index % len(held())].spend(amount)
+            elif kind == "wait":
+                clock.now += amount
+            elif kind == "settle":
+                await settle()
+                open_tasks = [task for _, task in tasks if not task.done()]
+                assert limits.num_open == len(held()) + len(open_tasks)  # what is not done now is waiting
+                for who in range(3):
+                    waiting = [task for owner, task in tasks if owner == who and not task.done()]
+                    assert len(waiting) <= max_waiting
+                    assert not waiting or len(held(who)) == max_running  # nobody waits beside a free place
+            assert not max_open or limits.num_open <= max_open
+            for who in range(3):
+                assert not max_running or len(held(who)) <= max_running
+        await settle()
+        for who in range(3):
+            assert granted[who] == sorted(granted[who])  # first come, first served
+        for _, task in tasks:
+            task.cancel()
+        await settle()
+        for lease in held():
+            lease.close()
+        await settle()
+        assert limits.num_open == 0
+        if not budget:
+            assert limits.num_callers == 0
+        clock.now += 10**6  # every debt is paid off: all is as it was in the beginning
+        for caller in callers:
+            for _ in range(2):
+                (await limits.admit(caller, None, 0)).close()
+        assert limits.num_open == limits.num_callers == 0
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 300), st.floats(0, 100)), min_size=1, max_size=40),
+    st.integers(1, 1000),
+)
+def test_over_any_time_a_caller_spends_its_budget_and_one_debt_at_most(requests, budget):
+    async def play() -> None:
+        clock = Clock()
+        limits = make(clock, tokens_per_minute=budget)
+        begin, taken, largest = clock.now, 0, 0
+        for prompt, generated, pause in requests:
+            try:
+                with await limits.admit(ANN, None, prompt) as lease:
+                    lease.spend(generated)
+                taken += prompt + generated
+                largest = max(largest, prompt + generated)
+            except LimitReached as error:
+                assert 0 < error.retry_after_seconds <= (1 + largest) * 60 / budget + 1e-6
+            assert taken <= budget * (1 + (clock.now - begin) / 60) + largest + 1e-6
+            clock.now += pause
+
+    asyncio.run(play())
