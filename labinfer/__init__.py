@@ -6,7 +6,7 @@ The public names are loaded on first use, so that ``labinfer --help`` does not p
 from __future__ import annotations
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Delta", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Delta", "EmbeddingOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str):
@@ -18,6 +18,10 @@ def __getattr__(name: str):
         from labinfer import outputs
 
         return getattr(outputs, name)
+    if name == "EmbeddingOutput":
+        from labinfer.embedding import EmbeddingOutput
+
+        return EmbeddingOutput
     if name == "LLM":
         from labinfer.spmd.environment import shorten_openmp_spins
 

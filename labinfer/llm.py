@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.config import EngineOptions
+from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.llm_engine import LLMEngine, QueueFull
@@ -33,7 +34,7 @@ from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import write_trace
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
-from labinfer.plan import SamplingParams
+from labinfer.plan import POOLINGS, SamplingParams
 from labinfer.prompts import Prompt, RequestReader
 from labinfer.spmd.environment import detect
 from labinfer.text.tokenizer import Tokenizer
@@ -120,6 +121,7 @@ class LLM:
                 tables,
                 self._executor,
                 config.vocab_size,
+                config.hidden_size,
                 parts.layout.max_model_len,
                 options.scheduler,
                 parts.recorder,
@@ -161,18 +163,48 @@ class LLM:
             raise
         return sorted(self.run(requests, on_delta=on_delta), key=lambda output: output.key)
 
+    def embed(
+        self, prompts: Prompt | list[Prompt] | None, pooling: str = "last", normalize: bool = True
+    ) -> list[EmbeddingOutput] | None:
+        """One vector for every prompt, of its final hidden states. Collective as ``generate`` is.
+
+        Args:
+            prompts: one prompt or a list of them, see ``Prompt``.
+            pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens.
+            normalize: whether the vectors are divided by their length.
+
+        Returns:
+            Outputs in the order of the prompts on rank 0, None on the others.
+
+        Raises:
+            UserError: a prompt or the pooling is wrong; on rank 0, before anything has run.
+        """
+        if not self.is_rank0:
+            self.follow()
+            return None
+        try:
+            if pooling not in POOLINGS:
+                raise UserError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
+            requests = self._make_requests(prompts, None, pooling)
+        except UserError:
+            self._executor.pause([])  # the others are in this call too
+            raise
+        outputs = sorted(self.run(requests), key=lambda output: output.key)
+        return [output.normalized() for output in outputs] if normalize else outputs
+
     def make_request(
-        self, key: Any, prompt: Prompt, sampling: SamplingParams, priority: int = 0, user: str = ""
+        self, key: Any, prompt: Prompt, sampling: SamplingParams, priority: int = 0, user: str = "", pooling: str = ""
     ) -> Request:
         """Tokenize and check a prompt (rank 0).
 
         Args:
             priority, user: where the prompt does not say; see ``Request``.
+            pooling: see ``Request``.
 
         Raises:
             UserError: what is wrong with it.
         """
-        request = self._reader.read(key, prompt, sampling, priority, user)
+        request = self._reader.read(key, prompt, sampling, priority, user, pooling)
         self.check_request(request)
         return request
 
@@ -188,7 +220,7 @@ class LLM:
         requests: Iterable[Request | None],
         check: Callable[[], None] = lambda: None,
         on_delta: Callable[[Delta], None] | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> Iterator[RequestOutput | EmbeddingOutput]:
         """Rank 0: yield outputs as they finish, while the other ranks ``follow``.
 
         Args:
@@ -283,8 +315,9 @@ class LLM:
             except QueueFull:
                 self._overflow = request
                 break
-            opened = OpenRequest(request, self.tokenizer, streams)
-            open_requests |= {sequence.seq_id: opened for sequence in sequences}
+            if not request.pooling:  # a vector comes whole
+                opened = OpenRequest(request, self.tokenizer, streams)
+                open_requests |= {sequence.seq_id: opened for sequence in sequences}
         return True
 
     def _advance(
@@ -292,10 +325,13 @@ class LLM:
         advanced: list[Sequence],
         open_requests: dict[int, OpenRequest],
         on_delta: Callable[[Delta], None] | None,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput | EmbeddingOutput]:
         """What has come to text; returns the outputs of the requests that are done with it."""
-        finished = []
+        finished: list[RequestOutput | EmbeddingOutput] = []
         for sequence in advanced:
+            if sequence.request.pooling:
+                finished.append(EmbeddingOutput.of(sequence.request, sequence.update()))
+                continue
             opened = open_requests[sequence.seq_id]
             if opened.add(sequence.update()):
                 self.engine.abort(sequence, FinishReason.STOP)
@@ -308,15 +344,17 @@ class LLM:
         return finished
 
     @staticmethod
-    def _count(report: RunReport, output: RequestOutput) -> None:
+    def _count(report: RunReport, output: RequestOutput | EmbeddingOutput) -> None:
         report.num_finished += 1
         report.prompt_tokens += len(output.prompt_token_ids)
+        if isinstance(output, EmbeddingOutput):
+            return
         report.output_tokens += output.num_output_tokens
         report.time_to_first_token.append(output.time_to_first_token)
         if output.time_per_output_token:
             report.time_per_output_token.append(output.time_per_output_token)
 
-    def _make_requests(self, prompts: Any, params: Any) -> list[Request]:
+    def _make_requests(self, prompts: Any, params: Any, pooling: str = "") -> list[Request]:
         if prompts is None:
             raise UserError("rank 0 must be given prompts; only the other ranks may pass None")
         if not isinstance(prompts, (str, dict, list, tuple)):
@@ -332,7 +370,7 @@ class LLM:
         requests = []
         for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
             try:
-                requests.append(self.make_request(index, prompt, sampling))
+                requests.append(self.make_request(index, prompt, sampling, pooling=pooling))
             except UserError as error:
                 raise UserError(f"prompt {index}: {error}") from None
         return requests

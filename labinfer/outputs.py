@@ -117,6 +117,8 @@ class OpenRequest:
         self._beams: list[FinishedBeam] = []
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.num_cached_tokens = 0
+        self.embedding: list[float] | None = None
+        """Of a request that is pooled, once it has come."""
         self._arrival_time = time.monotonic()
 
     @property
@@ -148,7 +150,7 @@ class OpenRequest:
             self.num_cached_tokens = update.num_cached_tokens
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
-        self._beams = update.beams
+        self._beams, self.embedding = update.beams, update.embedding
         stopped = self._read(answer, update.token_ids)
         if stopped:
             answer.finish_reason = FinishReason.STOP  # also where the length would have ended it

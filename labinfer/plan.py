@@ -21,6 +21,8 @@ MAX_STOP_LENGTH = 256
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 NO_TOKEN = -1
+POOLINGS = ("last", "mean")
+"""Ways to make one vector of a prompt's final hidden states: take the last token's, or the mean of all."""
 MoveKind = Literal["copy", "swap_out", "swap_in"]
 
 
@@ -208,6 +210,8 @@ class TokenSampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     prompt_logprobs: int | None = None
     processors: list[tuple[str, Any]] = []
     """Name and argument of each logits processor, in order."""
+    pooling: str = ""
+    """One of ``POOLINGS`` where nothing is sampled and the prompt's vector is wanted instead."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -266,7 +270,7 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
     sample: bool
     """Whether the last of these tokens is the sequence's last, so that a next one is to be sampled."""
     num_values: int = 0
-    """Log-probabilities and their token ids that come back with it."""
+    """Numbers that come back with it: log-probabilities and their token ids, or at the end of a prompt its vector."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
@@ -301,7 +305,7 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True):
     step_id: int
     token_ids: list[int]
     values: list[float] = []
-    """What ``num_values`` of the entries announced: see ``TokenLogprobs.read``."""
+    """What ``num_values`` of the entries announced: see ``TokenLogprobs.read``; a vector as it is."""
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):

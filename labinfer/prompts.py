@@ -43,11 +43,14 @@ class RequestReader:
                 raise
             self._error = error
 
-    def read(self, key: Any, prompt: Prompt, sampling: SamplingParams, priority: int = 0, user: str = "") -> Request:
+    def read(
+        self, key: Any, prompt: Prompt, sampling: SamplingParams, priority: int = 0, user: str = "", pooling: str = ""
+    ) -> Request:
         """The request of a prompt.
 
         Args:
             priority, user: where the prompt does not say; see ``Request``.
+            pooling: see ``Request``.
 
         Raises:
             UserError: the prompt is of no kind that is known, or does not become tokens.
@@ -56,7 +59,7 @@ class RequestReader:
         token_ids = self.encode(prompt)
         if sampling.stop:
             self.need_tokenizer()
-        fields = {"priority": priority, "user": user} | extras
+        fields = {"priority": priority, "user": user, "pooling": pooling} | extras
         return Request(key, token_ids, sampling, bad_token_ids=self._encode_bad_words(sampling.bad_words), **fields)
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -18,7 +18,10 @@ from labinfer.text.tools import PastCall, ToolChoice, ToolList, ToolUse
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
+EMBEDDINGS_URL = "/v1/embeddings"
 MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_INPUTS = 2048
+"""Texts or prompts of one embeddings request; OpenAI's bound."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
 NEUTRAL_VALUES = {
@@ -185,6 +188,59 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
+_INPUT_KINDS = [
+    {"type": "string", "minLength": 1},
+    _SEVERAL | {"items": {"type": "string", "minLength": 1}},
+    _TOKEN_IDS,
+    _SEVERAL | {"items": _TOKEN_IDS},
+]
+"""Of an embeddings request, as JSON schemas: msgspec's types have one list at most to choose from."""
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's body of an embeddings request (API reference, "Create embeddings"), and ``pooling``."""
+
+    input: Annotated[str | list[str | int | list[int]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
+    """A text, token ids, or a list of texts or of lists of token ids."""
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Only as many as the model has."""
+    user: str | None = None
+    pooling: Literal["last", "mean"] = "last"
+    """See ``plan.POOLINGS``."""
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Each input as ``LLM.make_request`` takes a prompt, in order.
+
+        Raises:
+            UserError: there is none or too many, one is empty, or they are of several kinds.
+        """
+        inputs = self.input
+        if isinstance(inputs, str) or (inputs and all(isinstance(one, int) for one in inputs)):
+            inputs = [inputs]
+        kinds = {type(one) for one in inputs}
+        if len(kinds) > 1 or int in kinds:
+            raise UserError("input mixes texts, token ids and lists of them; give all of one kind")
+        if not 0 < len(inputs) <= MAX_INPUTS:
+            raise UserError(f"input must have 1 to {MAX_INPUTS} texts or prompts, not {len(inputs)}")
+        for index, one in enumerate(inputs):
+            if not one:
+                raise UserError(f"input {index} is empty; give at least one token")
+        return [{"prompt" if str in kinds else "prompt_token_ids": one} for one in inputs]
+
+    def check_dimensions(self, hidden_size: int) -> None:
+        """Raises:
+        UserError: other dimensions are wanted than the model has.
+        """
+        if self.dimensions not in (None, hidden_size):
+            raise UserError(
+                f"dimensions {self.dimensions} are not offered: this model's vectors have {hidden_size}; leave it out"
+            )
+
+
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
     """A line of OpenAI's batch input."""
 
@@ -206,6 +262,7 @@ class ParsedLine:
     """A request as a line asks for it."""
 
     prompt: Any
+    """None where there is an ``embedding``, which may have several."""
     sampling: SamplingParams
     id: str | int | None = None
     """A simple line's own id."""
@@ -215,6 +272,7 @@ class ParsedLine:
     echo: bool = False
     priority: int = 0
     user: str = ""
+    embedding: EmbeddingBody | None = None
 
     @property
     def is_batch(self) -> bool:
@@ -245,8 +303,11 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         body.logprobs = body.count_logprobs()
         if body.echo:
             raise UserError("echo is for completions; a chat answer has no prompt text")
+    elif parsed.url == EMBEDDINGS_URL:
+        return _embedding(parsed)
     else:
-        raise UserError(f"url {parsed.url!r:.60} is not supported; use {COMPLETIONS_URL} or {CHAT_URL}")
+        urls = f"{COMPLETIONS_URL}, {CHAT_URL} or {EMBEDDINGS_URL}"
+        raise UserError(f"url {parsed.url!r:.60} is not supported; use {urls}")
     body.check_neutral()
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         body.prompt_logprobs = body.logprobs  # OpenAI's echo brings the prompt's too
@@ -262,6 +323,19 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         echo=bool(body.echo),
         priority=body.priority or 0,
         user=body.user or "",
+    )
+
+
+def _embedding(line: BatchLine) -> ParsedLine:
+    body = _decode(line.body, EmbeddingBody)
+    return ParsedLine(
+        None,
+        SamplingParams(),
+        custom_id=line.custom_id,
+        url=line.url,
+        model=body.model,
+        user=body.user or "",
+        embedding=body,
     )
 
 

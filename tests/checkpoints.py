@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 VOCAB = 512
 CORPUS = [
@@ -124,3 +124,19 @@ def transformers_greedy(directory: Path, prompts: list[list[int]], num_tokens: i
         logits = torch.stack([step[0] for step in out.logits])
         results.append({"token_ids": out.sequences[0, len(prompt) :].tolist(), "logits": logits})
     return results
+
+
+@torch.no_grad()
+def transformers_states(directory: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Transformers' own hidden states of each prompt's tokens after the final norm: (T, D)."""
+    model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+    return [model(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
+
+
+def worst_vector_error(vectors: list[list[float]], states: list[torch.Tensor], pooling: str) -> float:
+    """Largest |difference| to the pooled states, relative to their largest number, over all vectors."""
+    worst = 0.0
+    for vector, states_TD in zip(vectors, states, strict=True):
+        wanted_D = states_TD.mean(dim=0) if pooling == "mean" else states_TD[-1]
+        worst = max(worst, float((torch.tensor(vector) - wanted_D).abs().max() / wanted_D.abs().max()))
+    return worst

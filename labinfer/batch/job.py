@@ -5,25 +5,31 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from labinfer.batch.reader import JsonlReader
-from labinfer.batch.records import error_record, result_record
+from labinfer.batch.records import embedding_record, error_record, result_record
+from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.llm import LLM
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.progress_line import ProgressLine
+from labinfer.outputs import RequestOutput
 from labinfer.plan import SamplingParams
 from labinfer.protocol import ParsedLine, custom_id_of, own_id_of, parse_line
 
 
 @dataclass(frozen=True)
 class JobLine:
-    """An input line that became a request."""
+    """An input line that became a request, or one for each of its inputs."""
 
     number: int
     parsed: ParsedLine
+    num_requests: int
+    outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
+    """Of those that are done, by their place in the line."""
 
 
 class BatchJob:
@@ -37,7 +43,7 @@ class BatchJob:
     def __init__(self, reader: JsonlReader, output: OutputFile, defaults: SamplingParams, model_name: str):
         self._reader, self._output, self._defaults, self._model_name = reader, output, defaults, model_name
         self._line = ProgressLine()
-        self.num_failed = 0
+        self.num_answered = self.num_failed = 0  # lines
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
         """Run to the end of the input. ``check`` may raise ``Interrupted``; what has finished is written by then."""
@@ -52,10 +58,11 @@ class BatchJob:
         try:
             with contextlib.closing(llm.run(self._requests(llm, each_step), each_step)) as outputs:
                 for output in outputs:
-                    line: JobLine = output.key
-                    self._output.write_json(
-                        result_record(line.number, line.parsed, output, self._model_name, llm.tokenizer)
-                    )
+                    line, index = output.key
+                    line.outputs[index] = output
+                    if len(line.outputs) == line.num_requests:
+                        self._output.write_json(self._record(line, llm))
+                        self.num_answered += 1
         finally:
             self._line.close()
             llm.report.num_failed = self.num_failed
@@ -68,10 +75,30 @@ class BatchJob:
             each_line()  # a job may have nothing but bad lines for a long time
             number, text = line
             try:
-                parsed = parse_line(text, self._defaults)
-                yield llm.make_request(
-                    JobLine(number, parsed), parsed.prompt, parsed.sampling, parsed.priority, parsed.user
-                )
+                requests = self._requests_of(llm, number, parse_line(text, self._defaults))
             except UserError as error:
                 self._output.write_json(error_record(number, custom_id_of(text), own_id_of(text), str(error)))
                 self.num_failed += 1
+            else:
+                yield from requests
+
+    @staticmethod
+    def _requests_of(llm: LLM, number: int, parsed: ParsedLine) -> list[Request]:
+        """Raises:
+        UserError: one of the line's requests can never run; then none of them is.
+        """
+        prompts, pooling = [parsed.prompt], ""
+        if (body := parsed.embedding) is not None:
+            body.check_dimensions(llm.parts.layout.config.hidden_size)
+            prompts, pooling = body.prompts(), body.pooling
+        line = JobLine(number, parsed, len(prompts))
+        return [
+            llm.make_request((line, index), prompt, parsed.sampling, parsed.priority, parsed.user, pooling)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _record(self, line: JobLine, llm: LLM) -> dict[str, Any]:
+        outputs = [line.outputs[index] for index in range(line.num_requests)]
+        if line.parsed.embedding is not None:
+            return embedding_record(line.number, line.parsed, outputs, self._model_name)
+        return result_record(line.number, line.parsed, outputs[0], self._model_name, llm.tokenizer)

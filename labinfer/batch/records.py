@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from labinfer.embedding import EmbeddingOutput, embedding_response
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.protocol import CHAT_URL, ParsedLine
 from labinfer.responses import (
@@ -51,6 +52,12 @@ def result_record(
         "choices": choices,
         "usage": usage_of([output]),
     }
+    return _batch_record(number, line.custom_id, 200, body)
+
+
+def embedding_record(number: int, line: ParsedLine, outputs: list[EmbeddingOutput], model: str) -> dict[str, Any]:
+    """The output line of a line with inputs to embed, of which these came, in order."""
+    body = embedding_response(outputs, line.model or model, line.embedding.encoding_format)
     return _batch_record(number, line.custom_id, 200, body)
 
 

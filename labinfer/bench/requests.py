@@ -56,6 +56,8 @@ class RequestMaker:
                 continue
             try:
                 parsed = parse_line(line.strip(), self._sampling())
+                if parsed.embedding is not None:
+                    raise UserError("an embedding has no tokens to time; leave it out")
                 requests.append(self._llm.make_request(len(requests), parsed.prompt, parsed.sampling))
             except UserError as error:
                 raise UserError(f"--dataset {path}, line {number}: {error}") from None

@@ -88,9 +88,9 @@ class Rank0Job:
         """Run, write the results as they come, and the figures at the end."""
         announce(self.llm, self.session.options)
         self.files.output.begin()
+        job, model = None, self.session.options.model.model
         try:
             if self.files.reader is not None:
-                model = self.session.options.model.model
                 job = BatchJob(self.files.reader, self.files.output, self.sampling, model)
                 job.run(self.llm, self.session.signals.check)
             else:
@@ -102,9 +102,9 @@ class Rank0Job:
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
-        if report.num_failed:
-            total = report.num_failed + report.num_finished
-            logger.info("%d of %d lines failed; their output lines say why", report.num_failed, total)
+        if job is not None and job.num_failed:
+            total = job.num_failed + job.num_answered
+            logger.info("%d of %d lines failed; their output lines say why", job.num_failed, total)
             return ExitStatus.SOME_FAILED
         return ExitStatus.OK
 

@@ -16,7 +16,7 @@ from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
 from labinfer.errors import UserError
 from labinfer.observe.recorder import Recorder
-from labinfer.plan import BatchPlan, WorkerStats
+from labinfer.plan import BatchPlan, SamplingParams, WorkerStats
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class LLMEngine:
         tables: the KV blocks the scheduler hands out.
         executor: runs the plans.
         vocab_size: ids a prompt may hold.
+        hidden_size: numbers of the vector that a pooled prompt comes to.
         max_model_len: tokens of a sequence that may be in the context at once.
         options: the scheduler's.
         recorder: of where the time goes.
@@ -51,6 +52,7 @@ class LLMEngine:
         tables: BlockTables,
         executor: Executor,
         vocab_size: int,
+        hidden_size: int,
         max_model_len: int,
         options: SchedulerOptions,
         recorder: Recorder,
@@ -61,7 +63,7 @@ class LLMEngine:
         self.max_model_len = max_model_len
         self.state = EngineState.IDLE
         self._executor, self._recorder = executor, recorder
-        self._vocab_size = vocab_size
+        self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._next_seq_id = 0
         self.last_plan: BatchPlan | None = None
         """The one that came back last; None where there was none in flight."""
@@ -107,6 +109,7 @@ class LLMEngine:
             context,
             choice,
             SequenceCache(request.cache_salt),
+            vector_size=self._hidden_size if request.pooling else 0,
         )
 
     def _context_of(self, request: Request) -> int:
@@ -121,12 +124,18 @@ class LLMEngine:
         if not prompt_ids:
             raise UserError("the prompt is empty; give at least one token")
         context = self._context_of(request)
-        if len(prompt_ids) >= context:
+        if request.pooling:
+            assert sampling == SamplingParams(), "a pooled request samples nothing"
+            if len(prompt_ids) > context:
+                raise UserError(
+                    f"the prompt has {len(prompt_ids)} tokens, but at most {context} fit in the context; shorten it"
+                )
+        elif len(prompt_ids) >= context:
             raise UserError(
                 f"the prompt has {len(prompt_ids)} tokens, but at most {context - 1} fit beside one new token "
                 f"(context {context}); shorten it"
             )
-        if self._options.context_shift and len(prompt_ids) + sampling.max_tokens > context:
+        elif self._options.context_shift and len(prompt_ids) + sampling.max_tokens > context:
             self._check_shift(context)
         self._check_beams(request, context)
         self._check_ids("token id", prompt_ids)
@@ -182,7 +191,7 @@ class LLMEngine:
         self.scheduler.finish(sequence, reason)
 
     def step(self) -> list[Sequence]:
-        """Launch what may be launched, wait for the oldest micro-batch, return the sequences that got a token."""
+        """Launch what may be launched, wait for the oldest micro-batch, return the sequences that got a token or vector."""
         self.state = EngineState.SCHEDULING
         try:
             while (plan := self._schedule()) is not None:

@@ -34,6 +34,8 @@ class Request:
     """With ``--scheduling-policy priority`` the lowest goes first."""
     user: str = ""
     """With ``--scheduling-policy fair`` users take turns."""
+    pooling: str = ""
+    """One of ``plan.POOLINGS``: its prompt is run and comes to one vector. Nothing is sampled, and ``sampling`` is neutral."""
 
     def ends(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """Tokens that end an answer: the request's own, and those of the checkpoint unless it ignores them."""
@@ -69,3 +71,5 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True):
     """With the first answer's first token, where they are wanted."""
     beams: list[FinishedBeam] = []
     """At the end of a beam search, the best first."""
+    embedding: list[float] | None = None
+    """At the end of a request that is pooled."""

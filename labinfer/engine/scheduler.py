@@ -117,7 +117,7 @@ class Scheduler:
     def update(self, result: BatchResult) -> list[Sequence]:
         """Take the tokens of the oldest micro-batch in flight.
 
-        Returns the sequences that got one; of beams the first one, when all of them have.
+        Returns the sequences that got one, or their vector; of beams the first one, when all of them have.
         """
         batch = self.in_flight.popleft()
         assert batch.plan.step_id == result.step_id, (
@@ -133,6 +133,9 @@ class Scheduler:
                 continue
             if numbers:
                 sequence.take_values(numbers, token)
+            if sequence.embedding is not None:
+                self.finish(sequence, FinishReason.STOP)
+                advanced.append(sequence)
             if token is None:
                 continue
             group = sequence.beams
@@ -188,7 +191,7 @@ class Scheduler:
                 decoding.append(sequence)
             elif sequence.num_unscheduled:
                 prefilling.append(sequence)
-            else:
+            elif not sequence.request.pooling:  # no token is to come of a pooled one
                 num_on_their_way += 1
         budget = split(self._load(len(decoding) + num_on_their_way, prefilling))
         limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
@@ -307,6 +310,8 @@ class Scheduler:
 
     def _prefers_swap(self, victim: Sequence) -> bool:
         """By the mode, or by what would take less time."""
+        if victim.request.pooling == "mean":
+            return False  # the sum over its tokens is with the workers, who are to forget it
         mode, num_tokens = self._options.preemption_mode, victim.cache.num_tokens
         if mode != "auto" or self._times is None:
             return mode == "swap"
@@ -323,9 +328,10 @@ class Scheduler:
                     wanted = msgspec.structs.replace(wanted, prompt_logprobs=None)
                 starts.append(SequenceStart(sequence.seq_id, list(sequence.token_ids), wanted))
                 sequence.started, sequence.pending_token = True, NO_TOKEN
-            sample = sequence.num_unscheduled == 0
+            at_end = sequence.num_unscheduled == 0
+            sample = at_end and not wanted.pooling
             num_values = sequence.num_prompt_measures(begin) * TokenLogprobs.count(wanted.prompt_logprobs)
-            num_values += sample * TokenLogprobs.count(wanted.logprobs)
+            num_values += sample * TokenLogprobs.count(wanted.logprobs) + at_end * sequence.vector_size
             entries.append(
                 BatchEntry(
                     sequence.seq_id,

@@ -41,6 +41,10 @@ class Sequence:
     """Of the answer's tokens, where they are wanted."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens but the first, where they are wanted."""
+    vector_size: int = 0
+    """Numbers of the vector that its prompt comes to, where it is pooled."""
+    embedding: list[float] | None = None
+    """That vector, once it has come."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -86,12 +90,16 @@ class Sequence:
 
     @property
     def measures_prompt(self) -> bool:
-        """Whether log-probabilities of its prompt are still to come, which takes running it."""
+        """Whether something of all its prompt is still to come, which takes running it: log-probabilities, or a mean."""
+        if self.request.pooling == "mean":
+            return True
         wanted = self.token_sampling.prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     def update(self) -> AnswerUpdate:
         """What its last step has brought."""
+        if self.request.pooling:
+            return AnswerUpdate(0, [], [], self.finish_reason, self.num_cached_tokens, embedding=self.embedding)
         ended, wanted = self.finish_reason is not None, self.sampling.prompt_logprobs is not None
         prompt_logprobs = self.prompt_logprobs if wanted and self.choice == 0 else None
         if self.beams is None:
@@ -116,7 +124,10 @@ class Sequence:
         return max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin)
 
     def take_values(self, values: list[float], token: int | None) -> None:
-        """Keep the log-probabilities that a step brought: those of prompt tokens, then the sampled token's, if any."""
+        """Keep what a step brought: a vector, or log-probabilities of prompt tokens, then the sampled token's, if any."""
+        if self.request.pooling:
+            self.embedding = values
+            return
         wanted = self.token_sampling
         if token is not None and wanted.logprobs is not None:
             split = len(values) - TokenLogprobs.count(wanted.logprobs)
@@ -165,4 +176,5 @@ def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampl
             *((name, value) for name, value, neutral in processors if value != neutral),
             *sampling.logits_processors.items(),
         ],
+        pooling=request.pooling,
     )

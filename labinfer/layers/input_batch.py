@@ -22,6 +22,16 @@ class PromptRow:
 
 
 @dataclass(frozen=True)
+class PooledRows:
+    """Rows whose final hidden states go into the vector of their sequence."""
+
+    begin: int
+    end: int
+    entry: int
+    """Its sequence's place in the plan."""
+
+
+@dataclass(frozen=True)
 class ModelInputBatch:
     """A flat batch of new tokens of several sequences."""
 
@@ -36,3 +46,4 @@ class ModelInputBatch:
     """Sequence ids of those rows."""
     prompt_rows: list[PromptRow]
     """The prompt tokens whose log-probabilities are wanted."""
+    pooled: list[PooledRows]

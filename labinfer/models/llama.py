@@ -107,9 +107,13 @@ class LlamaForCausalLM(nn.Module):
             hidden_TD, delta_TD = layer(hidden_TD, delta_TD, batch, cache, cos_TP, sin_TP)
         return hidden_TD + delta_TD
 
+    def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:
+        """Last stage: what ``forward`` gave, normalised: Transformers' ``last_hidden_state``."""
+        return self.model.norm(hidden_TD)[1]
+
     def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
         """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others."""
-        return self.lm_head.logits(self.model.norm(hidden_BD)[1])
+        return self.lm_head.logits(self.final_norm(hidden_BD))
 
 
 def read_llama_config(file: ConfigFile) -> ModelConfig:

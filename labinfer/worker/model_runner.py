@@ -10,7 +10,7 @@ from torch import nn
 from labinfer.errors import UserError
 from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
 from labinfer.functions.registry import Functions
-from labinfer.layers.input_batch import ModelInputBatch, PromptRow
+from labinfer.layers.input_batch import ModelInputBatch, PooledRows, PromptRow
 from labinfer.layers.rope import RotaryTable
 from labinfer.plan import NO_TOKEN, BatchPlan, BatchResult, SamplingParams, TokenSampling
 from labinfer.worker.kv_cache import KVCacheManager
@@ -28,6 +28,9 @@ class SequenceState:
     token_ids: list[int]
     sampling: TokenSampling
     block_table: list[int] = field(default_factory=list)
+    hidden_sum_D: torch.Tensor | None = None
+    """Of its rows that were pooled so far, float32."""
+    num_pooled: int = 0
 
 
 class ModelRunner:
@@ -81,6 +84,7 @@ class ModelRunner:
         token_ids, positions, slots, row_ptr = [], [], [], [0]
         context_lens, block_tables, sample_rows, sample_seqs = [], [], [], []
         prompt_rows: list[PromptRow] = []
+        pooled: list[PooledRows] = []
         size = self._cache.block_size
         for index, entry in enumerate(plan.entries):
             state = self._sequences[entry.seq_id]
@@ -106,6 +110,10 @@ class ModelRunner:
             if entry.sample:
                 sample_rows.append(row_ptr[-1] - 1)
                 sample_seqs.append(entry.seq_id)
+            if state.sampling.pooling == "mean":
+                pooled.append(PooledRows(row_ptr[-2], row_ptr[-1], index))
+            elif state.sampling.pooling and entry.num_values:
+                pooled.append(PooledRows(row_ptr[-1] - 1, row_ptr[-1], index))
         return ModelInputBatch(
             token_ids_T=int64_tensor(token_ids, self._device),
             positions_T=int64_tensor(positions, self._device),
@@ -114,6 +122,7 @@ class ModelRunner:
             sample_rows_B=int64_tensor(sample_rows, self._device),
             sample_seqs=sample_seqs,
             prompt_rows=prompt_rows,
+            pooled=pooled,
         )
 
     @torch.inference_mode()
@@ -126,11 +135,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
-        """Last stage: what the plan's entries sample and measure, on its first rank.
+        """Last stage: what the plan's entries sample, measure and pool, on its first rank.
 
         None on the stage's other ranks, if there was anything to sample.
         """
         values: list[list[float]] = [[] for _ in plan.entries]
+        for index, vector in self._pool(plan, batch, hidden_TD).items():
+            values[index] = vector
         for start in range(0, len(batch.prompt_rows), LOGITS_ROWS):
             rows = batch.prompt_rows[start : start + LOGITS_ROWS]
             logits_BV = self.model.logits(hidden_TD[[row.row for row in rows]])
@@ -159,6 +170,28 @@ class ModelRunner:
                 for row, numbers in zip(wanted, measured, strict=True):
                     values[entries[row]] += numbers
         return BatchResult(plan.step_id, token_ids, [value for found in values for value in found])
+
+    def _pool(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> dict[int, list[float]]:
+        """Go on with the sums of final hidden states; vectors, by entry, of the sequences whose prompt ends here.
+
+        A mean is taken over all tokens of the prompt, which may have come in several steps; the last token's is one over
+        that token alone.
+        """
+        if not batch.pooled:
+            return {}
+        rows = [row for part in batch.pooled for row in range(part.begin, part.end)]
+        normed_TD = self.model.final_norm(hidden_TD[rows])
+        vectors: dict[int, torch.Tensor] = {}
+        parts_TD = normed_TD.split([part.end - part.begin for part in batch.pooled])
+        for part, part_TD in zip(batch.pooled, parts_TD, strict=True):
+            entry = plan.entries[part.entry]
+            state = self._sequences[entry.seq_id]
+            sum_D = part_TD.sum(dim=0, dtype=torch.float32)
+            state.hidden_sum_D = sum_D if state.hidden_sum_D is None else state.hidden_sum_D + sum_D
+            state.num_pooled += len(part_TD)
+            if entry.num_values:
+                vectors[part.entry] = state.hidden_sum_D / state.num_pooled
+        return dict(zip(vectors, torch.stack([*vectors.values()]).tolist(), strict=True)) if vectors else {}
 
     def forget(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:

@@ -217,6 +217,7 @@ def batch_of(lengths: list[int], tables: list[torch.Tensor]) -> ModelInputBatch:
         torch.tensor([row_ptr[-1] - 1]),
         [0],
         [],
+        [],
     )
 
 

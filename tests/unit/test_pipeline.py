@@ -79,6 +79,15 @@ def test_tokens_go_back_to_rank_0():
     assert result == ([7, 0, 2**40], [-0.1, 151_935.0])
 
 
+def test_vectors_arrive_to_the_bit():
+    vector = torch.randn(100).tolist()
+    result = two_stages(
+        lambda pipeline: pipeline.post_tokens(9, 0, 100).wait(),
+        lambda pipeline: pipeline.send_tokens(9, [], vector),
+    )[0]
+    assert result == ([], vector)
+
+
 def test_a_step_without_samples_still_says_that_it_is_done():
     result = two_stages(
         lambda pipeline: pipeline.post_tokens(9, 0).wait(), lambda pipeline: pipeline.send_tokens(9, [])

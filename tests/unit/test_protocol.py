@@ -8,7 +8,7 @@ import pytest
 
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
-from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, parse_line
+from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, parse_line
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
 
@@ -204,7 +204,8 @@ def test_a_salt_goes_with_the_prompt():
         (batch({"prompt": "hi", "top_logprobs": 0}), "top_logprobs"),
         (batch({"prompt": "hi", "logprobs": True}), "logprobs must be a number"),
         (batch({"prompt": "hi"}, method="GET"), "GET"),
-        (batch({"prompt": "hi"}, url="/v1/embeddings"), "/v1/embeddings"),
+        (batch({"prompt": "hi"}, url="/v1/responses"), "/v1/responses"),
+        (batch({"prompt": "hi"}, EMBEDDINGS_URL), "prompt"),
         (batch({"prompt": "hi"}, extra=1), "extra"),
         (batch({}), "prompt"),
         (batch({"messages": []}), "messages"),

@@ -54,16 +54,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.bench = Bench(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **shape)
         self.aborted = set()
 
-    @rule(prompt_tokens=PROMPTS, max_tokens=st.integers(1, 40), shared=st.integers(0, ROOM), beams=st.integers(1, 4))
-    def add(self, prompt_tokens, max_tokens, shared, beams):
+    @rule(
+        prompt_tokens=PROMPTS,
+        max_tokens=st.integers(1, 40),
+        shared=st.integers(0, ROOM),
+        beams=st.integers(1, 4),
+        pooling=st.sampled_from(["", "", "", "last", "mean"]),
+    )
+    def add(self, prompt_tokens, max_tokens, shared, beams, pooling):
         """Only what the engine would not refuse."""
         context = self.shape["max_context"]
-        prompt_tokens = min(prompt_tokens, context - 1)
+        prompt_tokens = min(prompt_tokens, context if pooling else context - 1)
         if not self.shape["context_shift"]:
             max_tokens = min(max_tokens, context - prompt_tokens)
         longest = min(context, prompt_tokens + max_tokens)
         beams = min(beams, self.shape["max_num_seqs"], NUM_BLOCKS // -(-longest // BLOCK_SIZE))
-        if len(self.shape["eos"]) > 1:  # a search looks at more tokens than the model has if there are many ends
+        if (
+            pooling or len(self.shape["eos"]) > 1
+        ):  # a search looks at more tokens than the model has if there are many ends
             beams = 1
         self.bench.add(
             prompt_tokens,
@@ -72,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_beams=beams,
             priority=prompt_tokens % 3,
             user=str(max_tokens % 3),
+            pooling=pooling,
         )
 
     @rule()
@@ -87,7 +96,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def update(self):
         before = {s.seq_id: s.num_output_tokens for s in self.bench.sequences}
         for sequence in self.bench.update():
-            assert sequence.beams or sequence.num_output_tokens == before[sequence.seq_id] + 1
+            gained = 0 if sequence.request.pooling else 1
+            assert sequence.beams or sequence.num_output_tokens == before[sequence.seq_id] + gained
+            assert (sequence.embedding is not None) == bool(sequence.request.pooling)
             assert sequence.finish_reason is not FinishReason.ABORT
 
     @precondition(lambda self: self.bench.sequences)
@@ -109,6 +120,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends = self.shape["eos"]
         for sequence in self.bench.sequences:
             assert (sequence.finish_reason is FinishReason.ABORT) == (sequence.seq_id in self.aborted)
+            if sequence.request.pooling:
+                continue
             if sequence.finish_reason is FinishReason.STOP and not sequence.beams:
                 assert sequence.output_ids[-1] in ends
             if sequence.finish_reason is not FinishReason.ABORT and not sequence.beams:

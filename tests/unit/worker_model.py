@@ -31,6 +31,14 @@ def token_at(seq_id: int, position: int) -> int:
     return (seq_id * 7919 + position * 104729) % 1000
 
 
+VECTOR_SIZE = 3
+
+
+def vector_of(token_ids: list[int]) -> list[float]:
+    """What the pretended model makes of rows that are pooled: their number, sum and last one."""
+    return [float(len(token_ids)), float(sum(token_ids)), float(token_ids[-1])]
+
+
 def likely_tokens(token_ids: list[int], count: int) -> dict[int, float]:
     """The pretended model's likeliest next tokens, for beam search: a pure function of all tokens before."""
     draw = random.Random(str(token_ids))
@@ -54,6 +62,8 @@ class KnownSequence:
     token_ids: list[int]
     sampling: TokenSampling
     block_table: list[int] = field(default_factory=list)
+    pooled_ids: list[int] = field(default_factory=list)
+    """Those of its tokens that were run, where their mean is wanted."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +148,13 @@ class WorkerModel:
             held = self.blocks[known.block_table[position // self.block_size]].get(position % self.block_size)
             assert held == expected, f"position {position} of sequence {entry.seq_id} holds other tokens"
         at_end = entry.begin + entry.num_tokens == len(known.token_ids)
-        assert entry.sample == at_end, "only a sequence's last token samples, and it always does"
+        pooling = known.sampling.pooling
+        assert entry.sample == (at_end and not pooling), "only a sequence's last token samples, and it always does"
+        if pooling:
+            ran = known.token_ids[entry.begin : entry.begin + entry.num_tokens]
+            known.pooled_ids = [*known.pooled_ids, *ran] if pooling == "mean" else ran[-1:]
+            assert entry.num_values == at_end * VECTOR_SIZE, "a vector comes with the end of the prompt"
+            values += vector_of(known.pooled_ids) if at_end else []
         if not entry.sample:
             return
         tokens.append(token_at(entry.seq_id, len(known.token_ids)))
@@ -197,7 +213,9 @@ class Bench:
         """A request whose first ``shared`` tokens are those of every other one that shares."""
         seq_id = len(self.sequences)
         prompt = [1000 + position if position < shared else -1 - seq_id for position in range(prompt_tokens)]
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, num_beams=num_beams)
+        sampling = SamplingParams()
+        if not fields.get("pooling"):
+            sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, num_beams=num_beams)
         self.add_request(Request(seq_id, prompt, sampling, **fields))
         return self.sequences[seq_id]
 
@@ -214,7 +232,8 @@ class Bench:
                     wanted,
                     request.sampling.max_tokens,
                     self.max_context,
-                    SequenceCache(request.cache_salt),
+                    cache=SequenceCache(request.cache_salt),
+                    vector_size=VECTOR_SIZE if request.pooling else 0,
                 )
             )
             self.sequences.append(members[-1])
@@ -273,7 +292,12 @@ class Bench:
 
     def check_tokens(self, sequence: Sequence) -> None:
         """Each output token is the one sampled at its own position, whatever happened on the way."""
-        begin = sequence.num_prompt_tokens
+        begin, pooling = sequence.num_prompt_tokens, sequence.request.pooling
+        if pooling and sequence.finish_reason is not FinishReason.ABORT:
+            prompt = sequence.request.prompt_token_ids
+            assert sequence.embedding == vector_of(prompt if pooling == "mean" else prompt[-1:])
+            assert (sequence.token_ids, sequence.finish_reason) == (prompt, FinishReason.STOP)
+            return
         if sequence.beams is not None:
             if sequence.finish_reason is not FinishReason.ABORT:
                 self.check_beams(sequence.beams)
