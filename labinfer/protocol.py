@@ -1,14 +1,12 @@
-"""What a request may say: one schema with all its bounds, for JSONL lines and, later, HTTP bodies.
+"""What a request may say: one schema with all its bounds, for HTTP bodies and JSONL lines.
 
-Two kinds of lines. Simple ones carry a prompt and sampling fields beside each other. Batch lines follow OpenAI's batch
-input format (API reference, "Batch": ``custom_id``, ``method``, ``url``, ``body``).
+Names and meanings are OpenAI's (API reference) and, for what it does not have, vLLM's.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -19,13 +17,13 @@ from labinfer.text.tools import PastCall, ToolChoice, ToolList, ToolUse
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
-MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_INPUTS = 2048
 """Texts or prompts of one embeddings request; OpenAI's bound."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
+Body = TypeVar("Body")
+
 NEUTRAL_VALUES = {
-    "stream": False,
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
@@ -116,23 +114,40 @@ class Sampling(msgspec.Struct, kw_only=True):
         return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
 
 
-class SimpleLine(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """``{"prompt": …}``, ``{"prompt_token_ids": […]}`` or ``{"messages": […]}``, with an ``id`` if you like."""
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
+_INPUT_KINDS = [
+    {"type": "string", "minLength": 1},
+    _SEVERAL | {"items": {"type": "string", "minLength": 1}},
+    _TOKEN_IDS,
+    _SEVERAL | {"items": _TOKEN_IDS},
+]
+"""Of an embeddings request, as JSON schemas: msgspec's types have one list at most to choose from."""
+Inputs = Annotated[str | list[str | int | list[int]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
 
-    id: str | int | None = None
-    prompt: str | None = None
-    prompt_token_ids: list[int] | None = None
-    messages: list[Message] | None = None
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    """A last chunk with the numbers of tokens."""
+    include_obfuscation: bool = False
+    """Accepted; nothing is added to hide the lengths of tokens."""
 
 
 class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """The fields of OpenAI's bodies; for the second group see ``NEUTRAL_VALUES``."""
+    """The fields of OpenAI's bodies. The second group changes nothing here; for the third see ``NEUTRAL_VALUES``."""
 
     model: str | None = None
-    metadata: dict | None = None
+    """The first one that is served where it is left out."""
     max_completion_tokens: int | None = None
-
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    metadata: dict | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
     suffix: str | None = None
     tools: list | None = None
     tool_choice: Any = None
@@ -154,7 +169,8 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[int]
+    prompt: Inputs
+    """A text, token ids, or a list of texts or of lists of token ids."""
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
@@ -172,8 +188,13 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: ``tools`` and ``tool_choice`` do not go together.
         """
-        use = ToolUse(tools=self.tools, tool_choice=self.tool_choice, parallel_tool_calls=self.parallel_tool_calls)
-        return {"messages": [message.as_dict() for message in self.messages]} | use.as_prompt()
+        return {"messages": [message.as_dict() for message in self.messages]} | self.tool_use().as_prompt()
+
+    def tool_use(self) -> ToolUse:
+        """Raises:
+        UserError: ``tools`` and ``tool_choice`` do not go together.
+        """
+        return ToolUse(tools=self.tools, tool_choice=self.tool_choice, parallel_tool_calls=self.parallel_tool_calls)
 
     def count_logprobs(self) -> int | None:
         """``logprobs`` and ``top_logprobs`` as the one count that ``SamplingParams`` has.
@@ -188,21 +209,10 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
-_INPUT_KINDS = [
-    {"type": "string", "minLength": 1},
-    _SEVERAL | {"items": {"type": "string", "minLength": 1}},
-    _TOKEN_IDS,
-    _SEVERAL | {"items": _TOKEN_IDS},
-]
-"""Of an embeddings request, as JSON schemas: msgspec's types have one list at most to choose from."""
-
-
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's body of an embeddings request (API reference, "Create embeddings"), and ``pooling``."""
 
-    input: Annotated[str | list[str | int | list[int]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
+    input: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
@@ -213,23 +223,12 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """See ``plan.POOLINGS``."""
 
     def prompts(self) -> list[dict[str, Any]]:
-        """Each input as ``LLM.make_request`` takes a prompt, in order.
+        """Each input as ``RequestReader.read`` takes a prompt, in order.
 
         Raises:
             UserError: there is none or too many, one is empty, or they are of several kinds.
         """
-        inputs = self.input
-        if isinstance(inputs, str) or (inputs and all(isinstance(one, int) for one in inputs)):
-            inputs = [inputs]
-        kinds = {type(one) for one in inputs}
-        if len(kinds) > 1 or int in kinds:
-            raise UserError("input mixes texts, token ids and lists of them; give all of one kind")
-        if not 0 < len(inputs) <= MAX_INPUTS:
-            raise UserError(f"input must have 1 to {MAX_INPUTS} texts or prompts, not {len(inputs)}")
-        for index, one in enumerate(inputs):
-            if not one:
-                raise UserError(f"input {index} is empty; give at least one token")
-        return [{"prompt" if str in kinds else "prompt_token_ids": one} for one in inputs]
+        return _prompts_of("input", self.input)
 
     def check_dimensions(self, hidden_size: int) -> None:
         """Raises:
@@ -241,150 +240,90 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
 
 
-class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of OpenAI's batch input."""
-
-    custom_id: str
-    method: str
-    url: str
-    body: msgspec.Raw
-
-
-class BatchProbe(msgspec.Struct):
-    """Enough of a line to tell which kind it is."""
-
-    custom_id: msgspec.Raw = msgspec.Raw()
-    body: msgspec.Raw = msgspec.Raw()
-
-
 @dataclass(frozen=True)
-class ParsedLine:
-    """A request as a line asks for it."""
+class ParsedBody:
+    """What a body asks for, checked."""
 
-    prompt: Any
-    """None where there is an ``embedding``, which may have several."""
+    prompts: list[dict[str, Any]]
+    """As ``RequestReader.read`` takes them."""
     sampling: SamplingParams
-    id: str | int | None = None
-    """A simple line's own id."""
-    custom_id: str | None = None
-    url: str | None = None
-    model: str | None = None
-    echo: bool = False
-    priority: int = 0
-    user: str = ""
-    embedding: EmbeddingBody | None = None
-
-    @property
-    def is_batch(self) -> bool:
-        return self.custom_id is not None
+    model: str | None
+    echo: bool
+    priority: int
+    user: str
+    cache_salt: str
+    stream: bool
+    include_usage: bool
+    tool_use: ToolUse
 
 
-def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
-    """Read one JSONL line.
+def read_completion(body: CompletionBody, defaults: SamplingParams) -> ParsedBody:
+    """What a completion asks for, where it says nothing with these defaults.
 
     Raises:
-        UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
+        UserError: a field is out of bounds, or asks for what is not offered.
     """
-    if len(line) > MAX_LINE_BYTES:
-        raise UserError(f"the line has {len(line)} bytes; at most {MAX_LINE_BYTES} are read")
-    kind = BatchLine if _is_batch(line) else SimpleLine
-    parsed = _decode(line, kind)
-    if isinstance(parsed, SimpleLine):
-        return _simple(parsed, defaults)
-    if parsed.method != "POST":
-        raise UserError(f"method {parsed.method!r:.40} is not supported; use POST")
-    if parsed.url == COMPLETIONS_URL:
-        body = _decode(parsed.body, CompletionBody)
-        prompt = {"prompt": body.prompt} if isinstance(body.prompt, str) else {"prompt_token_ids": body.prompt}
-        body.logprobs = None if body.logprobs is False else body.logprobs
-    elif parsed.url == CHAT_URL:
-        body = _decode(parsed.body, ChatBody)
-        prompt = body.prompt()
-        body.logprobs = body.count_logprobs()
-        if body.echo:
-            raise UserError("echo is for completions; a chat answer has no prompt text")
-    elif parsed.url == EMBEDDINGS_URL:
-        return _embedding(parsed)
-    else:
-        urls = f"{COMPLETIONS_URL}, {CHAT_URL} or {EMBEDDINGS_URL}"
-        raise UserError(f"url {parsed.url!r:.60} is not supported; use {urls}")
+    logprobs = None if body.logprobs is False else body.logprobs
+    if body.echo and logprobs is not None and body.prompt_logprobs is None:
+        body = msgspec.structs.replace(body, prompt_logprobs=logprobs)  # OpenAI's echo brings the prompt's too
+    return _read(body, _prompts_of("prompt", body.prompt), logprobs, ToolUse(), defaults)
+
+
+def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
+    """What a chat request asks for, where it says nothing with these defaults.
+
+    Raises:
+        UserError: a field is out of bounds, or asks for what is not offered.
+    """
+    if not body.messages:
+        raise UserError("messages is empty; give at least one")
+    if body.echo:
+        raise UserError("echo is for completions; a chat answer has no prompt text")
+    return _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
+
+
+def _read(
+    body: OpenAIBody, prompts: list[dict[str, Any]], logprobs: Any, tool_use: ToolUse, defaults: SamplingParams
+) -> ParsedBody:
     body.check_neutral()
-    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-        body.prompt_logprobs = body.logprobs  # OpenAI's echo brings the prompt's too
-    prompt |= {"cache_salt": body.cache_salt} if body.cache_salt else {}
-    if body.max_tokens is None:
-        body.max_tokens = body.max_completion_tokens
-    return ParsedLine(
-        prompt,
-        body.params(defaults),
-        custom_id=parsed.custom_id,
-        url=parsed.url,
+    if body.stream_options is not None and not body.stream:
+        raise UserError("stream_options goes with stream: true; leave it out")
+    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    body = msgspec.structs.replace(body, max_tokens=max_tokens, logprobs=logprobs)
+    return ParsedBody(
+        prompts=prompts,
+        sampling=body.params(defaults),
         model=body.model,
         echo=bool(body.echo),
         priority=body.priority or 0,
         user=body.user or "",
+        cache_salt=body.cache_salt or "",
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        tool_use=tool_use,
     )
 
 
-def _embedding(line: BatchLine) -> ParsedLine:
-    body = _decode(line.body, EmbeddingBody)
-    return ParsedLine(
-        None,
-        SamplingParams(),
-        custom_id=line.custom_id,
-        url=line.url,
-        model=body.model,
-        user=body.user or "",
-        embedding=body,
-    )
+def _prompts_of(field: str, inputs: Any) -> list[dict[str, Any]]:
+    if isinstance(inputs, str) or (inputs and all(isinstance(one, int) for one in inputs)):
+        inputs = [inputs]
+    kinds = {type(one) for one in inputs}
+    if len(kinds) > 1 or int in kinds:
+        raise UserError(f"{field} mixes texts, token ids and lists of them; give all of one kind")
+    if not 0 < len(inputs) <= MAX_INPUTS:
+        raise UserError(f"{field} must have 1 to {MAX_INPUTS} texts or prompts, not {len(inputs)}")
+    for index, one in enumerate(inputs):
+        if not one:
+            raise UserError(f"{field} {index} is empty; give at least one token")
+    return [{"prompt" if str in kinds else "prompt_token_ids": one} for one in inputs]
 
 
-def custom_id_of(line: bytes) -> str | None:
-    """The ``custom_id`` of a batch line, so that even a refused one can be answered by it."""
-    custom_id = _field(line, "custom_id")
-    return custom_id if isinstance(custom_id, str) else None
+def decode(data: bytes | msgspec.Raw, kind: type[Body]) -> Body:
+    """JSON as a struct.
 
-
-def own_id_of(line: bytes) -> str | int | None:
-    """The ``id`` of a simple line, so that even a refused one can be answered by it."""
-    own_id = _field(line, "id")
-    return own_id if isinstance(own_id, (str, int)) and not isinstance(own_id, bool) else None
-
-
-def _field(line: bytes, name: str):
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value.get(name) if isinstance(value, dict) else None
-
-
-def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
-    prompt = {
-        "prompt": line.prompt,
-        "prompt_token_ids": line.prompt_token_ids,
-        "messages": None if line.messages is None else [message.as_dict() for message in line.messages],
-        "cache_salt": line.cache_salt,
-    }
-    return ParsedLine(
-        {key: value for key, value in prompt.items() if value is not None},
-        line.params(defaults),
-        id=line.id,
-        echo=bool(line.echo),
-        priority=line.priority or 0,
-        user=line.user or "",
-    )
-
-
-def _is_batch(line: bytes) -> bool:
-    try:
-        probe = msgspec.json.decode(line, type=BatchProbe)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # the full reading says what is wrong
-    return bool(bytes(probe.custom_id) or bytes(probe.body))
-
-
-def _decode(data: bytes | msgspec.Raw, kind: type):
+    Raises:
+        UserError: it is no JSON, or has a field that is unknown or of another type.
+    """
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:  # ValidationError is one

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from labinfer.embedding import EmbeddingOutput, embedding_response
+from labinfer.jsonl import ParsedLine
 from labinfer.outputs import Completion, RequestOutput
-from labinfer.protocol import CHAT_URL, ParsedLine
+from labinfer.protocol import CHAT_URL
 from labinfer.responses import (
     CHAT_PREFIX,
     COMPLETION_PREFIX,

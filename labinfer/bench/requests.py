@@ -9,9 +9,9 @@ from pathlib import Path
 from labinfer.bench.options import BenchOptions
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
+from labinfer.jsonl import parse_line
 from labinfer.llm import LLM
 from labinfer.plan import SamplingParams
-from labinfer.protocol import parse_line
 
 WARM_UP = -1
 """The key of requests that do not count."""

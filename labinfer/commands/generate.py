@@ -16,11 +16,11 @@ from labinfer.commands.session import Session
 from labinfer.config import JobOptions
 from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
+from labinfer.jsonl import ParsedLine
 from labinfer.llm import LLM
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.outputs import RequestOutput
 from labinfer.plan import SamplingParams
-from labinfer.protocol import ParsedLine
 
 logger = logging.getLogger(__name__)
 

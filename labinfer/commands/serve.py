@@ -16,7 +16,7 @@ from labinfer.executor.signals import GRACE_SECONDS
 from labinfer.llm import LLM, follow_all
 from labinfer.server.access import ApiKeys
 from labinfer.server.engine_host import EngineHost
-from labinfer.server.gateway import GatewayProcess
+from labinfer.server.gateway_process import GatewayProcess
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ async def answer(call: Call) -> Response | EventStream:
     """``POST /v1/chat/completions``, as OpenAI's."""
     body = await call.read(ChatBody)
     model = call.service.model(body.model)
-    parsed = checked(lambda: read_chat(body, model.chat_defaults))
+    parsed = checked(lambda: read_chat(body, model.chat_defaults()))
     requests = await read_requests(call, model, parsed)
     running = await Running.start(call, model, requests, parsed.stream, parsed.user)
     head = {"id": CHAT_PREFIX + call.id, "object": KIND, "created": int(time.time()), "model": model.info.name}

@@ -24,7 +24,7 @@ async def answer(call: Call) -> Response | EventStream:
     """``POST /v1/completions``, as OpenAI's; the answers to the i-th of several prompts begin at choice ``i * n``."""
     body = await call.read(CompletionBody)
     model = call.service.model(body.model)
-    parsed = checked(lambda: read_completion(body, model.completion_defaults))
+    parsed = checked(lambda: read_completion(body, model.completion_defaults()))
     requests = await read_requests(call, model, parsed)
     running = await Running.start(call, model, requests, parsed.stream, parsed.user)
     head = {"id": COMPLETION_PREFIX + call.id, "object": KIND, "created": int(time.time()), "model": model.info.name}

@@ -12,19 +12,15 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import uvicorn
 
-import labinfer
-from labinfer.config import ServerOptions
 from labinfer.server.app import make_app
 from labinfer.server.async_llm_engine import AsyncLLMEngine
-from labinfer.server.frames import LENGTH_BYTES, BrokenLink, Setup, pack
+from labinfer.server.frames import LENGTH_BYTES, BrokenLink, Setup
 from labinfer.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -32,37 +28,6 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048
 LAST_WORDS_SECONDS = 3
 """How long answers on their way out may take when the engine has ended."""
-
-
-class GatewayProcess:
-    """Rank 0's hold on it.
-
-    Args:
-        listener: bound and listening.
-        cpus: that it may run on; this process may have bound itself to fewer.
-    """
-
-    def __init__(
-        self, listener: socket.socket, options: ServerOptions, model_names: list[str], cpus: list[int], log_level: str
-    ):
-        self.connection, theirs = socket.socketpair()
-        with theirs, listener:
-            descriptors = (theirs.fileno(), listener.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *map(str, descriptors)],
-                pass_fds=descriptors,
-                cwd=Path(labinfer.__file__).parent.parent,  # so that it finds this package
-                stdin=subprocess.DEVNULL,
-            )
-        self.connection.sendall(pack(Setup(options, model_names, cpus, log_level)))
-
-    def end(self) -> None:
-        """Wait for its end; it comes when the connection closes."""
-        self.connection.close()
-        try:
-            self._process.wait(2 * LAST_WORDS_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
 
 
 class Server(uvicorn.Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from labinfer.config import ServerOptions
 from labinfer.errors import UserError
-from labinfer.plan import MAX_COUNT, SamplingParams
+from labinfer.plan import MAX_SEED, SamplingParams
 from labinfer.prompts import RequestReader
 from labinfer.server import api_errors
 from labinfer.server.access import ApiKeys
@@ -38,8 +39,8 @@ class Model:
 
     info: ServedModel
     reader: RequestReader
-    chat_defaults: SamplingParams
-    completion_defaults: SamplingParams
+    recommended: dict[str, float]
+    """Sampling, by the checkpoint."""
 
     @classmethod
     def load(cls, info: ServedModel) -> Model:
@@ -49,13 +50,19 @@ class Model:
             UserError: one of its files is broken.
         """
         reader = RequestReader(Path(info.tokenizer), required=info.needs_tokenizer)
-        sampling = {"temperature": 1.0} | _recommended(Path(info.checkpoint) / GENERATION_CONFIG)
-        return cls(
-            info,
-            reader,
-            SamplingParams(max_tokens=MAX_COUNT, **sampling),
-            SamplingParams(max_tokens=COMPLETION_TOKENS, **sampling),
-        )
+        return cls(info, reader, _recommended(Path(info.checkpoint) / GENERATION_CONFIG))
+
+    def chat_defaults(self) -> SamplingParams:
+        """Of a chat request that says nothing: as long an answer as there is room for."""
+        return self._defaults(self.info.max_model_len)
+
+    def completion_defaults(self) -> SamplingParams:
+        """Of a completion that says nothing."""
+        return self._defaults(COMPLETION_TOKENS)
+
+    def _defaults(self, max_tokens: int) -> SamplingParams:
+        sampling = {"temperature": 1.0} | self.recommended
+        return SamplingParams(max_tokens=max_tokens, seed=secrets.randbelow(MAX_SEED), **sampling)
 
 
 class Service:

@@ -13,10 +13,11 @@ import pytest
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import error_record, result_record
 from labinfer.errors import UserError
+from labinfer.jsonl import ParsedLine
 from labinfer.observe.output_file import OutputFile
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import SamplingParams, TokenLogprobs
-from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, ParsedLine
+from labinfer.protocol import CHAT_URL, COMPLETIONS_URL
 
 OUTPUT = RequestOutput(
     key=None,

@@ -14,8 +14,9 @@ from labinfer.batch.records import embedding_record
 from labinfer.embedding import EmbeddingOutput, embedding_response
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.errors import UserError
+from labinfer.jsonl import parse_line
 from labinfer.plan import SamplingParams
-from labinfer.protocol import EMBEDDINGS_URL, MAX_INPUTS, EmbeddingBody, parse_line
+from labinfer.protocol import EMBEDDINGS_URL, MAX_INPUTS, EmbeddingBody
 
 
 def output(*numbers: float, num_tokens: int = 2) -> EmbeddingOutput:

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from labinfer.errors import UserError
+from labinfer.jsonl import parse_line
 from labinfer.plan import SamplingParams
-from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, parse_line
+from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
 

@@ -10,8 +10,9 @@ from labinfer.comm import wire
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.errors import UserError
+from labinfer.jsonl import custom_id_of, parse_line
 from labinfer.plan import MAX_SEED, SamplingParams, SequenceStart
-from labinfer.protocol import COMPLETIONS_URL, custom_id_of, parse_line
+from labinfer.protocol import COMPLETIONS_URL
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
 
@@ -147,7 +148,7 @@ def test_deep_nesting_inside_a_body_is_a_user_error():
 
 
 def test_an_oversized_line_is_refused_unread(monkeypatch):
-    monkeypatch.setattr("labinfer.protocol.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("labinfer.jsonl.MAX_LINE_BYTES", 100)
     assert parse(b'{"prompt": "' + b"x" * 86 + b'"}').prompt == {"prompt": "x" * 86}
     with pytest.raises(UserError, match="101 bytes; at most 100"):
         parse(b'{"prompt": "' + b"x" * 87 + b'"}')

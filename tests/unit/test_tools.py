@@ -9,9 +9,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from labinfer.errors import UserError
+from labinfer.jsonl import ParsedLine, parse_line
 from labinfer.plan import SamplingParams
 from labinfer.prompts import RequestReader
-from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, ParsedLine, parse_line
+from labinfer.protocol import CHAT_URL, COMPLETIONS_URL
 from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG, parse_answer
 from labinfer.text.tools import MAX_FORCED_CALLS, MAX_SCHEMA_DEPTH, MAX_TOOLS, ToolUse
 from labinfer.weights.resolve import resolve_model

@@ -1,0 +1,173 @@
+"""JSONL lines. Simple ones carry a prompt and sampling fields beside each other; batch lines follow OpenAI's batch input
+format (API reference, "Batch": ``custom_id``, ``method``, ``url``, ``body``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.plan import SamplingParams
+from labinfer.protocol import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    EMBEDDINGS_URL,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    Message,
+    Sampling,
+    decode,
+    read_chat,
+    read_completion,
+)
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+
+
+class SimpleLine(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """``{"prompt": …}``, ``{"prompt_token_ids": […]}`` or ``{"messages": […]}``, with an ``id`` if you like."""
+
+    id: str | int | None = None
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    messages: list[Message] | None = None
+
+
+class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of OpenAI's batch input."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class BatchProbe(msgspec.Struct):
+    """Enough of a line to tell which kind it is."""
+
+    custom_id: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True)
+class ParsedLine:
+    """A request as a line asks for it."""
+
+    prompt: Any
+    """None where there is an ``embedding``, which may have several."""
+    sampling: SamplingParams
+    id: str | int | None = None
+    """A simple line's own id."""
+    custom_id: str | None = None
+    url: str | None = None
+    model: str | None = None
+    echo: bool = False
+    priority: int = 0
+    user: str = ""
+    embedding: EmbeddingBody | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        return self.custom_id is not None
+
+
+def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
+    """Read one JSONL line.
+
+    Raises:
+        UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise UserError(f"the line has {len(line)} bytes; at most {MAX_LINE_BYTES} are read")
+    kind = BatchLine if _is_batch(line) else SimpleLine
+    parsed = decode(line, kind)
+    if isinstance(parsed, SimpleLine):
+        return _simple(parsed, defaults)
+    if parsed.method != "POST":
+        raise UserError(f"method {parsed.method!r:.40} is not supported; use POST")
+    if parsed.url == COMPLETIONS_URL:
+        body = read_completion(decode(parsed.body, CompletionBody), defaults)
+        if len(body.prompts) != 1:
+            raise UserError(f"a line may have one prompt, not {len(body.prompts)}; give each a line of its own")
+    elif parsed.url == CHAT_URL:
+        body = read_chat(decode(parsed.body, ChatBody), defaults)
+    elif parsed.url == EMBEDDINGS_URL:
+        return _embedding(parsed)
+    else:
+        urls = f"{COMPLETIONS_URL}, {CHAT_URL} or {EMBEDDINGS_URL}"
+        raise UserError(f"url {parsed.url!r:.60} is not supported; use {urls}")
+    if body.stream:
+        raise UserError("stream=True is not supported in a batch; leave it out")
+    return ParsedLine(
+        body.prompts[0] | ({"cache_salt": body.cache_salt} if body.cache_salt else {}),
+        body.sampling,
+        custom_id=parsed.custom_id,
+        url=parsed.url,
+        model=body.model,
+        echo=body.echo,
+        priority=body.priority,
+        user=body.user,
+    )
+
+
+def _embedding(line: BatchLine) -> ParsedLine:
+    body = decode(line.body, EmbeddingBody)
+    return ParsedLine(
+        None,
+        SamplingParams(),
+        custom_id=line.custom_id,
+        url=line.url,
+        model=body.model,
+        user=body.user or "",
+        embedding=body,
+    )
+
+
+def custom_id_of(line: bytes) -> str | None:
+    """The ``custom_id`` of a batch line, so that even a refused one can be answered by it."""
+    custom_id = _field(line, "custom_id")
+    return custom_id if isinstance(custom_id, str) else None
+
+
+def own_id_of(line: bytes) -> str | int | None:
+    """The ``id`` of a simple line, so that even a refused one can be answered by it."""
+    own_id = _field(line, "id")
+    return own_id if isinstance(own_id, (str, int)) and not isinstance(own_id, bool) else None
+
+
+def _field(line: bytes, name: str):
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
+    prompt = {
+        "prompt": line.prompt,
+        "prompt_token_ids": line.prompt_token_ids,
+        "messages": None if line.messages is None else [message.as_dict() for message in line.messages],
+        "cache_salt": line.cache_salt,
+    }
+    return ParsedLine(
+        {key: value for key, value in prompt.items() if value is not None},
+        line.params(defaults),
+        id=line.id,
+        echo=bool(line.echo),
+        priority=line.priority or 0,
+        user=line.user or "",
+    )
+
+
+def _is_batch(line: bytes) -> bool:
+    try:
+        probe = msgspec.json.decode(line, type=BatchProbe)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # the full reading says what is wrong
+    return bool(bytes(probe.custom_id) or bytes(probe.body))
