@@ -155,8 +155,8 @@ class ToolCallParser:
                 self._add_content(len(self._held))
             self._held = ""
             return False
-        open_end = tag if tag >= 0 else len(self._held) - overlap(self._held, OPENING_TAG)
-        self._add_content(len(self._held[:open_end].rstrip(BLANK)))
+        settled = tag if tag >= 0 else len(self._held) - overlap(self._held, OPENING_TAG)
+        self._add_content(len(self._held[:settled].rstrip(BLANK)))
         if tag < 0:
             return False
         self._read = self._read_head

@@ -24,6 +24,7 @@ from labinfer.text.tool_calls import (
 
 PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 CALL = ("weather", '{"city": "Paris"}')
+BEGINNING = '<tool_call>\n{"name": "f", "arguments": '
 
 
 def parse(text: str, parallel: bool = True) -> tuple[str, list[tuple[str, str]]]:
@@ -39,105 +40,106 @@ def stream(pieces: list[str]) -> list[Event]:
 # Whole texts.
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "calls"),
-    [
-        ("", "", []),
-        ("Hello.\n", "Hello.\n", []),
-        (PARIS, "", [CALL]),
-        ("Let me look.\n\n" + PARIS + "\n", "Let me look.", [CALL]),
-        (PARIS + "\n" + PARIS + "\n \n" + PARIS, "", [CALL] * 3),
-        (PARIS + "\nThat is all.\n", "\nThat is all.\n", [CALL]),
-        ("One.\n" + PARIS + "\nTwo.\n" + PARIS, "One.\nTwo.", [CALL, CALL]),
-        ('<tool_call>{"name":"weather","arguments":{"city": "Paris"}}</tool_call>', "", [CALL]),
-        ('<tool_call>\n{ "name" : "f" ,\n"arguments" :\t{} }\n</tool_call>', "", [("f", "{}")]),
-        ('<tool_call>\n{"arguments": {"city": "Paris"}, "name": "weather"}\n</tool_call>', "", [CALL]),
-        ('<tool_call>\n{"id": 7, "name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', "", [CALL]),
-        ('<tool_call>\n{"name": "f"}\n</tool_call>', "", [("f", "{}")]),
-        ('<tool_call>\n{"name": "a\\u0062", "arguments": {}}\n</tool_call>', "", [("ab", "{}")]),
-    ],
-)
+CALLS_AND_CONTENT = [
+    ("", "", []),
+    ("Hello.\n", "Hello.\n", []),
+    (PARIS, "", [CALL]),
+    ("Let me look.\n\n" + PARIS + "\n", "Let me look.", [CALL]),
+    (PARIS + "\n" + PARIS + "\n \n" + PARIS, "", [CALL] * 3),
+    (PARIS + "\nThat is all.\n", "\nThat is all.\n", [CALL]),
+    ("One.\n" + PARIS + "\nTwo.\n" + PARIS, "One.\nTwo.", [CALL, CALL]),
+    ('<tool_call>{"name":"weather","arguments":{"city": "Paris"}}</tool_call>', "", [CALL]),
+    ('<tool_call>\n{ "name" : "f" ,\n"arguments" :\t{} }\n</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>\n{"arguments": {"city": "Paris"}, "name": "weather"}\n</tool_call>', "", [CALL]),
+    ('<tool_call>\n{"id": 7, "name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', "", [CALL]),
+    ('<tool_call>\n{"name": "f"}\n</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>\n{"name": "a\\u0062", "arguments": {}}\n</tool_call>', "", [("ab", "{}")]),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), CALLS_AND_CONTENT)
 def test_calls_and_content(text, content, calls):
     assert parse(text) == (content, calls)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "{}",
-        '{"a": [1, {"b": []}], "c": "}]{["}',
-        r'{"quote": "\"", "slash": "\\", "both": "\\\"}"}',
-        '{"tags": "<tool_call></tool_call>"}',
-        '{"city": "日本 🦊 é"}',
-        r'{"surrogate": "\ud800"}',
-    ],
-)
+ARGUMENTS = [
+    "{}",
+    '{"a": [1, {"b": []}], "c": "}]{["}',
+    r'{"quote": "\"", "slash": "\\", "both": "\\\"}"}',
+    '{"tags": "<tool_call></tool_call>"}',
+    '{"city": "日本 🦊 é"}',
+    r'{"surrogate": "\ud800"}',
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_arguments_are_what_the_model_wrote(arguments):
     call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     assert parse(f"a\n{call}\n{call}") == ("a", [("f", arguments)] * 2)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>",
-        "<tool_call></tool_call>",
-        "Write <tool_call> and </tool_call> around it.",
-        "a < b <tool_cal",
-        "</tool_call>\n",
-        "<tool_call>\n{}\n</tool_call>",
-        '<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>',
-        '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": "x"}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments"',
-        '<tool_call>\n{"name": "f" "arguments": {}}\n</tool_call> and on',
-        '<tool_call>\n{"name": "f\n", "arguments": {}}\n</tool_call>',
-        '<tool_call>\n{"arguments": {}, "name": "f"\n</tool_call>',
-        "<tool_call>\n" + "[" * 100_000,
-        '<tool_call>\n{"a": ' + "[" * 100_000 + "</tool_call>",
-        '<tool_call>\n{"name": "\\ud800", "x": 1}\n</tool_call>',
-    ],
-)
+NO_CALLS = [
+    "<tool_call>",
+    "<tool_call></tool_call>",
+    "Write <tool_call> and </tool_call> around it.",
+    "a < b <tool_cal",
+    "</tool_call>\n",
+    "<tool_call>\n{}\n</tool_call>",
+    '<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": "f", "arguments": "x"}\n</tool_call>',
+    '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>',
+    '<tool_call>\n{"name": "f", "arguments"',
+    '<tool_call>\n{"name": "f" "arguments": {}}\n</tool_call> and on',
+    '<tool_call>\n{"name": "f\n", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"arguments": {}, "name": "f"\n</tool_call>',
+    "<tool_call>\n" + "[" * 100_000,
+    '<tool_call>\n{"a": ' + "[" * 100_000 + "</tool_call>",
+    '<tool_call>\n{"name": "\\ud800", "x": 1}\n</tool_call>',
+    '<tool_call>\n{"name": "a</tool_call>", "arguments": {}}\n</tool_call>',
+]
+
+
+@pytest.mark.parametrize("text", NO_CALLS)
 def test_what_is_no_call_is_content_to_the_last_character(text):
     assert parse(text) == (text, [])
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "calls"),
-    [
-        ("<tool_call>oops " + PARIS, "<tool_call>oops", [CALL]),
-        ("<tool_call>\n" + PARIS, "<tool_call>", [CALL]),
-        ('<tool_call>\n{"name": "f",\n' + PARIS, '<tool_call>\n{"name": "f",', [CALL]),
-        (PARIS + "\n<tool_call>\n{]\n</tool_call>", "\n<tool_call>\n{]\n</tool_call>", [CALL]),
-    ],
-)
+AFTER_FAILURES = [
+    ("<tool_call>oops " + PARIS, "<tool_call>oops", [CALL]),
+    ("<tool_call>\n" + PARIS, "<tool_call>", [CALL]),
+    ('<tool_call>\n{"name": "f",\n' + PARIS, '<tool_call>\n{"name": "f",', [CALL]),
+    (PARIS + "\n<tool_call>\n{]\n</tool_call>", "\n<tool_call>\n{]\n</tool_call>", [CALL]),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), AFTER_FAILURES)
 def test_a_call_is_found_after_one_that_failed(text, content, calls):
     assert parse(text) == (content, calls)
 
 
-@pytest.mark.parametrize(
-    ("rest", "content", "arguments"),
-    [
-        # The end tag is missing, cut off, or the braces before it are miscounted.
-        ('{"a": 1}}', "", '{"a": 1}'),
-        ('{"a": 1}}\n</tool_c', "", '{"a": 1}'),
-        ('{"a": 1}</tool_call>', "", '{"a": 1}'),
-        ('{"a": 1}}}}\n</tool_call>', "", '{"a": 1}'),
-        ('{"a": 1}}\nDone.', "\nDone.", '{"a": 1}'),
-        ('{"a": 1}, "id": 5}\n</tool_call>', ', "id": 5}\n</tool_call>', '{"a": 1}'),
-        # The arguments are no JSON, or end early.
-        ('{"a": ', "", '{"a": '),
-        ('{"a": "b\\', "", '{"a": "b\\'),
-        ('{"a": 1\n</tool_call>Done.', "Done.", '{"a": 1\n'),
-        ('{"a": oops}}\n</tool_call>Done.', "Done.", '{"a": oops}'),
-        ('{"a": "two\nlines"}}\n</tool_call>', "", '{"a": "two\nlines"}'),
-        ('{"a": "not closed\n}}\n</tool_call>Done.', "Done.", '{"a": "not closed\n}}\n'),
-        ('{"a": "\n\\"\\', "", '{"a": "\n\\"\\'),
-    ],
-)
+BEGUN = [
+    # The end tag is missing, cut off, or the braces before it are miscounted.
+    ('{"a": 1}}', "", '{"a": 1}'),
+    ('{"a": 1}}\n</tool_c', "", '{"a": 1}'),
+    ('{"a": 1}</tool_call>', "", '{"a": 1}'),
+    ('{"a": 1}}}}\n</tool_call>', "", '{"a": 1}'),
+    ('{"a": 1}}\nDone.', "\nDone.", '{"a": 1}'),
+    ('{"a": 1}, "id": 5}\n</tool_call>', ', "id": 5}\n</tool_call>', '{"a": 1}'),
+    # The arguments are no JSON, or end early.
+    ('{"a": ', "", '{"a": '),
+    ('{"a": "b\\', "", '{"a": "b\\'),
+    ('{"a": 1\n</tool_call>Done.', "Done.", '{"a": 1\n'),
+    ('{"a": oops}}\n</tool_call>Done.', "Done.", '{"a": oops}'),
+    ('{"a": "two\nlines"}}\n</tool_call>', "", '{"a": "two\nlines"}'),
+    ('{"a": "not closed\n}}\n</tool_call>Done.', "Done.", '{"a": "not closed\n}}\n'),
+    ('{"a": "\n\\"\\', "", '{"a": "\n\\"\\'),
+]
+
+
+@pytest.mark.parametrize(("rest", "content", "arguments"), BEGUN)
 def test_once_a_call_has_begun_it_stays_one(rest, content, arguments):
-    assert parse('<tool_call>\n{"name": "f", "arguments": ' + rest) == (content, [("f", arguments)])
+    assert parse(BEGINNING + rest) == (content, [("f", arguments)])
 
 
 def test_without_parallel_calls_the_first_one_ends_the_answer():
@@ -221,6 +223,21 @@ def cut_texts(draw) -> list[str]:
 def joined(events: list[Event]) -> tuple[str, list[tuple[str, str]]]:
     content, calls = join_events(events)
     return content, [(call.name, call.arguments) for call in calls]
+
+
+EXAMPLES = [
+    *(text for text, *_ in CALLS_AND_CONTENT + AFTER_FAILURES),
+    *NO_CALLS,
+    *(BEGINNING + rest for rest, *_ in BEGUN),
+    *(f"{BEGINNING}{arguments}}}\n</tool_call>" for arguments in ARGUMENTS),
+]
+
+
+@pytest.mark.parametrize("text", [text for text in EXAMPLES if len(text) < 1000])
+def test_the_examples_read_the_same_in_two_pieces_and_letter_by_letter(text):
+    assert joined(stream(list(text))) == parse(text)
+    for cut in range(len(text)):
+        assert joined(stream([text[:cut], text[cut:]])) == parse(text)
 
 
 @given(cut_texts())
