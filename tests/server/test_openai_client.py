@@ -47,6 +47,12 @@ def client(server: Server) -> openai.OpenAI:
     )
 
 
+@pytest.fixture(scope="module")
+def lenient(server: Server) -> openai.OpenAI:
+    """For what OpenAI's API says and its client's own types have no place for: base64, and the null of a first token."""
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
 class TestModels:
     def test_the_list_has_the_model(self, client):
         assert [model.id for model in client.models.list()] == ["demo"]
@@ -192,14 +198,14 @@ class TestCompletions:
         same = client.completions.create(model="demo", prompt=ids, max_tokens=4, temperature=0).choices[0].text
         assert one == same
 
-    def test_echo_and_log_probabilities(self, client):
+    def test_echo_and_log_probabilities(self, lenient):
         fields = {"model": "demo", "prompt": "red blue", "max_tokens": 4, "temperature": 0, "echo": True, "logprobs": 2}
-        choice = client.completions.create(**fields).choices[0]
+        choice = lenient.completions.create(**fields).choices[0]
         assert choice.text.startswith("red blue")
         assert choice.logprobs.token_logprobs[0] is None
         assert len(choice.logprobs.tokens) == len(choice.logprobs.text_offset)
         text, tokens, offsets = "", [], []
-        for chunk in client.completions.create(**fields, stream=True):
+        for chunk in lenient.completions.create(**fields, stream=True):
             for part in chunk.choices:
                 text += part.text
                 if part.logprobs:
@@ -219,21 +225,20 @@ class TestCompletions:
 
 
 class TestEmbeddings:
-    def test_floats_and_base64_are_the_same_unit_vectors(self, client):
+    def test_floats_and_base64_are_the_same_unit_vectors(self, client, lenient):
         plain = client.embeddings.create(model="demo", input=["red", "blue"], encoding_format="float")
-        coded = client.embeddings.create(model="demo", input=["red", "blue"], encoding_format="base64")
+        coded = lenient.embeddings.create(model="demo", input=["red", "blue"], encoding_format="base64")
         for one, other in zip(plain.data, coded.data, strict=True):
             assert sum(number**2 for number in one.embedding) == pytest.approx(1, abs=1e-5)
             data = base64.b64decode(other.embedding)
             assert struct.unpack(f"<{len(data) // 4}f", data) == pytest.approx(one.embedding, abs=1e-6)
-        default = client.embeddings.create(model="demo", input="red")  # the client asks for base64 by itself
+        default = lenient.embeddings.create(model="demo", input="red")
         assert default.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
 
     def test_pooling(self, client):
-        last = client.embeddings.create(model="demo", input="red blue").data[0].embedding
-        mean = (
-            client.embeddings.create(model="demo", input="red blue", extra_body={"pooling": "mean"}).data[0].embedding
-        )
+        fields = {"model": "demo", "input": "red blue", "encoding_format": "float"}
+        last = client.embeddings.create(**fields).data[0].embedding
+        mean = client.embeddings.create(**fields, extra_body={"pooling": "mean"}).data[0].embedding
         assert last != pytest.approx(mean, abs=1e-3)
 
 
