@@ -8,8 +8,6 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labinfer.engine.request import AnswerUpdate, Request
-
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
@@ -21,11 +19,6 @@ class EmbeddingOutput:
     """As many numbers as the model's hidden size, as the model gave them until ``normalized``."""
     num_cached_tokens: int
     """Prompt tokens that were found in the KV cache."""
-
-    @classmethod
-    def of(cls, request: Request, update: AnswerUpdate) -> EmbeddingOutput:
-        """From the one update that a pooled request gets."""
-        return cls(request.key, request.prompt_token_ids, update.embedding, update.num_cached_tokens)
 
     def normalized(self) -> EmbeddingOutput:
         """The same, of Euclidean length 1; zeros stay zeros. Nothing else in LABInfer normalises a vector."""

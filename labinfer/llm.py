@@ -315,9 +315,8 @@ class LLM:
             except QueueFull:
                 self._overflow = request
                 break
-            if not request.pooling:  # a vector comes whole
-                opened = OpenRequest(request, self.tokenizer, streams)
-                open_requests |= {sequence.seq_id: opened for sequence in sequences}
+            opened = OpenRequest(request, self.tokenizer, streams)
+            open_requests |= {sequence.seq_id: opened for sequence in sequences}
         return True
 
     def _advance(
@@ -327,11 +326,8 @@ class LLM:
         on_delta: Callable[[Delta], None] | None,
     ) -> list[RequestOutput | EmbeddingOutput]:
         """What has come to text; returns the outputs of the requests that are done with it."""
-        finished: list[RequestOutput | EmbeddingOutput] = []
+        finished = []
         for sequence in advanced:
-            if sequence.request.pooling:
-                finished.append(EmbeddingOutput.of(sequence.request, sequence.update()))
-                continue
             opened = open_requests[sequence.seq_id]
             if opened.add(sequence.update()):
                 self.engine.abort(sequence, FinishReason.STOP)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.request import AnswerUpdate, FinishedBeam, FinishReason, Request
 from labinfer.plan import TokenLogprobs
 from labinfer.text.detokenizer import Detokenizer
@@ -142,7 +143,8 @@ class OpenRequest:
         Returns whether a stop string has ended the answer, which the engine does not know.
         """
         answer, now = self.answers[update.index], time.monotonic()
-        answer.first_token_time = answer.first_token_time or now
+        if not self.request.pooling:
+            answer.first_token_time = answer.first_token_time or now
         answer.token_ids += update.token_ids
         answer.logprobs += update.logprobs
         answer.finish_reason = update.finish_reason
@@ -175,9 +177,13 @@ class OpenRequest:
             stop_reason=self._stop_reason(answer) if ended else None,
         )
 
-    def output(self) -> RequestOutput:
-        """All answers, once all are done."""
+    def output(self) -> RequestOutput | EmbeddingOutput:
+        """All answers, once all are done, or the vector of a request that is pooled."""
         sampling = self.request.sampling
+        if self.request.pooling:
+            return EmbeddingOutput(
+                self.request.key, self.request.prompt_token_ids, self.embedding, self.num_cached_tokens
+            )
         if sampling.num_beams > 1:
             completions = [self._beam(index, beam) for index, beam in enumerate(self._beams)]
         else:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.errors import UserError
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
@@ -110,8 +111,8 @@ class Generation:
             for number, index in self._take_changed():
                 yield number, self.opened[number].take_delta(index)
 
-    async def outputs(self) -> list[RequestOutput]:
-        """All answers, when they are complete.
+    async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
+        """All answers, or vectors, when they are complete.
 
         Raises:
             EngineGone, Cancelled, BrokenOff, TimeIsUp: they will not come.

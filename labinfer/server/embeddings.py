@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.responses import Response
 
-from labinfer.embedding import EmbeddingOutput, embedding_response
+from labinfer.embedding import embedding_response
 from labinfer.engine.request import Request
 from labinfer.plan import SamplingParams
 from labinfer.protocol import EmbeddingBody
@@ -34,9 +34,4 @@ async def answer(call: Call) -> Response:
 
     requests = await asyncio.to_thread(checked, read)
     running = await Running.start(call, model, requests, streams=False, user=body.user)
-    await running.finish()
-    outputs = [
-        EmbeddingOutput(one.request.key, one.request.prompt_token_ids, one.embedding, one.num_cached_tokens)
-        for one in running.opened
-    ]
-    return call.json(embedding_response(outputs, model.info.name, body.encoding_format))
+    return call.json(embedding_response(await running.outputs(), model.info.name, body.encoding_format))

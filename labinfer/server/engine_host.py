@@ -107,8 +107,9 @@ class Served:
             self.step_tokens += plan.num_tokens
             self.steps_by_tokens[step_bucket(plan.num_tokens)] += 1
         for sequence in advanced:
-            self.generation_tokens += 1
-            if sequence.num_output_tokens == 1 and sequence.choice == 0:
+            pooled = sequence.embedding is not None
+            self.generation_tokens += not pooled
+            if pooled or (sequence.num_output_tokens == 1 and sequence.choice == 0):
                 self.prompt_tokens += sequence.num_prompt_tokens
         now = time.monotonic()
         self.working_seconds += now - self.last_step

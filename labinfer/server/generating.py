@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
@@ -121,25 +122,14 @@ class Running:
             raise
         return running
 
-    async def outputs(self) -> list[RequestOutput]:
-        """All answers.
+    async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
+        """All answers, or vectors.
 
         Raises:
             ApiError: they will not come.
         """
         try:
             return await self._until_disconnect(self._generation.outputs())
-        finally:
-            self.close()
-
-    async def finish(self) -> None:
-        """Wait for the end of all, where ``opened`` has what is wanted.
-
-        Raises:
-            ApiError: it will not come.
-        """
-        try:
-            await self._until_disconnect(self._generation.finish())
         finally:
             self.close()
 

@@ -15,8 +15,10 @@ from labinfer.embedding import EmbeddingOutput, embedding_response
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.errors import UserError
 from labinfer.jsonl import parse_line
+from labinfer.outputs import OpenRequest
 from labinfer.plan import SamplingParams
 from labinfer.protocol import EMBEDDINGS_URL, MAX_INPUTS, EmbeddingBody
+from labinfer.server.frames import Add, FrameReader, FromEngine, FromGateway, Updates, pack
 
 
 def output(*numbers: float, num_tokens: int = 2) -> EmbeddingOutput:
@@ -28,8 +30,19 @@ def output(*numbers: float, num_tokens: int = 2) -> EmbeddingOutput:
 
 def test_an_output_is_made_of_the_one_update():
     update = AnswerUpdate(0, finish_reason=FinishReason.STOP, num_cached_tokens=4, embedding=[1.0, 2.0])
-    request = Request("mine", [7, 8, 9], SamplingParams(), pooling="last")
-    assert EmbeddingOutput.of(request, update) == EmbeddingOutput("mine", [7, 8, 9], [1.0, 2.0], 4)
+    opened = OpenRequest(Request("mine", [7, 8, 9], SamplingParams(), pooling="last"), None, streams=False)
+    assert not opened.is_done
+    assert opened.add(update) is False and opened.is_done
+    assert opened.output() == EmbeddingOutput("mine", [7, 8, 9], [1.0, 2.0], 4)
+    assert opened.first_token_time == 0 == opened.num_output_tokens
+
+
+def test_a_pooled_request_and_its_vector_pass_between_gateway_and_rank_0():
+    request = Request("id/0", [7, 8], SamplingParams(), pooling="mean")
+    assert FrameReader(FromGateway).feed(pack(Add("m", request))) == [Add("m", request)]
+    vector = numpy.random.default_rng(0).standard_normal(1000).astype(numpy.float32).tolist()
+    updates = Updates([("id/0", AnswerUpdate(0, finish_reason=FinishReason.STOP, embedding=vector))])
+    assert FrameReader(FromEngine).feed(pack(updates)) == [updates]
 
 
 @pytest.mark.parametrize("numbers", [(3.0, -4.0), (1e-30, 1e-30), (1e30, -2e30, 3e30), (5.0,)])
