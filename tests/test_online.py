@@ -14,7 +14,6 @@ from serving import Server, serving
 from labinfer import LLM, SamplingParams
 
 NUM_USERS = 32
-PIPELINE = {"launcher": "mpirun", "ranks": 2}
 FLAGS = ("--dtype", "float32", "--num-kv-blocks", "2048")
 
 
@@ -78,7 +77,6 @@ async def stream_texts(client: httpx.AsyncClient, body: dict) -> list[str]:
                     finished.append(index)
     assert is_done
     assert sorted(roles) == sorted(finished) == list(range(body["n"]))
-    assert not any("\ufffd" in text for text in texts)
     return texts
 
 
