@@ -39,6 +39,7 @@ FIELD_NAMES = (
     "messages",
     "prompt",
     "input",
+    "dimensions",
     "tools",
     "tool_choice",
     "model",

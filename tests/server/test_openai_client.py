@@ -228,6 +228,8 @@ class TestEmbeddings:
     def test_floats_and_base64_are_the_same_unit_vectors(self, client, lenient):
         plain = client.embeddings.create(model="demo", input=["red", "blue"], encoding_format="float")
         coded = lenient.embeddings.create(model="demo", input=["red", "blue"], encoding_format="base64")
+        assert plain.usage.prompt_tokens == plain.usage.total_tokens > 0
+        assert [one.index for one in plain.data] == [0, 1]
         for one, other in zip(plain.data, coded.data, strict=True):
             assert sum(number**2 for number in one.embedding) == pytest.approx(1, abs=1e-5)
             data = base64.b64decode(other.embedding)
@@ -240,6 +242,22 @@ class TestEmbeddings:
         last = client.embeddings.create(**fields).data[0].embedding
         mean = client.embeddings.create(**fields, extra_body={"pooling": "mean"}).data[0].embedding
         assert last != pytest.approx(mean, abs=1e-3)
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"input": []}, "input"),
+            ({"input": ["red", ""]}, "input"),
+            ({"input": [[5], [10**6]]}, None),
+            ({"input": "red", "dimensions": 3}, "dimensions"),
+            ({"input": "red", "extra_body": {"pooling": "max"}}, "pooling"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be_embedded_is_refused(self, client, fields, param):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model="demo", encoding_format="float", **fields)
+        assert caught.value.param == param
 
 
 class TestRefusals:
