@@ -85,7 +85,7 @@ def test_the_set_of_flags_is_frozen(command, flags):
 
 def test_the_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
-    assert set(COMMANDS) == {"generate", "plan"} | benchmarks
+    assert set(COMMANDS) == {"generate", "serve", "plan"} | benchmarks
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -288,7 +288,7 @@ def test_quantizations_that_make_no_sense_are_refused(options, complaint):
         EngineOptions.from_flat(options)
 
 
-@pytest.mark.parametrize("words", [["bench"], ["serve"], ["plan", "comm"]])
+@pytest.mark.parametrize("words", [["bench"], ["serves"], ["plan", "comm"]])
 def test_words_that_are_no_command_are_refused(words):
     with pytest.raises(UserError) as caught:
         split_command([*words, "--threads", "1"])
