@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
+from labinfer.structured_outputs import StructuredOutputs
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -25,7 +26,6 @@ NEUTRAL_VALUES = {
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
-    "response_format": {"type": "text"},
 }
 """Fields of OpenAI's bodies that are accepted only with the value that changes nothing."""
 
@@ -80,6 +80,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     logprobs: Any = None
     """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     """With ``--scheduling-policy priority`` the lowest goes first."""
     user: str | None = None
@@ -108,6 +109,30 @@ class SimpleLine(Sampling, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message] | None = None
 
 
+class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    """None: any JSON object."""
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON by a schema."""
+
+    json_schema: NamedSchema
+
+
 class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     """The fields of OpenAI's bodies; for the second group see ``NEUTRAL_VALUES``."""
 
@@ -119,7 +144,21 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None
     tools: list | None = None
     tool_choice: Any = None
-    response_format: dict | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+
+    def wanted_form(self) -> StructuredOutputs | None:
+        """``response_format`` and ``structured_outputs`` as one.
+
+        Raises:
+            UserError: both are given, or a schema is out of its bounds.
+        """
+        wanted = self.response_format
+        if wanted is None or isinstance(wanted, TextFormat):
+            return self.structured_outputs
+        if self.structured_outputs is not None:
+            raise UserError("response_format and structured_outputs both say what an answer must be; leave one out")
+        schema = wanted.json_schema.schema if isinstance(wanted, JsonSchemaFormat) else None
+        return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
 
     def check_neutral(self) -> None:
         """Raises:
@@ -215,6 +254,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
     else:
         raise UserError(f"url {parsed.url!r:.60} is not supported; use {COMPLETIONS_URL} or {CHAT_URL}")
     body.check_neutral()
+    body.structured_outputs = body.wanted_form()
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         body.prompt_logprobs = body.logprobs  # OpenAI's echo brings the prompt's too
     prompt |= {"cache_salt": body.cache_salt} if body.cache_salt else {}

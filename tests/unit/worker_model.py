@@ -11,6 +11,7 @@ from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables, SequenceCache
+from labinfer.engine.guide import Guide
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
@@ -192,16 +193,17 @@ class Bench:
         shared: int = 0,
         ignore_eos: bool = False,
         num_beams: int = 1,
+        guide: Guide | None = None,
         **fields,
     ) -> Sequence:
         """A request whose first ``shared`` tokens are those of every other one that shares."""
         seq_id = len(self.sequences)
         prompt = [1000 + position if position < shared else -1 - seq_id for position in range(prompt_tokens)]
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, num_beams=num_beams)
-        self.add_request(Request(seq_id, prompt, sampling, **fields))
+        self.add_request(Request(seq_id, prompt, sampling, **fields), guide)
         return self.sequences[seq_id]
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, guide: Guide | None = None) -> None:
         ends, num_beams = sorted(request.ends(self.scheduler.eos_token_ids)), request.sampling.num_beams
         members = []
         for _ in range(num_beams):
@@ -215,6 +217,7 @@ class Bench:
                     request.sampling.max_tokens,
                     self.max_context,
                     SequenceCache(request.cache_salt),
+                    guide=guide,
                 )
             )
             self.sequences.append(members[-1])
