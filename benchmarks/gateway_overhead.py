@@ -46,7 +46,9 @@ def main() -> None:
             online = asyncio.run(measure_online(server.port, prompts, args.tokens))
             if number > 0:  # the first round warms up
                 rows.append((offline * 1e3, online * 1e3, (online - offline) * 1e3))
-    table = [(name, *(f"{statistics.median(column):.2f}" for column in zip(*rows, strict=True))) for name in ("median",)]
+    table = [
+        (name, *(f"{statistics.median(column):.2f}" for column in zip(*rows, strict=True))) for name in ("median",)
+    ]
     table += [(f"round {number}", *(f"{value:.2f}" for value in row)) for number, row in enumerate(rows, 1)]
     print(format_table((f"ms a token, {args.streams} streams", "LLM", "HTTP", "added"), table))
 

@@ -6,7 +6,7 @@ The public names are loaded on first use, so that ``labinfer --help`` does not p
 from __future__ import annotations
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Delta", "EmbeddingOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Delta", "EmbeddingOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str):
@@ -14,6 +14,10 @@ def __getattr__(name: str):
         from labinfer.plan import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from labinfer.structured_outputs import StructuredOutputs
+
+        return StructuredOutputs
     if name in ("Delta", "RequestOutput"):
         from labinfer import outputs
 

@@ -37,6 +37,7 @@ from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.plan import POOLINGS, SamplingParams
 from labinfer.prompts import Prompt, RequestReader
 from labinfer.spmd.environment import detect
+from labinfer.text.guidance import GuideMaker
 from labinfer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class LLM:
                 parts.layout.max_model_len,
                 options.scheduler,
                 parts.recorder,
+                GuideMaker(self._reader.need_tokenizer, config.vocab_size, config.eos_token_ids),
             )
 
     @property

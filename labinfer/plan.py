@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from labinfer.errors import UserError
+from labinfer.structured_outputs import StructuredOutputs
 
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
@@ -91,6 +92,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Log-probabilities of the chosen tokens and of this many likeliest ones, before any processor."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens but the first. Such a prompt is not looked up in the prefix cache."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that answers are held to. They end where it leaves nothing to add, and an end-of-sequence token comes only
+    where they are complete; ``min_tokens`` holds it back as long as the form allows more."""
 
     def __post_init__(self) -> None:
         # msgspec does not convert what Python code passes: LLM users may hand over a string or a list.
@@ -106,6 +110,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise UserError(f"{name} must be true or false, not {getattr(self, name)!r:.60}")
         if type(self.early_stopping) is not bool and self.early_stopping != "never":
             raise UserError(f'early_stopping must be true, false or "never", not {self.early_stopping!r:.60}')
+        if self.structured_outputs is not None:
+            self._check_structured()
         if self.num_beams > 1:
             self._check_beams()
         if self.min_tokens > self.max_tokens:
@@ -126,10 +132,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"logits_processors cannot be sent to the ranks: {error}") from None
 
+    def _check_structured(self) -> None:
+        if not isinstance(self.structured_outputs, StructuredOutputs):
+            raise UserError(f"structured_outputs must be StructuredOutputs, not {self.structured_outputs!r:.60}")
+        if self.ignore_eos:
+            raise UserError(
+                "ignore_eos does not go with structured_outputs, whose form says where to end; leave it out"
+            )
+
     def _check_beams(self) -> None:
         if self.n > self.num_beams:
             raise UserError(f"n {self.n} is more than num_beams {self.num_beams}")
-        for name, neutral in (("temperature", 0.0), ("best_of", 0), ("stop", ()), ("logprobs", None)):
+        for name, neutral in (
+            ("temperature", 0.0),
+            ("best_of", 0),
+            ("stop", ()),
+            ("logprobs", None),
+            ("structured_outputs", None),
+        ):
             if getattr(self, name) != neutral:
                 raise UserError(f"{name} {getattr(self, name)!r:.60} does not go with num_beams; leave it out")
 
@@ -271,6 +291,8 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
     """Whether the last of these tokens is the sequence's last, so that a next one is to be sampled."""
     num_values: int = 0
     """Numbers that come back with it: log-probabilities and their token ids, or at the end of a prompt its vector."""
+    mask: bytes = b""
+    """Only these tokens may be sampled, see ``engine/guide.py``; empty for any."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
+from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tool_calls import OPENING_TAG
 from labinfer.text.tools import ToolUse
 
 Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
@@ -59,8 +63,22 @@ class RequestReader:
         token_ids = self.encode(prompt)
         if sampling.stop:
             self.need_tokenizer()
+        if isinstance(prompt, dict):
+            sampling = self._forced(ToolUse.of_prompt(prompt), sampling)
         fields = {"priority": priority, "user": user, "pooling": pooling} | extras
         return Request(key, token_ids, sampling, bad_token_ids=self._encode_bad_words(sampling.bad_words), **fields)
+
+    def _forced(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
+        """Held to the form of a call, where ``tool_choice`` demands one."""
+        if tool_use.tool_choice in (None, "none", "auto"):
+            return sampling
+        if sampling.structured_outputs is not None:
+            raise UserError(
+                "tool_choice demands a call, and structured_outputs or response_format another form; leave one out"
+            )
+        tags_are_tokens = len(self.need_tokenizer().encode(OPENING_TAG, add_special_tokens=False)) == 1
+        grammar = tool_use.forced_call(tags_are_tokens)
+        return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; see ``read``."""

@@ -12,6 +12,7 @@ import msgspec
 
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
+from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.tools import PastCall, ToolChoice, ToolList, ToolUse
 
 COMPLETIONS_URL = "/v1/completions"
@@ -27,7 +28,6 @@ NEUTRAL_VALUES = {
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
-    "response_format": {"type": "text"},
 }
 """Fields of OpenAI's bodies that are accepted only with the value that changes nothing."""
 
@@ -95,6 +95,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     logprobs: Any = None
     """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     """With ``--scheduling-policy priority`` the lowest goes first."""
     user: str | None = None
@@ -133,6 +134,30 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Accepted; nothing is added to hide the lengths of tokens."""
 
 
+class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    """None: any JSON object."""
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON by a schema."""
+
+    json_schema: NamedSchema
+
+
 class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     """The fields of OpenAI's bodies. The second group changes nothing here; for the third see ``NEUTRAL_VALUES``."""
 
@@ -151,7 +176,21 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None
     tools: list | None = None
     tool_choice: Any = None
-    response_format: dict | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+
+    def wanted_form(self) -> StructuredOutputs | None:
+        """``response_format`` and ``structured_outputs`` as one.
+
+        Raises:
+            UserError: both are given, or a schema is out of its bounds.
+        """
+        wanted = self.response_format
+        if wanted is None or isinstance(wanted, TextFormat):
+            return self.structured_outputs
+        if self.structured_outputs is not None:
+            raise UserError("response_format and structured_outputs both say what an answer must be; leave one out")
+        schema = wanted.json_schema.schema if isinstance(wanted, JsonSchemaFormat) else None
+        return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
 
     supported: ClassVar[tuple[str, ...]] = ()
     """Those of ``NEUTRAL_VALUES`` that may have other values in this kind of body."""
@@ -289,7 +328,9 @@ def _read(
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream: true; leave it out")
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    body = msgspec.structs.replace(body, max_tokens=max_tokens, logprobs=logprobs)
+    body = msgspec.structs.replace(
+        body, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=body.wanted_form()
+    )
     return ParsedBody(
         prompts=prompts,
         sampling=body.params(defaults),

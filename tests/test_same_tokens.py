@@ -7,7 +7,7 @@ from checkpoints import make_checkpoint, mixed_prompts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labinfer import LLM, SamplingParams
+from labinfer import LLM, SamplingParams, StructuredOutputs
 from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
 
 BLOCK = 4
@@ -19,6 +19,9 @@ PARAMS = [
     SamplingParams(max_tokens=12, temperature=0.8, top_k=40, seed=5, n=2, min_tokens=6),
     SamplingParams(max_tokens=10, num_beams=3, n=2, ignore_eos=True),
     SamplingParams(max_tokens=40, temperature=0.9, seed=6, ignore_eos=True, max_context_len=100),
+    SamplingParams(
+        max_tokens=24, temperature=1.3, seed=7, n=2, structured_outputs=StructuredOutputs(regex="([a-z]+ ){9,}")
+    ),
 ]
 REQUESTS = [(prompt, PARAMS[index % len(PARAMS)]) for index, prompt in enumerate(PROMPTS)]
 LONGEST = 3 * -(-100 // BLOCK)

@@ -11,6 +11,7 @@ from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables, SequenceCache
 from labinfer.engine.executor import Executor
+from labinfer.engine.guide import Guide, GuideMaker
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
@@ -44,6 +45,7 @@ class LLMEngine:
         max_model_len: tokens of a sequence that may be in the context at once.
         options: the scheduler's.
         recorder: of where the time goes.
+        guides: for answers that must have a form; None where there is no such request.
     """
 
     def __init__(
@@ -56,13 +58,14 @@ class LLMEngine:
         max_model_len: int,
         options: SchedulerOptions,
         recorder: Recorder,
+        guides: GuideMaker | None = None,
     ):
         self.scheduler = scheduler
         self.blocks = tables.blocks
         self._options = options
         self.max_model_len = max_model_len
         self.state = EngineState.IDLE
-        self._executor, self._recorder = executor, recorder
+        self._executor, self._recorder, self._guides = executor, recorder, guides
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._next_seq_id = 0
         self.last_plan: BatchPlan | None = None
@@ -110,7 +113,15 @@ class LLMEngine:
             choice,
             SequenceCache(request.cache_salt),
             vector_size=self._hidden_size if request.pooling else 0,
+            guide=self._make_guide(request),
         )
+
+    def _make_guide(self, request: Request) -> Guide | None:
+        wanted = request.sampling.structured_outputs
+        if wanted is None:
+            return None
+        assert self._guides is not None, "nobody can make guides"
+        return self._guides.make(wanted)
 
     def _context_of(self, request: Request) -> int:
         """Tokens of a request's sequences that may be in the context at once."""
@@ -147,6 +158,7 @@ class LLMEngine:
                 raise UserError(
                     f"{name} {getattr(sampling, name)} is more than the vocabulary of {self._vocab_size} ids"
                 )
+        self._make_guide(request)
         limit = self.scheduler.max_queued
         if limit and sampling.num_choices > limit:
             raise UserError(f"{sampling.num_choices} answers are wanted, but at most {limit} can wait in the queue")

@@ -140,7 +140,9 @@ class Scheduler:
                 continue
             group = sequence.beams
             if group is None:
-                self._append(sequence, token)
+                reason = sequence.append(token, self.eos_token_ids)
+                if reason is not None:
+                    self.finish(sequence, reason)
                 advanced.append(sequence)
             elif group.take(sequence, sequence.logprobs.pop().top):  # a beam keeps none
                 self._advance_beams(group)
@@ -343,6 +345,7 @@ class Scheduler:
                     sequence.pending_token,
                     sample,
                     num_values,
+                    sequence.mask if sample else b"",
                 )
             )
             sequence.num_in_flight += 1
@@ -358,14 +361,6 @@ class Scheduler:
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)
             sequence.started = False
-
-    def _append(self, sequence: Sequence, token: int) -> None:
-        sequence.token_ids.append(token)
-        sequence.pending_token = token
-        if token in sequence.request.ends(self.eos_token_ids):
-            self.finish(sequence, FinishReason.STOP)
-        elif sequence.num_output_tokens >= sequence.max_tokens:
-            self.finish(sequence, FinishReason.LENGTH)
 
     def _advance_beams(self, group: BeamGroup) -> None:
         """Each beam goes on with its best child; its others take the place of beams without any, sharing its blocks."""

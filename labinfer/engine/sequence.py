@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import SequenceCache
+from labinfer.engine.guide import Guide
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.plan import MAX_SEED, NO_TOKEN, SamplingParams, TokenLogprobs, TokenSampling
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -27,6 +31,8 @@ class Sequence:
     cache: SequenceCache = field(default_factory=SequenceCache)
     beams: BeamGroup | None = None
     """With beam search: the group this sequence is one beam of."""
+    guide: Guide | None = None
+    """Where the answer must have a form."""
     num_in_flight: int = 0
     """Micro-batches on their way that contain this sequence."""
     started: bool = False
@@ -95,6 +101,26 @@ class Sequence:
             return True
         wanted = self.token_sampling.prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def mask(self) -> bytes:
+        """Tokens that may come next, as ``BatchEntry`` has them."""
+        return self.guide.mask if self.guide is not None else b""
+
+    def append(self, token: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """The answer's next token. Returns why it is the last one, if it is."""
+        self.token_ids.append(token)
+        self.pending_token = token
+        if token in self.request.ends(eos_token_ids):
+            return FinishReason.STOP
+        if self.guide is not None:
+            self.guide.accept(token)
+            if self.guide.error:
+                logger.warning("sequence %d is broken off: %s", self.seq_id, self.guide.error)
+                return FinishReason.ABORT
+            if not self.guide.mask:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
 
     def update(self) -> AnswerUpdate:
         """What its last step has brought."""

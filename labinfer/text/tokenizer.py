@@ -102,6 +102,11 @@ class Tokenizer:
         return self._backend.vocab_size
 
     @property
+    def json_file(self) -> Path | None:
+        """``tokenizer.json``, where that is what it was read from."""
+        return self._directory / "tokenizer.json" if isinstance(self._backend, _FastBackend) else None
+
+    @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 

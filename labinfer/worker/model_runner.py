@@ -156,9 +156,12 @@ class ModelRunner:
             if logits_BV is None:
                 return None
             states = [self._sequences[seq_id] for seq_id in batch.sample_seqs]
-            sampled_rows = [SampledRow(state.sampling, state.token_ids) for state in states]
-            token_ids = self.sampler(logits_BV, sampled_rows)
             entries = [index for index, entry in enumerate(plan.entries) if entry.sample]
+            masks = [plan.entries[index].mask for index in entries]
+            sampled_rows = [
+                SampledRow(state.sampling, state.token_ids, mask) for state, mask in zip(states, masks, strict=True)
+            ]
+            token_ids = self.sampler(logits_BV, sampled_rows)
             wanted = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
             if wanted:
                 logprobs_BV = logits_BV[wanted].float().log_softmax(dim=-1)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from labinfer.functions.draw import Draw
 from labinfer.functions.registry import Functions
 from labinfer.plan import GREEDY_BELOW
 from labinfer.worker.logits_processors.registry import Processor, SampledRow
+
+NEVER = float("-inf")
+UNLIKELY = -1e30
+"""Logit of a token that the model itself never says, where nothing else is allowed."""
 
 
 class Sampler:
@@ -32,7 +37,11 @@ class Sampler:
             rows: how to choose, and what is there so far.
         """
         # Of beams only what is measured counts.
-        changed = [b for b, row in enumerate(rows) if row.sampling.processors and not row.sampling.after_processors]
+        changed = [
+            b
+            for b, row in enumerate(rows)
+            if (row.sampling.processors or row.mask) and not row.sampling.after_processors
+        ]
         tokens = self._choose(logits_BV, {b: row for b, row in enumerate(rows) if b not in changed})
         if changed:
             processed_BV = torch.stack([self.process(logits_BV[b].float(), rows[b]) for b in changed])
@@ -41,14 +50,19 @@ class Sampler:
         return [tokens[b] for b in range(len(rows))]
 
     def process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor:
-        """What the row's logits processors make of its logits, float32."""
-        if not row.sampling.processors:
+        """What the row's logits processors and its mask make of its logits, float32."""
+        if not row.sampling.processors and not row.mask:
             return logits_V
         processed_V = logits_V.clone()
         for name, value in row.sampling.processors:
             self._processors[name](processed_V, value, row)
-        # Where the processors of a request leave nothing, the model has the last word.
-        return processed_V if processed_V.max() > float("-inf") else logits_V
+        if row.mask:
+            forbidden_V = ~read_mask(row.mask, logits_V.shape[0]).to(logits_V.device)
+            processed_V.masked_fill_(forbidden_V, NEVER)
+        if processed_V.max() > NEVER:
+            return processed_V
+        # Where the processors of a request leave nothing, the model has the last word, within the mask.
+        return logits_V.clamp(min=UNLIKELY).masked_fill_(forbidden_V, NEVER) if row.mask else logits_V
 
     def _choose(self, logits_BV: torch.Tensor, rows: Mapping[int, SampledRow]) -> dict[int, int]:
         """The tokens of some rows of the logits: the largest, or drawn where there is a temperature."""
@@ -59,6 +73,12 @@ class Sampler:
             largest = self._argmax(logits_BV).tolist()
             tokens = {b: tokens.get(b, largest[b]) for b in rows}
         return tokens
+
+
+def read_mask(mask: bytes, vocab_size: int) -> torch.Tensor:
+    """Which tokens a mask allows, as ``BatchEntry`` has it: bool (V)."""
+    bits_V = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
+    return torch.from_numpy(bits_V).view(torch.bool)
 
 
 def draw_of(b: int, row: SampledRow) -> Draw:

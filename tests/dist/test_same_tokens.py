@@ -1,4 +1,5 @@
-"""The same seed gives the same tokens on every layout as on one rank, through preemption, swap, beams and context shifts."""
+"""The same seed gives the same tokens on every layout as on one rank, through preemption, swap, beams, forms and context
+shifts."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_generate import layouts_of
 
@@ -22,7 +24,7 @@ FIELDS = [
     {"max_tokens": 16, "temperature": 1.1, "top_p": 0.9, "seed": 4, "repetition_penalty": 1.2},
     {"max_tokens": 8, "num_beams": 3, "n": 3, "ignore_eos": True},
     {"max_tokens": 70, "temperature": 0.9, "seed": 6, "ignore_eos": True, "max_context_len": 40},
-    {"max_tokens": 8, "temperature": 0.8, "seed": 5, "n": 2, "min_tokens": 4},
+    {"max_tokens": 12, "temperature": 0.8, "seed": 5, "n": 2, "structured_outputs": {"regex": "([a-z]+ )+[0-9]{9}"}},
 ]
 FIXED = {"block_size": 4, "context_shift": True, "keep": 3}
 
@@ -44,10 +46,10 @@ def alone(group, golden):
     if group.rank > 0:
         return None
     program = (
-        "import json, sys; from labinfer import LLM, SamplingParams\n"
+        "import json, msgspec, sys; from labinfer import LLM, SamplingParams\n"
         "options, requests = json.load(sys.stdin)\n"
         "llm = LLM(**options)\n"
-        "answers = [llm.generate([p], SamplingParams(**f))[0].completions for p, f in requests]\n"
+        "answers = [llm.generate([p], msgspec.convert(f, SamplingParams))[0].completions for p, f in requests]\n"
         "print(json.dumps([[c.token_ids for c in found] for found in answers]))\n"
     )
     options = {"model": str(directory), "threads": 1, "num_kv_blocks": 400, "enable_prefix_caching": False} | FIXED
@@ -92,7 +94,7 @@ def test_the_same_seed_gives_the_same_tokens_on_every_layout(group, golden, alon
         order = draw.sample(range(len(requests)), len(requests))
         llm = LLM.from_options(group, EngineOptions.from_flat(flat))
         chosen = [requests[index] for index in order]
-        outputs = llm.generate([prompt for prompt, _ in chosen], [SamplingParams(**fields) for _, fields in chosen])
+        outputs = llm.generate([prompt for prompt, _ in chosen], [msgspec.convert(fields, SamplingParams) for _, fields in chosen])
         if llm.is_rank0:
             assert answers(outputs) == [alone[index] for index in order], (layout, options)
             if options["num_kv_blocks"] < 300 and options["max_num_seqs"] > 6:

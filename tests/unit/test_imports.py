@@ -14,7 +14,19 @@ import labinfer
 
 PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-LEAVES = {"plan", "protocol", "comm", "spmd", "weights", "config", "errors", "observe", "text", "native"}
+LEAVES = {
+    "plan",
+    "protocol",
+    "structured_outputs",
+    "comm",
+    "spmd",
+    "weights",
+    "config",
+    "errors",
+    "observe",
+    "text",
+    "native",
+}
 """Parts that know only each other; every part may use them."""
 MAY_IMPORT = {
     "__main__": {"cli"},
@@ -156,7 +168,7 @@ def test_nothing_is_pickled(path):
     pickling = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     assert not {module.partition(".")[0] for module in IMPORTS[path]} & pickling
     object_calls = {name for name in names_used(path) if "object_list" in name or name.endswith("_object")}
-    assert not object_calls
+    assert object_calls <= {"json_object"}  # a field of structured outputs
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and node.attr in ("load", "save"):
             assert ast.unparse(node.value) not in ("torch", "np", "numpy"), f"{ast.unparse(node)} in {path}"

@@ -131,7 +131,6 @@ def test_values_that_change_nothing_are_accepted(body):
         {"suffix": "x"},
         {"tools": [{}]},
         {"tool_choice": "auto"},
-        {"response_format": {"type": "json_object"}},
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(body):

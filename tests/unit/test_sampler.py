@@ -31,9 +31,10 @@ def signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def row(position: int = 0, temperature: float = 1.0, **sampling) -> SampledRow:
+def row(position: int = 0, temperature: float = 1.0, mask: bytes = b"", **sampling) -> SampledRow:
     """A sequence whose token at ``position`` is to be chosen."""
-    return SampledRow(TokenSampling(num_prompt_tokens=position, temperature=temperature, **sampling), [0] * position)
+    wanted = TokenSampling(num_prompt_tokens=position, temperature=temperature, **sampling)
+    return SampledRow(wanted, [0] * position, mask)
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
@@ -195,3 +196,94 @@ def test_the_same_call_twice_draws_the_same(drawn):
 def test_the_smallest_temperatures_are_greedy_and_never_fail(drawn, temperature, top_p):
     logits_V = torch.tensor([3.0, 9.0, 8.0, -5.0])
     assert drawn(logits_V, 20, temperature=temperature, top_p=top_p) == [1] * 20
+
+
+# Masks: bit i of the little-endian bits allows token i.
+
+
+def mask_of(*tokens: int) -> bytes:
+    number = sum(1 << token for token in tokens)
+    return number.to_bytes(max(tokens) // 8 + 1, "little")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("tokens", [(0,), (7, 8), (3, 17, 49)])
+@pytest.mark.parametrize("sets", [{}, {"top_k": 5}, {"top_p": 0.3}, {"min_p": 0.9}, {"typical_p": 0.2}])
+def test_only_tokens_of_the_mask_are_chosen(sampler, temperature, tokens, sets):
+    logits_BV = 5 * torch.randn(40, 50, generator=torch.Generator().manual_seed(5))
+    rows = [row(seed, temperature, mask_of(*tokens), seed=seed, **sets) for seed in range(40)]
+    assert set(sampler(logits_BV, rows)) <= set(tokens)
+
+
+def test_greedy_takes_the_largest_that_is_allowed(sampler):
+    logits_BV = torch.randn(6, 50, generator=torch.Generator().manual_seed(6))
+    allowed = [2, 9, 31, 48]
+    expected = [allowed[int(logits_V[allowed].argmax())] for logits_V in logits_BV]
+    assert sampler(logits_BV, [row(0, 0.0, mask_of(*allowed))] * 6) == expected
+
+
+def test_a_mask_that_allows_all_changes_no_draw(drawn):
+    logits_V = torch.randn(50, generator=torch.Generator().manual_seed(7))
+    assert drawn(logits_V, 100, mask=b"\xff" * 7) == drawn(logits_V, 100)
+
+
+def test_a_mask_changes_a_draw_only_by_forbidding_it(drawn):
+    logits_V = torch.randn(50, generator=torch.Generator().manual_seed(8))
+    allowed = set(range(0, 50, 2))
+    free, masked = drawn(logits_V, 300), drawn(logits_V, 300, mask=mask_of(*allowed))
+    assert set(masked) <= allowed
+    assert all(a == b for a, b in zip(free, masked, strict=True) if a in allowed)
+
+
+def test_rows_beside_a_masked_one_choose_what_they_would_alone(sampler):
+    logits_BV = torch.randn(6, 50, generator=torch.Generator().manual_seed(9))
+    plain = [row(0, 0.8 * (b % 2), seed=b) for b in range(6)]
+    mixed = [row(0, 0.8 * (b % 2), mask_of(b) if b in (1, 4) else b"", seed=b) for b in range(6)]
+    alone = sampler(logits_BV, plain)
+    assert sampler(logits_BV, mixed) == [b if b in (1, 4) else alone[b] for b in range(6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masked_logits_may_be_of_any_float_type(sampler, dtype):
+    logits_BV = torch.tensor([[0.0, 30.0, 1.0]], dtype=dtype)
+    assert sampler(logits_BV, [row(0, 0.0, mask_of(0, 2))]) == [2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("largest", [float("nan"), float("inf"), float("-inf")])
+def test_broken_logits_do_not_get_past_the_mask(sampler, temperature, largest):
+    logits_BV = torch.full((3, 50), largest)
+    logits_BV[1, 20] = 1.0
+    logits_BV[2, :40] = 1.0
+    found = sampler(logits_BV, [row(0, temperature, mask_of(20, 45))] * 3)
+    assert set(found) <= {20, 45}
+
+
+class TestMaskAndProcessors:
+    """The processors of a request come first; where they and the mask leave nothing, the mask wins."""
+
+    @pytest.fixture
+    def sampler(self):
+        def forbid(logits_V, tokens, row):
+            logits_V[tokens] = float("-inf")
+
+        def want(logits_V, tokens, row):
+            logits_V[tokens] += 1000.0
+
+        functions = default_registry().select(torch.device("cpu"), torch.float32)
+        return Sampler({"forbid": forbid, "want": want}, functions)
+
+    def choose(self, sampler, mask, *processors, temperature=0.0):
+        logits_BV = torch.arange(50.0)[None]
+        return sampler(logits_BV, [row(0, temperature, mask, processors=list(processors))])[0]
+
+    def test_what_both_allow_is_chosen(self, sampler):
+        assert self.choose(sampler, mask_of(10, 20, 30), ("forbid", [30])) == 20
+
+    def test_a_processor_cannot_bring_in_what_the_mask_forbids(self, sampler):
+        assert self.choose(sampler, mask_of(10, 20), ("want", [40, 10])) == 10
+
+    @pytest.mark.parametrize("forbidden", [[10, 20], list(range(50))])
+    @pytest.mark.parametrize("temperature", [0.0, 1e-3])
+    def test_the_mask_wins_where_nothing_is_left(self, sampler, forbidden, temperature):
+        assert self.choose(sampler, mask_of(10, 20), ("forbid", forbidden), temperature=temperature) == 20

@@ -11,6 +11,7 @@ from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables, SequenceCache
+from labinfer.engine.guide import Guide
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
@@ -208,6 +209,7 @@ class Bench:
         shared: int = 0,
         ignore_eos: bool = False,
         num_beams: int = 1,
+        guide: Guide | None = None,
         **fields,
     ) -> Sequence:
         """A request whose first ``shared`` tokens are those of every other one that shares."""
@@ -216,10 +218,10 @@ class Bench:
         sampling = SamplingParams()
         if not fields.get("pooling"):
             sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, num_beams=num_beams)
-        self.add_request(Request(seq_id, prompt, sampling, **fields))
+        self.add_request(Request(seq_id, prompt, sampling, **fields), guide)
         return self.sequences[seq_id]
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, guide: Guide | None = None) -> None:
         ends, num_beams = sorted(request.ends(self.scheduler.eos_token_ids)), request.sampling.num_beams
         members = []
         for _ in range(num_beams):
@@ -234,6 +236,7 @@ class Bench:
                     self.max_context,
                     cache=SequenceCache(request.cache_salt),
                     vector_size=VECTOR_SIZE if request.pooling else 0,
+                    guide=guide,
                 )
             )
             self.sequences.append(members[-1])

@@ -20,6 +20,8 @@ class SampledRow:
     sampling: TokenSampling
     token_ids: list[int]
     """Prompt and answer so far."""
+    mask: bytes = b""
+    """Tokens that may be chosen, as ``BatchEntry`` has them; empty for any."""
 
     @property
     def output_ids(self) -> list[int]:

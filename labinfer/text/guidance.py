@@ -1,0 +1,192 @@
+"""GuideMaker: from the form that a request wants to the tokens that may come next, by llguidance.
+
+llguidance (https://github.com/guidance-ai/llguidance) compiles regular expressions, JSON schemas and Lark grammars, and
+computes masks of tokens. Its limits bound what a grammar may cost: a request that goes over them fails, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from labinfer.errors import UserError
+from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_CACHED = 16
+"""Compiled grammars that are kept: the requests of a job mostly want the same."""
+LIMITS = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""``LLParserLimits``."""
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+"""Between the parts of JSON. Without a bound a model that is unsure may write blanks to the end of its tokens."""
+
+
+class GuidanceError(Exception):
+    """An answer cannot go on, though it is not complete."""
+
+
+class GuideMaker:
+    """Makes guides for the tokens of one checkpoint. llguidance is imported with the first.
+
+    Args:
+        need_tokenizer: the checkpoint's tokenizer, or the ``UserError`` that says why there is none.
+        vocab_size: width of the logits.
+        eos_token_ids: tokens that end an answer.
+    """
+
+    def __init__(self, need_tokenizer: Callable[[], Tokenizer], vocab_size: int, eos_token_ids: Collection[int]):
+        self._need_tokenizer, self._vocab_size = need_tokenizer, vocab_size
+        self._ends = [token for token in eos_token_ids if 0 <= token < vocab_size]
+        self._vocabulary: Vocabulary | None = None
+        self._grammars: dict[str, Grammar] = {}  # the one that was wanted last is the last
+
+    def make(self, wanted: StructuredOutputs) -> GrammarGuide:
+        """A guide at the beginning of an answer.
+
+        Raises:
+            UserError: llguidance does not read this kind of tokenizer; the form is broken, too large, or leaves no answer.
+        """
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
+        source = source_of(wanted)
+        grammar = self._grammars.pop(source, None)
+        if grammar is None or grammar.has_failed:
+            grammar = Grammar(source, self._vocabulary, wanted.kind)
+        self._grammars[source] = grammar
+        if len(self._grammars) > MAX_CACHED:
+            del self._grammars[next(iter(self._grammars))]
+        return GrammarGuide(grammar)
+
+
+def source_of(wanted: StructuredOutputs) -> str:
+    """A form as llguidance takes it: a list of one grammar, as JSON."""
+    if wanted.regex is not None:
+        from llguidance import LLMatcher
+
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    grammar: dict[str, Any]
+    if wanted.grammar is not None:
+        grammar = {"lark_grammar": wanted.grammar}
+    elif wanted.choice is not None:
+        # One terminal, so that one string may begin another. Lark's strings are JSON's.
+        strings = " | ".join(json.dumps(text).replace("\x7f", "\\u007f") for text in wanted.choice)
+        grammar = {"lark_grammar": f"start: CHOICE\nCHOICE: {strings}"}
+    else:
+        schema = {"type": "object"} if wanted.json is None else wanted.json
+        options = schema.get("x-guidance")
+        own = options if isinstance(options, dict) else {}
+        grammar = {"json_schema": schema | {"x-guidance": {"whitespace_pattern": WHITESPACE} | own}}
+    return json.dumps({"grammars": [grammar]})
+
+
+class Vocabulary:
+    """A checkpoint's tokens as llguidance has them, and its masks as the engine wants them.
+
+    Args:
+        vocab_size: width of the logits; ids beyond are never allowed.
+        ends: tokens that end an answer; never a part of its text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: list[int]):
+        from llguidance import LLParserLimits, LLTokenizer
+
+        if tokenizer.json_file is None:
+            raise UserError(
+                "structured_outputs needs a tokenizer.json, but the checkpoint has only SentencePiece's tokenizer.model; "
+                "give --tokenizer DIR of one that has it"
+            )
+        if not ends:
+            raise UserError(
+                "structured_outputs needs an end-of-sequence token, but the checkpoint's config.json names none; "
+                "add eos_token_id"
+            )
+        try:
+            self.tokenizer: LLTokenizer = LLTokenizer(str(tokenizer.json_file), eos_token=ends[0])
+        except ValueError as error:
+            raise UserError(
+                f"structured_outputs cannot be used with {tokenizer.json_file}: {_first_line(str(error))}"
+            ) from None
+        self.limits: LLParserLimits = LLParserLimits(**LIMITS)
+        self._ends = sum(1 << end for end in set(ends))
+        self._text = ((1 << vocab_size) - 1) & ~self._ends
+
+    def next_mask(self, matcher: LLMatcher) -> bytes:
+        """What a guide's mask is now (see ``engine/guide.py``), empty where only an end may follow.
+
+        Raises:
+            GuidanceError: a limit is hit, or what would have to follow cannot be said in these tokens.
+        """
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & self._text
+        if matcher.is_error():
+            raise GuidanceError(_first_line(matcher.get_error()))
+        may_end = matcher.is_accepting()
+        if matcher.is_stopped() or not allowed:
+            if not may_end:
+                raise GuidanceError("what would have to follow cannot be said in this checkpoint's tokens")
+            return b""
+        if may_end:
+            allowed |= self._ends
+        return allowed.to_bytes(-(-allowed.bit_length() // 8), "little")
+
+
+class Grammar:
+    """A compiled grammar.
+
+    Args:
+        source: see ``source_of``.
+        kind: the field of ``StructuredOutputs`` it comes from.
+
+    Raises:
+        UserError: it is no grammar, is too large, or leaves no answer.
+    """
+
+    def __init__(self, source: str, vocabulary: Vocabulary, kind: str):
+        from llguidance import LLMatcher
+
+        self.vocabulary = vocabulary
+        self._matcher: LLMatcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=vocabulary.limits)
+        try:
+            self.mask = vocabulary.next_mask(self._matcher)
+        except GuidanceError as error:
+            raise UserError(f"structured_outputs.{kind} is refused: {error}") from None
+        if not self.mask:
+            raise UserError(f"structured_outputs.{kind} is refused: it leaves no answer but the empty one")
+        self.has_failed = False
+        """Whether an answer has gone over its limits, some of which its answers share."""
+
+    def start(self) -> LLMatcher:
+        """A matcher at the beginning of an answer."""
+        return self._matcher.deep_copy()
+
+
+class GrammarGuide:
+    """One answer's way through a grammar; an ``engine.guide.Guide``."""
+
+    def __init__(self, grammar: Grammar):
+        self._grammar, self._matcher = grammar, grammar.start()
+        self.mask, self.error = grammar.mask, ""
+
+    def accept(self, token: int) -> None:
+        """The answer's next token."""
+        self.mask = b""
+        try:
+            self._matcher.consume_token(token)
+            self.mask = self._grammar.vocabulary.next_mask(self._matcher)
+        except GuidanceError as error:
+            self.error, self._grammar.has_failed = str(error), True
+
+
+def _first_line(text: str) -> str:
+    return f"{text.strip().partition(chr(10))[0]:.200}"
