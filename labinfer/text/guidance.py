@@ -29,8 +29,8 @@ LIMITS = {
     "verbose_errors": False,
 }
 """``LLParserLimits``."""
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Between the parts of JSON. Without a bound a model that is unsure may write blanks to the end of its tokens."""
+WHITESPACE = r" |\n[ \t]{0,20}"
+"""Between the parts of JSON: a space, or a new line. Without a bound a model that is unsure writes blanks for ever."""
 
 
 class GuidanceError(Exception):
