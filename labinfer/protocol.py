@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from labinfer.errors import UserError
-from labinfer.plan import SamplingParams
+from labinfer.plan import MAX_COUNT, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.tools import PastCall, ToolChoice, ToolList, ToolUse
 
@@ -19,9 +19,11 @@ COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 MAX_INPUTS = 2048
-"""Texts or prompts of one embeddings request; OpenAI's bound."""
+"""Texts or prompts of one request, and answers to them together; OpenAI's bound for embeddings."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title="token id")]
+"""The model's vocabulary bounds it further."""
 Body = TypeVar("Body")
 
 NEUTRAL_VALUES = {
@@ -77,13 +79,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[TokenId, float] | None = None
     bad_words: str | list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[TokenId] | None = None
     logits_processors: dict[str, Any] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     n: int | None = None
@@ -96,7 +98,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
     """With ``--scheduling-policy priority`` the lowest goes first."""
     user: str | None = None
     """With ``--scheduling-policy fair`` users take turns."""
@@ -115,7 +117,7 @@ class Sampling(msgspec.Struct, kw_only=True):
         return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
 
 
-_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": msgspec.json.schema(TokenId)}
 _SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
 _INPUT_KINDS = [
     {"type": "string", "minLength": 1},
@@ -124,7 +126,7 @@ _INPUT_KINDS = [
     _SEVERAL | {"items": _TOKEN_IDS},
 ]
 """Of an embeddings request, as JSON schemas: msgspec's types have one list at most to choose from."""
-Inputs = Annotated[str | list[str | int | list[int]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
+Inputs = Annotated[str | list[str | TokenId | list[TokenId]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -331,9 +333,16 @@ def _read(
     body = msgspec.structs.replace(
         body, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=body.wanted_form()
     )
+    sampling = body.params(defaults)
+    num_answers = max(sampling.num_choices, sampling.num_beams)
+    if len(prompts) * num_answers > MAX_INPUTS:
+        raise UserError(
+            f"prompt: {num_answers} answers to each of {len(prompts)} prompts are more than the {MAX_INPUTS} that one "
+            "request may want; send several"
+        )
     return ParsedBody(
         prompts=prompts,
-        sampling=body.params(defaults),
+        sampling=sampling,
         model=body.model,
         echo=bool(body.echo),
         priority=body.priority or 0,

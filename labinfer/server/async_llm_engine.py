@@ -176,7 +176,7 @@ class AsyncLLMEngine:
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
         self._socket, self._reader = connection, FrameReader(FromEngine)
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outbox: asyncio.Queue[FromGateway] = asyncio.Queue()
         self._open: dict[str, tuple[Generation, int]] = {}  # by the key of a request, with its number
         self.models: dict[str, ServedModel] = {}
         self.ready = asyncio.Event()
@@ -250,31 +250,27 @@ class AsyncLLMEngine:
     def start(self, generation: Generation) -> None:
         for number, opened in enumerate(generation.opened):
             self._open[opened.request.key] = (generation, number)
-            self._send(Add(generation.model, opened.request))
+            self._outbox.put_nowait(Add(generation.model, opened.request))
 
     def end(self, generation: Generation) -> None:
         """Forget it, and let the engine do so where it goes on."""
         for opened in generation.opened:
             if self._open.pop(opened.request.key, None) is not None and not opened.is_done:
-                self._send(Abort(opened.request.key))
+                self._outbox.put_nowait(Abort(opened.request.key))
 
     # Frames.
-
-    def _send(self, frame: FromGateway) -> None:
-        """What cannot be packed is an error of whoever wants to send it, and of nobody else."""
-        self._outbox.put_nowait(pack(frame))
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await loop.sock_sendall(self._socket, await self._outbox.get())
+            await loop.sock_sendall(self._socket, pack(await self._outbox.get()))
 
     def _take(self, frame: FromEngine) -> None:
         if isinstance(frame, Updates):
             for key, update in frame.answers:
                 generation, number = self._open.get(key, (None, 0))
                 if generation is not None and generation.update(number, update):
-                    self._send(Abort(key, update.index))
+                    self._outbox.put_nowait(Abort(key, update.index))
         elif isinstance(frame, Accepted):
             if frame.request_id in self._open:
                 self._open[frame.request_id][0].accept()
