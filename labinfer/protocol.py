@@ -13,7 +13,7 @@ import msgspec
 from labinfer.errors import UserError
 from labinfer.plan import MAX_COUNT, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
-from labinfer.text.tools import PastCall, ToolChoice, ToolList, ToolUse
+from labinfer.text.tools import FunctionName, PastCall, ToolChoice, ToolList, ToolUse
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -22,7 +22,8 @@ MAX_INPUTS = 2048
 """Texts or prompts of one request, and answers to them together; OpenAI's bound for embeddings."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title="token id")]
+TOKEN_ID = "token id"
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 """The model's vocabulary bounds it further."""
 Body = TypeVar("Body")
 
@@ -64,6 +65,9 @@ class Message(msgspec.Struct, omit_defaults=True):
         if self.tool_call_id:
             message["tool_call_id"] = self.tool_call_id
         return message
+
+
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
 
 
 class Sampling(msgspec.Struct, kw_only=True):
@@ -147,7 +151,7 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
     """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not."""
 
-    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+    name: FunctionName
     description: str | None = None
     schema: dict[str, Any] | None = None
     """None: any JSON object."""
@@ -215,7 +219,7 @@ class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
-    messages: list[Message]
+    messages: Messages
     top_logprobs: int | None = None
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
@@ -316,8 +320,6 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
     Raises:
         UserError: a field is out of bounds, or asks for what is not offered.
     """
-    if not body.messages:
-        raise UserError("messages is empty; give at least one")
     if body.echo:
         raise UserError("echo is for completions; a chat answer has no prompt text")
     return _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
