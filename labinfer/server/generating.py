@@ -240,6 +240,7 @@ class Running:
                     len(one.request.prompt_token_ids),
                     len(answer.token_ids),
                     end - call.begin,
-                    first_token_seconds=first,
+                    answer.queue_seconds,
+                    first,
                 )
         call.facts["finish_reason"] = ",".join(dict.fromkeys(reasons))
