@@ -12,7 +12,7 @@ from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.tokenizer import Tokenizer
-from labinfer.text.tool_calls import OPENING_TAG
+from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG
 from labinfer.text.tools import ToolUse
 
 Prompt = str | list[int] | dict[str, Any] | list[dict[str, Any]]
@@ -76,7 +76,7 @@ class RequestReader:
             raise UserError(
                 "tool_choice demands a call, and structured_outputs or response_format another form; leave one out"
             )
-        tags_are_tokens = len(self.need_tokenizer().encode(OPENING_TAG, add_special_tokens=False)) == 1
+        tags_are_tokens = all(map(self.need_tokenizer().has_added_token, (OPENING_TAG, CLOSING_TAG)))
         grammar = tool_use.forced_call(tags_are_tokens)
         return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
 

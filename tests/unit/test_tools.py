@@ -13,6 +13,7 @@ from labinfer.jsonl import ParsedLine, parse_line
 from labinfer.plan import SamplingParams
 from labinfer.prompts import RequestReader
 from labinfer.protocol import CHAT_URL, COMPLETIONS_URL
+from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG, parse_answer
 from labinfer.text.tools import MAX_FORCED_CALLS, MAX_SCHEMA_DEPTH, MAX_TOOLS, ToolUse
 from labinfer.weights.resolve import resolve_model
@@ -300,6 +301,24 @@ def test_one_call_is_one_call(matches, fields):
 def test_schemas_of_many_kinds_are_followed(matches, parameters, arguments, taken):
     function = {} if parameters is None else {"parameters": parameters}
     assert matches(use(tools=[tool(**function)]), call(arguments)) == taken
+
+
+@pytest.mark.parametrize("name", ["demo", "with_tags"])
+@pytest.mark.parametrize("choice", ["auto", "required", named("weather")], ids=["auto", "required", "named"])
+def test_a_request_takes_the_grammar_with_it(name, choice, request):
+    reader = RequestReader(request.getfixturevalue(name), required=True)
+    fields = {"tools": [tool(parameters=CITY)], "tool_choice": choice}
+    form = reader.read("key", {"messages": MESSAGES} | fields, SamplingParams()).sampling.structured_outputs
+    grammar = ToolUse.of_prompt(fields).forced_call(tags_are_tokens=name == "with_tags")
+    assert form == (None if grammar is None else StructuredOutputs(grammar=grammar))
+
+
+def test_a_demanded_call_and_another_form_do_not_go_together(reader):
+    prompt = {"messages": MESSAGES, "tools": [tool()], "tool_choice": "required"}
+    sampling = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
+    with pytest.raises(UserError, match="tool_choice"):
+        reader.read("key", prompt, sampling)
+    assert reader.read("key", prompt | {"tool_choice": "auto"}, sampling).sampling == sampling
 
 
 def test_a_strict_schema_is_kept_to_or_refused(demo):
