@@ -38,7 +38,7 @@ PLAIN = SamplingParams(max_tokens=24, temperature=0.7, seed=9)
 
 @pytest.fixture(scope="module")
 def demo():
-    with LLM(num_kv_blocks=200) as llm:
+    with LLM(num_kv_blocks=200, threads=1) as llm:
         yield llm
 
 
@@ -68,7 +68,7 @@ def test_answers_have_their_form(demo, kind, temperature):
         for completion in output.completions:
             assert completion.finish_reason == "stop"
             check(kind, completion.text)
-    if temperature and kind != "choice":
+    if temperature and kind in ("regex", "json"):
         assert len({completion.text for completion in output.completions}) == 3
 
 
@@ -155,7 +155,7 @@ def test_forms_and_other_requests_are_the_same_under_pressure(demo, options):
     chats = [CHATS[number % 3] for number in range(len(kinds))]
     params = mixed(kinds, seed=1)
     alone = [texts_of(demo.generate([chat], one))[0] for chat, one in zip(chats, params, strict=True)]
-    with LLM(block_size=4, **options) as llm:
+    with LLM(block_size=4, threads=1, **options) as llm:
         assert texts_of(llm.generate(chats, params)) == alone
         if "num_kv_blocks" in options:
             assert llm.report.counts["preemptions"] > 0
@@ -192,7 +192,7 @@ def test_a_form_that_is_none_is_refused_before_anything_runs(demo, form, says):
 def test_a_limit_that_is_hit_on_the_way_ends_that_answer_only(demo, monkeypatch, caplog):
     alone = texts_of(demo.generate(CHATS, PLAIN))
     monkeypatch.setitem(guidance.LIMITS, "max_lexer_states", 40)
-    with LLM(num_kv_blocks=200) as llm:
+    with LLM(num_kv_blocks=200, threads=1) as llm:
         hard = SamplingParams(
             max_tokens=200, temperature=1.5, structured_outputs=StructuredOutputs(regex="[ab]*a[ab]{9}c{300}")
         )
@@ -204,7 +204,7 @@ def test_a_limit_that_is_hit_on_the_way_ends_that_answer_only(demo, monkeypatch,
 
 def test_token_prompts_of_a_model_whose_logits_are_wider_than_its_tokenizer(tmp_path):
     checkpoint = make_checkpoint(tmp_path / "model", "qwen2-tied")
-    with LLM(str(checkpoint), num_kv_blocks=200) as llm:
+    with LLM(str(checkpoint), num_kv_blocks=200, threads=1) as llm:
         assert llm.tokenizer.vocab_size < llm.parts.layout.config.vocab_size
         params = SamplingParams(max_tokens=300, temperature=1.5, n=4, structured_outputs=FORMS["json"])
         for output in llm.generate(mixed_prompts(3), params):
@@ -213,5 +213,5 @@ def test_token_prompts_of_a_model_whose_logits_are_wider_than_its_tokenizer(tmp_
                 if completion.finish_reason == "stop":
                     check("json", completion.text)
         (checkpoint / "tokenizer.json").unlink()
-    with LLM(str(checkpoint), num_kv_blocks=200) as llm, pytest.raises(UserError, match="no tokenizer"):
+    with LLM(str(checkpoint), num_kv_blocks=200, threads=1) as llm, pytest.raises(UserError, match="no tokenizer"):
         llm.generate(mixed_prompts(1), params)

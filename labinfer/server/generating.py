@@ -77,7 +77,16 @@ async def read_requests(call: Call, model: Model, parsed: ParsedBody) -> list[Re
             for prompt in parsed.prompts
         ]
 
-    return await asyncio.to_thread(checked, read)
+    requests = await asyncio.to_thread(checked, read)
+    held = [request for request in requests if request.sampling.structured_outputs is not None]
+
+    def check() -> None:
+        for request in held:
+            model.reader.check_form(request)
+
+    if held:
+        await asyncio.get_running_loop().run_in_executor(call.service.trials, checked, check)
+    return requests
 
 
 class Running:

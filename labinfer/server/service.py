@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +68,8 @@ class Service:
         self.metrics = Metrics(model_names, LONGEST)
         engine.on_stats = self.metrics.update_engine
         self.log = RequestLog(sys.stderr, options.log_json)
+        self.trials = ThreadPoolExecutor(1, "trials")
+        """Where the forms of answers are tried: one after another, so that costly ones hold up nobody else."""
         self.models: dict[str, Model] = {}
         self.started = int(time.time())
 

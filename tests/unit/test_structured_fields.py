@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from labinfer.errors import UserError
-from labinfer.plan import SamplingParams
 from labinfer.jsonl import SimpleLine, parse_line
+from labinfer.plan import SamplingParams
 from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
 from labinfer.structured_outputs import MAX_GRAMMAR_LENGTH, MAX_OPTIONS, StructuredOutputs
 
