@@ -409,7 +409,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     num_threads: int
     cpus: str
     """The CPUs this rank may run on, as ``taskset`` writes them."""
-    bytes_sent: dict[int, int] = {}
-    """To ranks of the next stage, and of the first."""
     slices: Slices | None = None
     """Where they were recorded."""
+    bytes_sent: dict[int, int] = {}
+    """To ranks of the next stage, and of the first."""

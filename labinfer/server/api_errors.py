@@ -104,6 +104,12 @@ def unsupported_media_type(content_type: str) -> ApiError:
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
 
 
+def too_large_head(limit_bytes: int) -> ApiError:
+    """The lines before the body are longer than may be."""
+    message = f"the request's head is larger than {limit_bytes} bytes; send less at once"
+    return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
+
+
 def rate_limited(message: str, retry_after_seconds: float, kind: str = "requests") -> ApiError:
     """This caller has had its share; ``kind`` says of what: requests or tokens."""
     return ApiError(429, message, kind, code="rate_limit_exceeded", headers=_retry_after(retry_after_seconds))
@@ -118,6 +124,12 @@ def internal(request_id: str | None = None) -> ApiError:
     """Our fault. What went wrong stands in the log, under the request's id, and not here."""
     hint = f"; its log has more under the request id {_shorten(request_id)}" if request_id else ""
     return ApiError(500, f"the server failed on this request{hint}", SERVER_ERROR, code="internal_error")
+
+
+def engine_failed() -> ApiError:
+    """The engine has ended on its own; what went wrong stands in the log."""
+    message = "the engine has failed, and the server ends; send the request to another one, or try again later"
+    return ApiError(500, message, SERVER_ERROR, code="engine_failed")
 
 
 def overloaded(message: str, retry_after_seconds: float) -> ApiError:
