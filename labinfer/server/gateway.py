@@ -45,6 +45,7 @@ def main(link: int, listener: int) -> None:
     """Serve until rank 0 says goodbye or is gone."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # rank 0 gets them too, and brings things to an orderly end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     connection = socket.socket(fileno=link)
     setup = _receive_setup(connection)
     os.sched_setaffinity(0, setup.cpus)
