@@ -262,7 +262,10 @@ class ServerOptions:
     request_timeout: float = option(600.0, "seconds after which a request is cancelled; 0 for never", metavar="S")
     max_body_size: int = option(16, "MiB of a request's body at most", metavar="MIB", least=1)
     drain_timeout: float = option(
-        20.0, "seconds that open requests have to come to their ends when the server is stopped", metavar="S"
+        20.0,
+        "seconds that open requests have to come to their ends when the server is stopped; where it is more than 25, tell "
+        "torchrun, too, with its --shutdown-timeout",
+        metavar="S",
     )
     log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
 

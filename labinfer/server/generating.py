@@ -69,11 +69,11 @@ async def read_requests(call: Call, model: Model, parsed: ParsedBody) -> list[Re
     sampling = parsed.sampling
     if parsed.stream and not sampling.can_stream:
         raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")
-    salt = call.caller.salt_for(parsed.cache_salt)
+    salt, user = call.caller.salt_for(parsed.cache_salt), call.caller.user_for(parsed.user)
 
     def read() -> list[Request]:
         return [
-            model.reader.read(None, prompt | {"cache_salt": salt}, sampling, parsed.priority, parsed.user)
+            model.reader.read(None, prompt | {"cache_salt": salt}, sampling, parsed.priority, user)
             for prompt in parsed.prompts
         ]
 
@@ -124,6 +124,10 @@ class Running:
             running._lease = await running._until_disconnect(generation.after(turn))
             await running._until_disconnect(generation.start())
             is_started = True
+        except ApiError:
+            if running._lease is not None:  # what nobody has run costs nothing
+                running._lease.spend(-call.facts["prompt_tokens"])
+            raise
         except LimitReached as error:
             raise api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind) from None
         except ServerFull as error:
@@ -189,10 +193,10 @@ class Running:
     def close(self) -> None:
         """Free everything, count and note what came of it. A second call does nothing."""
         self._generation.close()
-        if self._lease is not None:
-            self._count(self._lease)
-            self._lease.close()
-            self._lease = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with lease:
+                self._count(lease)
 
     async def _until_disconnect(self, work: Awaitable[Result]) -> Result:
         try:

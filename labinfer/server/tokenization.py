@@ -41,26 +41,24 @@ async def tokenize(call: Call) -> Response:
     body = await call.read(TokenizeBody)
     model = call.service.model(body.model)
 
-    def encode() -> list[int]:
+    def encode() -> dict[str, Any]:
         if (body.prompt is None) == (body.messages is None):
             raise UserError("prompt or messages: give one of the two")
         if body.tools and body.messages is None:
             raise UserError("tools go with messages; leave them out")
         tokenizer = model.reader.need_tokenizer()
         if body.prompt is not None:
-            return tokenizer.encode(body.prompt, body.add_special_tokens)
-        messages = [message.as_dict() for message in body.messages]
-        return tokenizer.encode_chat(messages, ToolUse(tools=body.tools).offered)
+            token_ids = tokenizer.encode(body.prompt, body.add_special_tokens)
+        else:
+            messages = [message.as_dict() for message in body.messages]
+            token_ids = tokenizer.encode_chat(messages, ToolUse(tools=body.tools).offered)
+        answer: dict[str, Any] = {"tokens": token_ids, "count": len(token_ids)}
+        if body.return_token_strs:
+            answer["token_strs"] = [tokenizer.decode([token]) for token in token_ids]
+        return answer
 
-    token_ids = await asyncio.to_thread(checked, encode)
-    answer: dict[str, Any] = {
-        "tokens": token_ids,
-        "count": len(token_ids),
-        "max_model_len": model.info.max_model_len,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [model.reader.tokenizer.decode([token]) for token in token_ids]
-    return call.json(answer)
+    answer = await asyncio.to_thread(checked, encode)
+    return call.json(answer | {"max_model_len": model.info.max_model_len})
 
 
 async def detokenize(call: Call) -> Response:

@@ -68,11 +68,10 @@ class TestEnd:
 
     def test_with_nothing_open_it_ends_soon_whoever_is_connected(self):
         with serving(*SMALL) as server:
+            assert server.complete(structured_outputs={"choice": ["a", "b"]}).status == 200  # has a process of its own
             tree = server.processes
             idle = [server.connect() for _ in range(3)]
-            idle[1].sendall(
-                b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
-            )
+            idle[1].sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
             server.complete()
             time.sleep(0.3)
             begin = time.monotonic()
@@ -86,6 +85,7 @@ class TestEnd:
 
     def test_it_ends_with_its_gateway(self):
         with serving(*SMALL) as server:
+            assert server.complete(structured_outputs={"choice": ["a", "b"]}).status == 200
             tree, begin = server.processes, time.monotonic()
             os.kill(server.gateway_pid, signal.SIGKILL)
             assert server.wait_end(tree) == 70
