@@ -77,6 +77,9 @@ class TestKeys:
         assert guarded.post("/v1/requests/cmpl-mine/cancel", b"", ALICE)[0] == 200
         assert stream.finish().error["code"] == "request_cancelled"
         assert guarded.post("/v1/requests/cmpl-mine/cancel", b"", ALICE)[0] == 404
+        stream = guarded.stream({}, ALICE, **{"x-request-id": "cmpl-mine"}).wait_begun()
+        assert guarded.post("/v1/requests/cmpl-mine/cancel", b"", ALICE)[0] == 200  # by its own id or the answer's
+        assert stream.finish().error["code"] == "request_cancelled"
         guarded.wait_idle(key=ALICE)
 
     def test_two_callers_may_choose_the_same_id(self, guarded):

@@ -39,6 +39,7 @@ REASONS = (
     "prompt: [0-9]+ answers to each of",
     "dimensions [0-9]+ are not offered",
     "there is no logits processor",
+    "logits_processors cannot be sent to the ranks",
     "ignore_eos does not go with structured_outputs",
     "structured_outputs needs exactly one of",
     r"structured_outputs\.[a-z_]+ (is refused|is not valid JSON|may have|must be a JSON schema)",
