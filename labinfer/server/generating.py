@@ -31,7 +31,10 @@ from labinfer.server.service import Model
 
 RETRY_SECONDS = 1.0
 """When a full queue may have room again; nobody knows."""
-FIELD_NAMES = frozenset(name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__)
+FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
+    "tokens"
+}
+"""Of all bodies; ``tokens`` is that of ``/detokenize``."""
 
 ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone, EngineFailed)
 """How a generation may fail."""

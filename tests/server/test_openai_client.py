@@ -309,6 +309,10 @@ class TestTokenization:
         assert status == 200 and answer["count"] == len(answer["token_strs"])
         assert answer["token_strs"][0] == "<|im_start|>"
 
+    def test_a_token_that_the_model_has_not_is_refused(self, server):
+        status, answer = server.post("/detokenize", {"tokens": [5, 10**8]})
+        assert (status, answer["error"]["param"]) == (400, "tokens")
+
     def test_a_prompt_for_nobody_is_refused(self, server):
         status, answer = server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False})
         assert (status, answer["error"]["param"]) == (400, "add_generation_prompt")
