@@ -12,13 +12,14 @@ import msgspec
 
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
-from labinfer.config import EngineOptions, ServerOptions
+from labinfer.config import EngineOptions
 from labinfer.errors import BrokenLink, UserError
 from labinfer.executor.signals import GRACE_SECONDS
 from labinfer.llm import LLM, follow_all
 from labinfer.server.access import ApiKeys
 from labinfer.server.engine_host import EngineHost
 from labinfer.server.gateway_process import GatewayProcess
+from labinfer.server.options import ServerOptions
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from labinfer.config import ServerOptions
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.errors import BrokenLink
+from labinfer.server.options import ServerOptions
 from labinfer.server.stats import EngineStats
 
 LENGTH_BYTES = 4

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import labinfer
-from labinfer.config import ServerOptions
 from labinfer.errors import BrokenLink
 from labinfer.server.frames import Setup, pack
+from labinfer.server.options import ServerOptions
 
 GATEWAY = "labinfer.server.gateway"
 END_SECONDS = 6.0
