@@ -273,9 +273,9 @@ class TestRefusals:
             ({"top_p": 0}, "top_p"),
             ({"n": 1000}, "n"),
             ({"logit_bias": {"99999999": 1}}, "logit_bias"),
-            ({"stop": ["a"] * 100}, None),
+            ({"stop": ["a"] * 100}, "stop"),
             ({"nonsense": 1}, "nonsense"),
-            ({"messages": []}, None),
+            ({"messages": []}, "messages"),
             ({"messages": "hello"}, "messages"),
             ({"messages": [{"role": "user", "content": "a" * 200_000}]}, None),
             (

@@ -71,7 +71,9 @@ class TestEnd:
             assert server.complete(structured_outputs={"choice": ["a", "b"]}).status == 200  # has a process of its own
             tree = server.processes
             idle = [server.connect() for _ in range(3)]
-            idle[1].sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+            idle[1].sendall(
+                b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            )
             server.complete()
             time.sleep(0.3)
             begin = time.monotonic()

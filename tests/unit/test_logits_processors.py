@@ -169,7 +169,7 @@ def no_repeat(logits_V, value, row: SampledRow):
         ({"logprobs": 21}, "logprobs must be from 0 to 20"),
         ({"logit_bias": {3: 101}}, "logit_bias of token 3"),
         ({"logit_bias": {"3": 1}}, "logit_bias must map"),
-        ({"bad_words": ["a", ""]}, "bad word"),
+        ({"bad_words": ["a", ""]}, "bad_words: each"),
         ({"allowed_token_ids": [1.5]}, "allowed_token_ids"),
         ({"stop_token_ids": "a"}, "stop_token_ids"),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
