@@ -7,14 +7,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
-
 from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
-from labinfer.plan import SamplingParams
-from labinfer.protocol import ParsedBody
+from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody, ParsedBody
 from labinfer.responses import usage
 from labinfer.server import api_errors
 from labinfer.server.api_errors import ApiError
@@ -34,17 +31,7 @@ from labinfer.server.service import Model
 
 RETRY_SECONDS = 1.0
 """When a full queue may have room again; nobody knows."""
-SAMPLING_FIELDS = msgspec.structs.fields(SamplingParams)
-FIELD_NAMES = (
-    *(field.name for field in SAMPLING_FIELDS),
-    "messages",
-    "prompt",
-    "input",
-    "dimensions",
-    "tools",
-    "tool_choice",
-    "model",
-)
+FIELD_NAMES = frozenset(name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__)
 
 ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone, EngineFailed)
 """How a generation may fail."""

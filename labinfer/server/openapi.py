@@ -16,6 +16,7 @@ import labinfer
 from labinfer.plan import BOUNDS, MAX_BAD_WORDS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from labinfer.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, EmbeddingBody, OpenAIBody
 from labinfer.server.tokenization import DetokenizeBody, TokenizeBody
+from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
 JSON, STREAM = "application/json", "text/event-stream"
@@ -66,7 +67,8 @@ CALL = _fields(id=STRING, type={"const": "function"}, function=_fields(name=STRI
 MESSAGE = _with(
     _fields(role={"const": "assistant"}, content=_or_null(STRING)), tool_calls=_list_of(CALL) | {"minItems": 1}
 )
-SPELLED = _fields(token=STRING, logprob=NUMBER, bytes=_list_of({"type": "integer", "minimum": 0, "maximum": 255}))
+BYTES = _list_of({"type": "integer", "minimum": 0, "maximum": 255})
+SPELLED = _fields(token=STRING, logprob=NUMBER, bytes=_or_null(BYTES))
 CHAT_LOGPROBS = _fields(content=_list_of(_with(SPELLED, top_logprobs=_list_of(SPELLED))))
 TEXT_LOGPROBS = _fields(
     tokens=_list_of(STRING),
@@ -105,6 +107,7 @@ def _event(kind: str, **choice: Any) -> dict[str, Any]:
     one = _with(
         _fields(index=COUNT, **choice, finish_reason={"enum": [*FINISH_REASONS, None]}),
         stop_reason=STOP_REASON,
+        prompt_logprobs=_list_of(PLAIN_LOGPROBS),
         token_ids=_list_of(COUNT),
     )
     chunk = _with(
@@ -202,7 +205,7 @@ OPERATIONS = (
 
 # What the structs leave to ``SamplingParams``, and what only this server's models say.
 
-NUMBERS = {name: {"minimum": low, "maximum": high} for name, (_, low, high, _) in BOUNDS.items()}
+NUMBERS = {name: {"minimum": low, "maximum": high} for name, (_, low, high, _) in BOUNDS.items() if name != "seed"}
 FEW = {"minimum": 0, "maximum": MAX_LOGPROBS}
 SHORT = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 FIELDS = NUMBERS | {
@@ -241,6 +244,8 @@ def describe_api(model_names: Iterable[str], vocab_size: int, needs_key: bool) -
     _, schemas = msgspec.json.schema_components(bodies, ref_template=COMPONENT.format(kind="schemas", name="{name}"))
     for body in bodies:
         _bound(body, schemas[body.__name__]["properties"], names)
+    for part in UNREAD_PARTS:
+        schemas[part.__name__] = {"description": part.__doc__, "not": {}}
     for part, bounds in OF_PARTS.items():
         for name, bound in bounds.items():
             schemas[part]["properties"][name] |= bound
@@ -267,16 +272,16 @@ def describe_api(model_names: Iterable[str], vocab_size: int, needs_key: bool) -
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
     """Add what a body's struct does not say of its fields."""
+    supported = getattr(body, "supported", ())
     for name in properties:
         properties[name] |= FIELDS.get(name, {})
         if "oneOf" in properties[name]:
             properties[name].pop("anyOf")  # the same with less detail
+        if name in NEUTRAL_VALUES and name not in supported:
+            properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     properties["model"] = {"enum": [*model_names, None], "default": None}
     if issubclass(body, OpenAIBody):
         properties["logprobs"] = LOGPROBS[body] | {"default": None}
-        for name, neutral in NEUTRAL_VALUES.items():
-            if name not in body.supported:
-                properties[name] = {"enum": [neutral, None], "default": None}
 
 
 def _bound_token_ids(schema: Any, largest: int) -> None:

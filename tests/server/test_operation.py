@@ -25,7 +25,7 @@ class TestEnd:
     def test_at_a_signal_open_requests_come_to_their_ends_and_new_ones_are_refused(self):
         with serving(*SMALL) as server:
             tree = server.processes
-            stream = server.stream({"max_tokens": 700}).wait_begun()
+            stream = server.stream({"max_tokens": 1200}).wait_begun()
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: server.get("/ready")[0] == 503, 5)
             for reply in (server.complete(), server.ask("GET", "/ready")):
@@ -79,7 +79,7 @@ class TestEnd:
             begin = time.monotonic()
             os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does
             assert server.wait_end(tree) == 128 + signal.SIGINT
-            assert time.monotonic() - begin < 2
+            assert time.monotonic() - begin < 4
             for connection in idle:
                 assert connection.recv(1) == b""
                 connection.close()
