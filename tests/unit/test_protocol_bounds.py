@@ -214,7 +214,7 @@ def test_an_id_that_is_there_again_costs_nothing():
 
 def test_bad_words_are_so_many_at_most():
     assert len(SamplingParams(bad_words=["a"] * MAX_BAD_WORDS).bad_words) == MAX_BAD_WORDS
-    with pytest.raises(UserError, match="bad_words: at most"):
+    with pytest.raises(UserError, match="bad_words may have"):
         SamplingParams(bad_words=["a"] * (MAX_BAD_WORDS + 1))
 
 
