@@ -379,7 +379,7 @@ class TestRefusals:
             ({"messages": [{"role": "User", "content": "hi"}]}, "messages"),
             ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
             ({"nonsense": 1}, "nonsense"),
-            ({"messages": []}, None),
+            ({"messages": []}, "messages"),
             ({"messages": "hello"}, "messages"),
             ({"messages": [{"role": "user", "content": "a" * 200_000}]}, None),
             (

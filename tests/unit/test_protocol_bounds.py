@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from labinfer.comm import wire
@@ -11,8 +12,8 @@ from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.errors import UserError
 from labinfer.jsonl import custom_id_of, parse_line
-from labinfer.plan import MAX_SEED, SamplingParams, SequenceStart
-from labinfer.protocol import COMPLETIONS_URL
+from labinfer.plan import MAX_BAD_WORDS, MAX_COUNT, MAX_SEED, SamplingParams, SequenceStart
+from labinfer.protocol import COMPLETIONS_URL, MAX_INPUTS, CompletionBody, read_completion
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
 
@@ -186,3 +187,47 @@ def test_sampling_params_take_strings_and_lists_for_stop():
 def test_sampling_params_refuse_unknown_names():
     with pytest.raises(TypeError, match="max_new_tokens"):
         SamplingParams(max_new_tokens=5)
+
+
+@pytest.mark.parametrize("value", [-1, MAX_COUNT + 1, 2**64, 10**400])
+@pytest.mark.parametrize(
+    ("field", "wrap"),
+    [
+        ("logit_bias", lambda value: {str(value): 1}),
+        ("allowed_token_ids", lambda value: [value]),
+        ("stop_token_ids", lambda value: [1, value]),
+        ("prompt", lambda value: [value]),
+        ("prompt", lambda value: [[1], [value]]),
+        ("priority", lambda value: value if value > 0 else -(2**40)),
+    ],
+)
+def test_ids_and_priorities_that_no_message_could_carry_are_refused(field, wrap, value):
+    with pytest.raises(UserError, match=field):
+        parse(batch({"prompt": "hi", field: wrap(value)}))
+
+
+def test_an_id_that_is_there_again_costs_nothing():
+    assert SamplingParams(allowed_token_ids=[3, 1, 3, 3, 1]).allowed_token_ids == (3, 1)
+    assert SamplingParams(stop_token_ids=(2, 2)).stop_token_ids == (2,)
+    assert SamplingParams(stop=["b", "b"]).stop == ("b", "b")
+
+
+def test_bad_words_are_so_many_at_most():
+    assert len(SamplingParams(bad_words=["a"] * MAX_BAD_WORDS).bad_words) == MAX_BAD_WORDS
+    with pytest.raises(UserError, match="bad_words may have"):
+        SamplingParams(bad_words=["a"] * (MAX_BAD_WORDS + 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_prompts", "num_answers"),
+    [({"n": 128}, 17, 128), ({"best_of": 100}, 21, 100), ({"num_beams": 128, "temperature": 0}, 17, 128)],
+)
+def test_the_answers_to_one_request_are_bounded(fields, num_prompts, num_answers):
+    def read(count: int):
+        body = msgspec.convert({"prompt": ["a"] * count} | fields, CompletionBody)
+        return read_completion(body, SamplingParams())
+
+    assert num_prompts * num_answers > MAX_INPUTS >= (num_prompts - 1) * num_answers
+    assert len(read(num_prompts - 1).prompts) == num_prompts - 1
+    with pytest.raises(UserError, match=f"^prompt: {num_answers} answers to each of {num_prompts} prompts"):
+        read(num_prompts)
