@@ -1,5 +1,5 @@
 # make run    set up and answer examples/prompts.jsonl with the model that comes with LABInfer
-# make test   set up and run the tests (about ten minutes on 2 cores)
+# make test   set up and run the tests (about a quarter of an hour on 2 cores)
 # make help   all targets
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-peers bench-compare bench-plot demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -98,6 +98,10 @@ bench-start: $(VENV)/.setup ## from the start to the first token, and the memory
 	$(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b
 	mpirun -n 2 $(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b
 	mpirun -n 2 $(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b --tensor-parallel-size 2
+
+bench-gateway: $(VENV)/.setup ## what the server adds to a token, and what it costs when nobody asks (five minutes)
+	$(BIN)/python benchmarks/gateway_overhead.py --model demo
+	$(BIN)/python benchmarks/idle_server.py --rounds 1
 
 bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler costs, and what a smaller KV cache loses
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
