@@ -208,15 +208,15 @@ class LLM:
         """
         request = self._reader.read(key, prompt, sampling, priority, user, pooling)
         self._reader.check_form(request)
-        self.check_request(request)
+        self.check_processors(request)
+        self.engine.check_request(request)
         return request
 
-    def check_request(self, request: Request) -> None:
+    def check_processors(self, request: Request) -> None:
         """Raises:
-        UserError: it can never run.
+        UserError: one of the request's own logits processors is none, or refuses its argument.
         """
         self.parts.worker.runner.check_processors(request.sampling, request.prompt_token_ids)
-        self.engine.check_request(request)
 
     def run(
         self,

@@ -213,7 +213,7 @@ class EngineHost:
         if not served.llm.engine.has_work:
             served.last_step = time.monotonic()
         try:
-            served.llm.check_request(frame.request)
+            served.llm.check_processors(frame.request)  # the engine checks the rest
             served.sequences[request_id] = served.llm.engine.add_request(frame.request)
         except QueueFull as error:
             self._link.send(Refused(request_id, str(error), queue_is_full=True))

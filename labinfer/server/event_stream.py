@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0
 """Without anything to send for so long, a comment tells proxies and clients that the stream is alive."""
-STALLED_SECONDS = 120.0
-"""A client that takes nothing for so long is given up."""
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -62,7 +60,6 @@ class EventStream:
         } | headers
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
         self._last_sent = 0.0
-        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         side_tasks = []
@@ -71,7 +68,7 @@ class EventStream:
             self._last_sent = time.monotonic()
             side_tasks = [
                 asyncio.create_task(self._watch(receive)),
-                asyncio.create_task(self._keep_alive(send, asyncio.current_task())),
+                asyncio.create_task(self._keep_alive(send)),
             ]
             try:
                 async for data in self._events:
@@ -91,21 +88,18 @@ class EventStream:
             self._on_end()
 
     async def _send(self, send: Send, data: bytes) -> None:
-        self._last_sent, self._is_sending = time.monotonic(), True
+        self._last_sent = time.monotonic()
         await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._is_sending = False
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._on_disconnect()
 
-    async def _keep_alive(self, send: Send, sender: asyncio.Task) -> None:
+    async def _keep_alive(self, send: Send) -> None:
         while True:
-            quiet = time.monotonic() - self._last_sent
-            if self._is_sending and quiet > STALLED_SECONDS:
-                sender.cancel()
-                return
-            if quiet >= KEEP_ALIVE_SECONDS and not self._is_sending:
+            pause = self._last_sent + KEEP_ALIVE_SECONDS - time.monotonic()
+            if pause <= 0:
                 await self._send(send, KEEP_ALIVE)
-            await asyncio.sleep(min(KEEP_ALIVE_SECONDS, max(1.0, KEEP_ALIVE_SECONDS - quiet)))
+            else:
+                await asyncio.sleep(pause)

@@ -78,7 +78,7 @@ async def _serve(connection: socket.socket, listener: socket.socket, setup: Setu
         await asyncio.wait((running, preparing), return_when=asyncio.FIRST_EXCEPTION)
         if preparing.done():
             preparing.result()
-            await running
+        await running  # it is done, too, or has failed
     except UserError as error:
         logger.error("error: %s", error)
     except BrokenLink as error:  # rank 0 or its launcher says why

@@ -79,10 +79,6 @@ class Service:
         loaded = [await asyncio.to_thread(Model.load, info) for info in self.engine.models.values()]
         self.models = {model.info.name: model for model in loaded}
 
-    @property
-    def is_ready(self) -> bool:
-        return bool(self.models) and self.engine.draining_until is None
-
     def model(self, name: str | None) -> Model:
         """The model of this name; the first where a request names none.
 
