@@ -19,11 +19,9 @@ from labinfer.llm import LLM, follow_all
 from labinfer.server.access import ApiKeys
 from labinfer.server.engine_host import EngineHost
 from labinfer.server.gateway_process import GatewayProcess
-from labinfer.server.options import ServerOptions
+from labinfer.server.options import BACKLOG, ServerOptions
 
 logger = logging.getLogger(__name__)
-
-BACKLOG = 2048
 
 
 def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:

@@ -24,11 +24,11 @@ from labinfer.server.app import make_app
 from labinfer.server.async_llm_engine import AsyncLLMEngine
 from labinfer.server.client_connection import ClientConnection
 from labinfer.server.frames import LENGTH_BYTES, Setup
+from labinfer.server.options import BACKLOG
 from labinfer.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
 LAST_WORDS_SECONDS = 3
 """How long answers on their way out may take when the engine has ended."""
 

@@ -26,11 +26,9 @@ from labinfer.server.async_llm_engine import (
 )
 from labinfer.server.call import Call, refused_field
 from labinfer.server.event_stream import EventStream
-from labinfer.server.limits import Lease, LimitReached, ServerFull
+from labinfer.server.limits import RETRY_SECONDS, Lease, LimitReached, ServerFull
 from labinfer.server.service import Model
 
-RETRY_SECONDS = 1.0
-"""When a full queue may have room again; nobody knows."""
 FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
     "tokens"
 }

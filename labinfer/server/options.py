@@ -8,6 +8,8 @@ from labinfer.config import MAX_TIMEOUT, flag_name, option
 from labinfer.errors import UserError
 
 MAX_PORT = 65535
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 
 @dataclass(frozen=True)
