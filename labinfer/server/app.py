@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from labinfer.server import api_errors, chat, completions, embeddings, plain, tokenization
+from labinfer.server import api_errors, chat, completions, embeddings, pages, plain, tokenization
 from labinfer.server.access import Denied
 from labinfer.server.api_errors import ApiError
 from labinfer.server.call import Call
@@ -51,6 +51,8 @@ ENDPOINTS = (
     Endpoint("GET", "/version", plain.version, needs_key=False, logged=False),
     Endpoint("GET", "/metrics", plain.metrics, logged=False),
     Endpoint("GET", "/openapi.json", plain.openapi, needs_key=False, logged=False),
+    Endpoint("GET", "/", pages.chat, needs_key=False, logged=False),
+    Endpoint("GET", "/webui/{path:path}", pages.file, needs_key=False, logged=False),
 )
 
 

@@ -64,5 +64,7 @@ async def openapi(call: Call) -> Response:
 def _model(service: Service, name: str) -> dict:
     entry = {"id": name, "object": "model", "created": service.started, "owned_by": "labinfer"}
     if name in service.models:
-        entry["max_model_len"] = service.models[name].info.max_model_len
+        model = service.models[name]
+        entry["max_model_len"] = model.info.max_model_len
+        entry["default_sampling"] = model.sampling
     return entry
