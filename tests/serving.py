@@ -79,13 +79,16 @@ class Server:
 
 
 @contextmanager
-def serving(*args: str, launcher: str = "single", ranks: int = 1, **env: str) -> Iterator[Server]:
+def serving(
+    *args: str, launcher: str = "single", ranks: int = 1, port: int | None = None, **env: str
+) -> Iterator[Server]:
     """A server that takes requests; afterwards nothing of it is left.
 
     Args:
         args: flags beside ``--port``.
+        port: one of its own where none is given.
     """
-    port = free_port()
+    port = port or free_port()
     with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
             command(launcher, ranks, LAUNCH, "serve", "--port", str(port), *args),

@@ -8,7 +8,10 @@ import labinfer
 from labinfer.server import api_errors
 from labinfer.server.call import Call
 from labinfer.server.openapi import describe_api
-from labinfer.server.service import Service
+from labinfer.server.service import GENERATION_FIELDS, Service
+
+SHOWN_DEFAULTS = (*GENERATION_FIELDS, "presence_penalty", "frequency_penalty")
+"""What a model's entry tells of how tokens are drawn where a request says nothing."""
 
 
 async def list_models(call: Call) -> Response:
@@ -66,5 +69,6 @@ def _model(service: Service, name: str) -> dict:
     if name in service.models:
         model = service.models[name]
         entry["max_model_len"] = model.info.max_model_len
-        entry["default_sampling"] = model.sampling
+        defaults = model.chat_defaults()
+        entry["default_sampling"] = {name: getattr(defaults, name) for name in SHOWN_DEFAULTS}
     return entry

@@ -60,13 +60,9 @@ class Model:
         """Of a completion that says nothing."""
         return self._defaults(COMPLETION_TOKENS)
 
-    @property
-    def sampling(self) -> dict[str, float]:
-        """How tokens are drawn for a request that says nothing of it."""
-        return {"temperature": 1.0} | self.recommended
-
     def _defaults(self, max_tokens: int) -> SamplingParams:
-        return SamplingParams(max_tokens=max_tokens, seed=secrets.randbelow(MAX_SEED), **self.sampling)
+        sampling = {"temperature": 1.0} | self.recommended
+        return SamplingParams(max_tokens=max_tokens, seed=secrets.randbelow(MAX_SEED), **sampling)
 
 
 class Service:

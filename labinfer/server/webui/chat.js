@@ -96,7 +96,7 @@ export class Chat {
       this._sidebar.show(false);
     };
     byId("settings").onclick = () => openSettings(
-      this._conversation.record, this._model()?.default_sampling ?? {}, this._words, () => this._saveRecord(),
+      this._conversation.record, this._defaults(), this._words, () => this._saveRecord(),
     );
     byId("model").onchange = ({ target }) => {
       this._conversation.record.model = target.value;
@@ -107,6 +107,11 @@ export class Chat {
   _model() {
     const { models } = this._serverState;
     return models.find((one) => one.id === this._conversation.record.model) ?? models[0];
+  }
+
+  _defaults() {
+    const model = this._model();
+    return { max_tokens: model?.max_model_len, ...model?.default_sampling };
   }
 
   async _messages(id) {

@@ -12,6 +12,7 @@ const ALLOWED_TAGS = [
   "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul",
 ];
 const ALLOWED_ATTR = ["alt", "class", "colspan", "data-language", "data-math", "data-tex", "href", "open", "rowspan", "src", "start", "target", "rel"];
+const NOT_AN_ADDRESS = ["colspan", "data-language", "data-math", "data-tex", "open", "rel", "rowspan", "start", "target"];
 const RAW_TAG = new RegExp(`^</?(?:${ALLOWED_TAGS.join("|")})(?:\\s[^>]*)?/?>`, "i");
 const LONG_CODE = 20000; // characters; beyond, colours cost more than they tell
 
@@ -65,7 +66,7 @@ export function renderMarkdown(text, frameCode) {
 function toNodes(html, frameCode) {
   const nodes = DOMPurify.sanitize(html, {
     ALLOWED_TAGS, ALLOWED_ATTR, ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true,
-    ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/|#)/i,
+    ADD_URI_SAFE_ATTR: NOT_AN_ADDRESS, ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/|#)/i,
   });
   for (const pre of nodes.querySelectorAll("pre")) frameCode(pre);
   for (const table of nodes.querySelectorAll("table")) { // wide ones scroll by themselves

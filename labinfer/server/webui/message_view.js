@@ -87,7 +87,7 @@ export class MessageView {
   _branches() {
     const { words } = this;
     const at = this._siblings.indexOf(this.message), count = this._siblings.length;
-    if (count < 2) return make("span");
+    if (count < 2) return "";
     const step = (icon, label, index) => {
       const button = iconButton(icon, label, () => this._actions.select(this._siblings[index]));
       button.disabled = index < 0 || index >= count;

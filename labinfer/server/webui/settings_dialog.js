@@ -16,9 +16,9 @@ const TOP_LOGPROBS = [0, 1, 3, 5];
  */
 export function openSettings(record, defaults, words, onsave) {
   const { settings } = record;
-  const system = make("textarea", { rows: 4, value: record.system });
+  const system = make("textarea", { rows: 3, value: record.system });
   const numbers = Object.entries(FIELDS).map(([name, [min, max, step]]) => {
-    const shown = name in defaults ? words.defaultIs(defaults[name]) : words.serverDecides;
+    const shown = name === "seed" ? words.random : defaults[name] !== undefined ? words.defaultIs(defaults[name]) : words.serverDecides;
     const input = make("input", { type: "number", min, max, step, placeholder: shown, value: settings[name] ?? "", name });
     input.inputMode = min < 0 ? "text" : "decimal"; // telephones have no minus among their numbers
     return [name, input];

@@ -62,8 +62,9 @@ export const english = {
   systemHint: "What the model is told before every conversation.",
   defaultIs: (value) => `server: ${value}`,
   serverDecides: "server's default",
+  random: "another each time",
   fields: {
-    temperature: "Temperature", top_p: "Top p", top_k: "Top k", min_p: "Min p", max_tokens: "Most tokens in an answer",
+    temperature: "Temperature", top_p: "Top p", top_k: "Top k", min_p: "Min p", max_tokens: "Most tokens",
     repetition_penalty: "Repetition penalty", presence_penalty: "Presence penalty",
     frequency_penalty: "Frequency penalty", seed: "Seed",
   },

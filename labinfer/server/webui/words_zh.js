@@ -60,8 +60,9 @@ export const chinese = {
   systemHint: "在每次对话之前告诉模型的话。",
   defaultIs: (value) => `服务器：${value}`,
   serverDecides: "服务器默认值",
+  random: "每次不同",
   fields: {
-    temperature: "温度", top_p: "Top p", top_k: "Top k", min_p: "Min p", max_tokens: "回答的最多词元数",
+    temperature: "温度", top_p: "Top p", top_k: "Top k", min_p: "Min p", max_tokens: "最多词元数",
     repetition_penalty: "重复惩罚", presence_penalty: "出现惩罚", frequency_penalty: "频率惩罚", seed: "随机种子",
   },
   stopStrings: "遇到即停（每行一个）",
