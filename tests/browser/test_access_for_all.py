@@ -12,7 +12,17 @@ AXE = Path(__file__).parent / "axe" / "axe.min.js"
 RUN_AXE = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
     .filter(({ impact }) => impact === "serious" || impact === "critical")
     .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html + " " + node.failureSummary).join("; ")}`)"""
-RICH = "<think>Hm.</think>## Title\n\nText with `code` and [a link](https://example.com).\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\ndef f(x): return 'y' + 1  # why\n```"
+RICH = """<think>Hm.</think>## Title
+
+Text with `code` and [a link](https://example.com).
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+def f(x): return 'y' + 1  # why
+```"""
 
 
 def findings(page) -> list[str]:

@@ -174,3 +174,21 @@ def test_200_messages_do_not_make_the_page_slow(page):
     page.keyboard.press("Escape")
     wait_for_end(page)
     assert longest < 250, f"{longest:.0f} ms between two frames"
+
+
+def test_a_browser_that_keeps_nothing_says_so_and_works(browser, server):
+    context = browser.new_context(locale="en-US")
+    context.add_init_script(
+        "Object.defineProperty(window, 'indexedDB', { get() { throw new DOMException('no', 'SecurityError'); } })"
+    )
+    page = context.new_page()
+    page.goto(server.url)
+    expect(page.get_by_text("conversations will be lost")).to_be_visible()
+    expect(ask(page, "17 + 25 = ?")).to_contain_text("42")
+    start_new(page)
+    ask(page, "20 + 3 = ?")
+    conversations(page).nth(1).click()
+    expect(answers(page)).to_contain_text("42")
+    page.get_by_role("searchbox").fill("42")
+    expect(conversations(page)).to_have_count(1)
+    context.close()

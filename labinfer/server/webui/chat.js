@@ -41,10 +41,10 @@ export class Chat {
   /** The conversation of this id; a new one where there is none. */
   async show(id) {
     const record = this._records.find((one) => one.id === id);
-    const answering = this._answerings.get(id);
-    if (answering) this._conversation = answering.conversation;
-    else if (record) this._conversation = new Conversation(record, await this._messages(id));
-    else this._conversation = new Conversation(newRecord());
+    const round = (this._round = (this._round ?? 0) + 1);
+    const messages = record ? await this._messages(id) : [];
+    if (round !== this._round) return; // another one was asked for meanwhile
+    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(), messages);
     this._composer.open(record ? id : NEW);
     this.render();
     this._composer.focus();

@@ -44,7 +44,7 @@ export class Conversation {
     this.messages.set(message.id, message);
     this.record.leaf = message.id;
     this.record.updated = Date.now();
-    if (role === "user" && !this.record.named && !parent) this.record.title = titleOf(message.content);
+    if (role === "user" && !this.record.title) this.record.title = titleOf(message.content);
     return message;
   }
 

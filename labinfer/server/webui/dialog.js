@@ -22,10 +22,13 @@ export function openDialog(title, content, buttons, closeLabel) {
     make("div", { className: "dialog-body" }, ...content),
     make("div", { className: "row" }, ...row),
   );
-  dialog.onkeydown = (event) => event.key === "Escape" && event.stopPropagation();
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") event.stopPropagation(); // it closes the dialog and stops no answer
+  });
   dialog.onclose = () => dialog.remove();
   document.body.append(dialog);
   dialog.showModal();
+  if (matchMedia("(pointer: fine)").matches) dialog.querySelector(".dialog-body :is(input, select, textarea), .dialog-body ~ .row button").focus();
   return dialog;
 }
 

@@ -5,6 +5,7 @@ import { showBanner } from "./banner.js";
 import { Chat } from "./chat.js";
 import { byId } from "./element.js";
 import { icon } from "./icon.js";
+import { MemoryStore } from "./memory_store.js";
 import { openPreferences } from "./preferences_dialog.js";
 import { Preferences } from "./preferences.js";
 import { ServerState } from "./server_state.js";
@@ -16,7 +17,9 @@ const serverState = new ServerState(api);
 
 for (const place of document.querySelectorAll("[data-icon]")) place.prepend(icon(place.dataset.icon));
 showPreferences();
-const chat = new Chat(api, serverState, await Store.open(), preferences);
+const store = await Store.open().catch(() => null);
+byId("not-kept").hidden = Boolean(store);
+const chat = new Chat(api, serverState, store ?? new MemoryStore(), preferences);
 await chat.start();
 
 const askPreferences = () => openPreferences(preferences, () => serverState.check(true));

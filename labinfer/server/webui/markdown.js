@@ -13,7 +13,7 @@ const ALLOWED_TAGS = [
 ];
 const ALLOWED_ATTR = ["alt", "class", "colspan", "data-language", "data-math", "data-tex", "href", "open", "rowspan", "src", "start", "target", "rel"];
 const NOT_AN_ADDRESS = ["colspan", "data-language", "data-math", "data-tex", "open", "rel", "rowspan", "start", "target"];
-const RAW_TAG = new RegExp(`^</?(?:${ALLOWED_TAGS.join("|")})(?:\\s[^>]*)?/?>`, "i");
+const RAW_TAGS = new Set(ALLOWED_TAGS.filter((tag) => tag !== "a" && tag !== "img"));
 const LONG_CODE = 20000; // characters; beyond, colours cost more than they tell
 
 const marked = new Marked({
@@ -30,7 +30,7 @@ const marked = new Marked({
       return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
     },
     html({ text }) {
-      return RAW_TAG.test(text.trim()) || text.startsWith("<!--") ? text : escape(text);
+      return text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
     },
     image({ href, text }) { // only what came with the answer: nothing is fetched from elsewhere
       if (href.startsWith("data:image/")) return `<img src="${escape(href)}" alt="${escape(text)}">`;
@@ -105,6 +105,12 @@ export class GrowingMarkdown {
     this._container.append(renderMarkdown(text.slice(this._settled), this._frameCode));
     this._open = [...this._container.childNodes].slice(before);
   }
+}
+
+/** A tag as Markdown may have it, without its attributes; whatever else begins with "<" becomes text. */
+function rawTag(piece) {
+  const [, slash, name] = /^<(\/?)([a-z][a-z0-9]*)[^<>]*>$/i.exec(piece) ?? [];
+  return RAW_TAGS.has(name?.toLowerCase()) ? `<${slash}${name}>` : piece.replace(/</g, "&lt;");
 }
 
 function escape(text) {

@@ -1,7 +1,7 @@
 // ServerState: whether the server takes requests, asked about every few seconds: often while it does not.
 
 const OFTEN_MS = 1500;
-const SELDOM_MS = 15000;
+const SELDOM_MS = 5000;
 
 export class ServerState extends EventTarget {
   constructor(api) {

@@ -2,6 +2,7 @@
 
 import { openDialog } from "./dialog.js";
 import { byId, iconButton, make } from "./element.js";
+import { search } from "./search.js";
 
 const SEARCH_MS = 150; // after the last key
 
@@ -59,7 +60,7 @@ export class Sidebar {
 
   async _seek() {
     const text = this._search.value.trim();
-    const found = text ? await this._store.search(text) : null;
+    const found = text ? await search(this._store, text) : null;
     if (text !== this._search.value.trim()) return; // typed on meanwhile
     this._found = found;
     this.render(this._records, this._current, this._busy, this._words);
@@ -71,34 +72,38 @@ export class Sidebar {
       make("span", { className: "name" }, title));
     if (record.id === this._current) open.setAttribute("aria-current", "page");
     if (this._busy.has(record.id)) open.append(make("span", { className: "busy", role: "img", "aria-label": words.writing }));
-    const item = make("li", {}, open, make("span", { className: "tools" },
-      iconButton("edit", `${words.rename}: ${title}`, () => this._rename(item, record)),
+    return make("li", { "data-id": record.id }, open, make("span", { className: "tools" },
+      iconButton("edit", `${words.rename}: ${title}`, () => this._rename(record)),
       iconButton("download", `${words.exportOne}: ${title}`, () => this._actions.export(record.id)),
       iconButton("trash", `${words.remove}: ${title}`, () => this._remove(record, title)),
     ));
-    return item;
   }
 
-  _rename(item, record) {
+  _rename(record) {
     const input = make("input", { value: record.title, "aria-label": this._words.rename, maxLength: 200 });
     let over = false;
-    const end = (keep) => {
+    const end = (keep, giveFocusBack) => {
       if (over) return;
       over = true;
       const title = input.value.trim();
       if (keep && title && title !== record.title) this._actions.renamed(Object.assign(record, { title, named: true }));
       this.render(this._records, this._current, this._busy, this._words);
+      if (giveFocusBack) this._place(record)?.querySelector(".open").focus();
     };
     input.onkeydown = (event) => {
       event.stopPropagation();
       if (event.isComposing) return;
-      if (event.key === "Enter") end(true);
-      if (event.key === "Escape") end(false);
+      if (event.key === "Enter") end(true, true);
+      if (event.key === "Escape") end(false, true);
     };
-    input.onblur = () => end(true);
-    item.replaceChildren(input);
+    input.onblur = () => end(true, false);
+    this._place(record).replaceChildren(input);
     input.focus();
     input.select();
+  }
+
+  _place(record) {
+    return this._list.querySelector(`[data-id="${record.id}"]`);
   }
 
   _remove(record, title) {

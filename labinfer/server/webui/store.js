@@ -56,23 +56,17 @@ export class Store {
     await Promise.all(keys.map((key) => done(messages.delete(key))));
   }
 
-  /** Ids of the conversations that have all words in their title or in one message. */
-  async search(text) {
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const has = (where) => words.every((word) => where.toLowerCase().includes(word));
-    const found = new Set();
-    for (const one of await done(this._read("conversations").getAll())) if (has(one.title)) found.add(one.id);
+  /** Calls `look` with every message of every conversation. */
+  async everyMessage(look) {
     const cursor = this._read("messages").openCursor();
     await new Promise((resolve, reject) => {
       cursor.onerror = () => reject(cursor.error);
       cursor.onsuccess = () => {
-        const at = cursor.result;
-        if (!at) return resolve();
-        if (has(at.value.content)) found.add(at.value.conversation);
-        at.continue();
+        if (!cursor.result) return resolve();
+        look(cursor.result.value);
+        cursor.result.continue();
       };
     });
-    return found;
   }
 
   _read(store) { return this._database.transaction(store).objectStore(store); }

@@ -18,7 +18,9 @@ export class ThreadView {
       toEnd.hidden = this._follows;
     }, { passive: true });
     toEnd.onclick = () => this.toEnd();
-    new ResizeObserver(() => this._follow()).observe(scroller);
+    const resized = new ResizeObserver(() => this._follow()); // the window, or a formula that is drawn later
+    resized.observe(scroller);
+    resized.observe(list);
   }
 
   /** A conversation from its end on. */

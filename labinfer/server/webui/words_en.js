@@ -12,7 +12,7 @@ export const english = {
   untitled: "New chat",
   search: "Search all messages",
   noneFound: "Nothing found.",
-  noConversations: "Your conversations will stand here. They stay in this browser.",
+  noConversations: "Your conversations will be listed here. They stay in this browser.",
   import: "Import",
   exportAll: "Export all",
   exportOne: "Export",
