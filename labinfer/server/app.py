@@ -51,20 +51,26 @@ ENDPOINTS = (
     Endpoint("GET", "/version", plain.version, needs_key=False, logged=False),
     Endpoint("GET", "/metrics", plain.metrics, logged=False),
     Endpoint("GET", "/openapi.json", plain.openapi, needs_key=False, logged=False),
+)
+"""The API: /openapi.json tells of each."""
+PAGES = (
     Endpoint("GET", "/", pages.chat, needs_key=False, logged=False),
     Endpoint("GET", "/webui/{path:path}", pages.file, needs_key=False, logged=False),
 )
+"""For people."""
 
 
 def make_app(service: Service) -> Starlette:
     """The application over one service."""
-    routes = [Route(one.path, _guard(service, one), methods=[one.method]) for one in ENDPOINTS]
+    routes = [Route(one.path, _guard(service, one), methods=[one.method]) for one in ENDPOINTS + PAGES]
 
     async def on_http_exception(http: Request, error: Exception) -> Response:
         call = Call(service, http, NO_ROUTE)
         return _answer_error(call, _of_routing(http, error, routes), logged=True)
 
-    return Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+    app.router.redirect_slashes = False  # a path with one more slash is another path
+    return app
 
 
 def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -96,7 +102,7 @@ def _answer_error(call: Call, error: ApiError, logged: bool) -> Response:
 
 
 def _of_routing(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
-    path = http.url.path
+    path = http.scope["path"]  # a URL is made with the header Host, which may be anything
     if error.status_code == 405:
         allowed = [
             method

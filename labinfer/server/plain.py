@@ -8,9 +8,10 @@ import labinfer
 from labinfer.server import api_errors
 from labinfer.server.call import Call
 from labinfer.server.openapi import describe_api
-from labinfer.server.service import GENERATION_FIELDS, Service
+from labinfer.server.recommended import FIELDS
+from labinfer.server.service import Service
 
-SHOWN_DEFAULTS = (*GENERATION_FIELDS, "presence_penalty", "frequency_penalty")
+SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 """What a model's entry tells of how tokens are drawn where a request says nothing."""
 
 
@@ -61,7 +62,10 @@ async def cancel(call: Call) -> Response:
 
 
 async def openapi(call: Call) -> Response:
-    return call.json(describe_api())
+    """``GET /openapi.json``."""
+    service = call.service
+    vocab_size = max((model.info.vocab_size for model in service.models.values()), default=0)
+    return call.json(describe_api(service.model_names, vocab_size, service.keys.required))
 
 
 def _model(service: Service, name: str) -> dict:

@@ -35,7 +35,7 @@ def test_a_server_that_was_killed_and_is_back(blank):
         send(page, "20 + 3 = ?")  # waits for the server
         expect(answers(page).last).to_contain_text("cannot be reached")
         expect(page.get_by_role("status").filter(has_text="cannot be reached")).to_be_visible()
-    with serving("--model", "demo", port=int(port)):
+    with serving("--model", "demo", "--port", port):
         wait_for_end(page)
         expect(answers(page).last).to_contain_text("23")
         expect(page.locator("#banner")).to_be_hidden()
