@@ -76,7 +76,7 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     temperature = page.get_by_label("Temperature")
     expect(temperature).to_have_attribute("placeholder", "server: 1")
     temperature.fill("0")
-    page.get_by_label("Most tokens").fill("5")
+    page.get_by_label("Max tokens").fill("5")
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_role("button", name="Save").click()
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -89,7 +89,7 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     page.reload()
     page.get_by_role("button", name="Settings of this conversation").click()
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
-    expect(page.get_by_label("Most tokens")).to_have_value("5")
+    expect(page.get_by_label("Max tokens")).to_have_value("5")
 
 
 def test_settings_that_mean_nothing_are_not_taken(page):

@@ -144,3 +144,33 @@ def test_the_policy_blocks_what_the_sanitiser_would_let_through(context, server)
     )
     assert {"script-src-elem", "img-src", "connect-src"} <= set(violations)
     assert page.evaluate("window.owned") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "strong"),
+    [
+        ("**注意：**这里有坑", ["注意："]),
+        ("这是**“引用”**的话，和**重点**。", ["“引用”", "重点"]),
+        ("**a** b **c:** d", ["a", "c:"]),
+        ("2 ** 3 ** 4 and `**x:**y`", []),
+    ],
+)
+def test_strong_text_needs_no_spaces_around_it(page, text, strong):
+    page.evaluate(RENDER, text)
+    expect(page.locator("#rendered strong")).to_have_text(strong)
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas"),
+    [
+        ("$a$ and \\(b\\) and $$c$$ and \\[d\\]", ["a", "b", "c", "d"]),
+        ("\\[\nx\n\\]\n", ["x"]),
+        ("it costs $5 or $6, not $ 7 $, and \\$8$", []),
+        ("`$x$` and\n\n```\n$$y$$\n```", []),
+        ("$$\nnever closed", []),
+    ],
+)
+def test_what_is_a_formula(page, text, formulas):
+    page.evaluate(RENDER, text)
+    found = page.locator("#rendered [data-tex]").evaluate_all("all => all.map((one) => one.dataset.tex)")
+    assert found == formulas

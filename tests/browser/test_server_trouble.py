@@ -47,6 +47,7 @@ def test_a_key_is_asked_for_refused_and_taken(blank):
         page.goto(server.url)
         expect(page.locator("#banner")).to_contain_text("asks for an API key")
         page.get_by_role("button", name="Enter the key").click()
+        expect(page.get_by_label("API key")).to_be_focused()
         page.get_by_label("API key").press_sequentially("not-the-right-key")
         page.keyboard.press("Enter")
         expect(page.locator("#banner")).to_contain_text("refuses this API key")

@@ -35,7 +35,7 @@ function table({ token, logprob, top }) {
   const rows = [[token, logprob], ...top.filter(([other]) => other !== token)];
   return make("dl", {}, ...rows.flatMap(([spelled, value], index) => [
     make("dt", { className: index ? "" : "chosen" }, visible(spelled)),
-    make("dd", {}, `${(100 * Math.exp(value)).toFixed(2)} %  (${value.toFixed(3)})`),
+    make("dd", {}, `${(100 * Math.exp(value)).toFixed(2)} %  ${value.toFixed(3).replace("-0.000", "0.000").padStart(8)}`),
   ]));
 }
 

@@ -22,8 +22,8 @@ byId("not-kept").hidden = Boolean(store);
 const chat = new Chat(api, serverState, store ?? new MemoryStore(), preferences);
 await chat.start();
 
-const askPreferences = () => openPreferences(preferences, () => serverState.check(true));
-const renderBanner = () => showBanner(serverState.trouble, preferences, askPreferences, () => serverState.check(true));
+const askPreferences = (forKey) => openPreferences(preferences, () => serverState.check(true), forKey);
+const renderBanner = () => showBanner(serverState.trouble, preferences, () => askPreferences(true), () => serverState.check(true));
 
 preferences.addEventListener("change", () => {
   showPreferences();
@@ -34,7 +34,7 @@ serverState.addEventListener("change", () => {
   chat.serverChanged();
   renderBanner();
 });
-byId("preferences").onclick = askPreferences;
+byId("preferences").onclick = () => askPreferences(false);
 byId("export-all").onclick = () => chat.exportAll();
 byId("import").onclick = () => byId("import-file").click();
 byId("import-file").onchange = async ({ target }) => {

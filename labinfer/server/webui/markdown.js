@@ -3,6 +3,7 @@
 
 import DOMPurify from "./vendor/dompurify/purify.es.mjs";
 import { Marked } from "./vendor/marked/marked.esm.js";
+import { chineseStrong } from "./chinese_strong.js";
 import { highlight } from "./highlight.js";
 import { blockMath, inlineMath, renderMath } from "./math.js";
 
@@ -18,7 +19,7 @@ const LONG_CODE = 20000; // characters; beyond, colours cost more than they tell
 
 const marked = new Marked({
   gfm: true,
-  extensions: [blockMath, inlineMath],
+  extensions: [blockMath, inlineMath, chineseStrong],
   renderer: {
     code({ text, lang }) {
       const language = (lang ?? "").trim().split(/\s+/)[0].toLowerCase().replace(/[^\w+#-]/g, "");

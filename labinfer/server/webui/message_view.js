@@ -107,7 +107,8 @@ export class MessageView {
       copyButton.replaceChildren(...done.childNodes);
       setTimeout(() => copyButton.replaceChildren(...iconButton("copy", words.copy).childNodes), 1500);
     });
-    const buttons = make("span", { className: "buttons" }, copyButton);
+    const buttons = make("span", { className: "buttons" });
+    if (shown.trim()) buttons.append(copyButton);
     if (message.role === "user") buttons.append(iconButton("edit", words.edit, () => this._edit()));
     else buttons.append(iconButton("again", words.again, () => this._actions.again(message)));
     if (message.logprobs?.length) {
@@ -127,7 +128,7 @@ export class MessageView {
     const { words } = this;
     const area = make("textarea", { value: this.message.content, "aria-label": words.editMessage });
     const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, words.sendEdited);
-    const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelectorAll(".buttons button")[1].focus(); } }, words.cancel);
+    const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
     area.onkeydown = (event) => {
       if (event.isComposing) return;
       if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send.click(); }

@@ -3,8 +3,8 @@
 import { choice, field, openDialog } from "./dialog.js";
 import { make } from "./element.js";
 
-/** @param {import("./preferences.js").Preferences} preferences */
-export function openPreferences(preferences, onclosed) {
+/** @param {import("./preferences.js").Preferences} preferences @param {boolean} forKey whether the key is what is wanted */
+export function openPreferences(preferences, onclosed, forKey = false) {
   const { words } = preferences;
   const language = choice([["", words.followBrowser], ["en", "English"], ["zh", "中文"]], preferences.language);
   const theme = choice([["", words.themes.system], ["light", words.themes.light], ["dark", words.themes.dark]], preferences.theme);
@@ -18,5 +18,6 @@ export function openPreferences(preferences, onclosed) {
   const dialog = openDialog(words.preferences, [
     field(words.interfaceLanguage, language), field(words.theme, theme), field(words.key, key, words.keyHint),
   ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.cancel);
+  if (forKey) key.focus();
   key.onkeydown = (event) => { if (event.key === "Enter" && !event.isComposing) { save(); dialog.close(); } };
 }
