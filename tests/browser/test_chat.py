@@ -26,12 +26,28 @@ def test_stop_ends_the_answer_in_the_engine(page, server):
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")
     expect(answers(page).last).to_contain_text("3, 4")
-    page.keyboard.press("Escape")
+    with page.expect_response("**/v1/requests/*/cancel"):
+        page.keyboard.press("Escape")
     wait_for_end(page)
     expect(answers(page).last).to_contain_text("stopped")
     expect(answers(page).last).to_contain_text("about")
     server.wait_idle(3)
-    expect(ask(page, "Continue?")).to_be_visible()  # and the conversation goes on
+    choose(page, temperature=0)
+    expect(ask(page, "17 + 25 = ?")).to_contain_text("complete")  # and the conversation goes on
+
+
+def test_enter_that_chooses_a_word_of_an_input_method_sends_nothing(page):
+    box = page.get_by_role("textbox", name="Write a message")
+    box.fill("ni hao")
+    box.dispatch_event("keydown", {"key": "Enter", "isComposing": True})
+    box.dispatch_event("keydown", {"key": "Enter", "keyCode": 229})
+    expect(box).to_have_value("ni hao")
+    expect(questions(page)).to_have_count(0)
+    page.keyboard.press("Shift+Enter")
+    expect(box).to_have_value("ni hao\n")
+    page.keyboard.press("Enter")
+    expect(questions(page)).to_have_count(1)
+    wait_for_end(page)
 
 
 def test_an_edited_message_has_versions_with_their_own_answers(page):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
 from chat_page import LONG, answers, ask, choose, conversations, questions, send, wait_for_end
 from playwright.sync_api import Page, expect
 
@@ -16,9 +17,10 @@ FRAMES = """async () => {
         times.push(now - last);
         last = now;
     }
-    return Math.max(...times);
+    times.sort((a, b) => a - b);
+    return [times[Math.floor(times.length / 2)], times.at(-1)];
 }"""
-"""The longest time between two frames in a second and a half, in ms."""
+"""The median and the longest time between two frames in a second and a half, in ms."""
 
 
 def start_new(page: Page) -> None:
@@ -142,6 +144,24 @@ def test_a_file_that_is_none_of_ours_is_refused(page):
     expect(conversations(page)).to_have_count(0)
 
 
+def test_what_of_a_file_has_no_sense_does_no_harm(page):
+    file = long_conversation(1)
+    whole = file["conversations"][0]
+    whole |= {
+        "settings": {"stop": "x", "temperature": "hot", "seed": 7, "extra": []},
+        "title": 5,
+        "__proto__": {"a": 1},
+    }
+    whole["messages"][1] |= {"stats": {"perSecond": "fast"}, "toolCalls": 7, "logprobs": [{"top": 0}], "usage": "much"}
+    take_in(page, file)
+    expect(answers(page)).to_contain_text("Answer 0")
+    page.get_by_role("button", name="Settings of this conversation").click()
+    expect(page.get_by_label("Seed")).to_have_value("7")
+    expect(page.get_by_label("Temperature")).to_have_value("")
+    page.get_by_role("button", name="Save").click()
+    expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
+
+
 def test_a_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, server):
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")
@@ -157,6 +177,7 @@ def test_a_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, s
     wait_for_end(page)
 
 
+@pytest.mark.timing
 def test_200_messages_do_not_make_the_page_slow(page):
     take_in(page, long_conversation(100))
     expect(answers(page).last).to_contain_text("Answer 99")
@@ -170,10 +191,10 @@ def test_200_messages_do_not_make_the_page_slow(page):
     choose(page, ignore_eos=True, max_tokens=600)
     send(page, "Count from 3 to 15.")
     expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
-    longest = page.evaluate(FRAMES)
+    median, longest = page.evaluate(FRAMES)
     page.keyboard.press("Escape")
     wait_for_end(page)
-    assert longest < 250, f"{longest:.0f} ms between two frames"
+    assert median < 40 and longest < 500, f"{median:.0f} ms between two frames, {longest:.0f} at most"
 
 
 def test_a_browser_that_keeps_nothing_says_so_and_works(browser, server):
