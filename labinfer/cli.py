@@ -38,7 +38,6 @@ from labinfer.config import (
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
-    ServerOptions,
     check_bounds,
     convert,
     convert_section,
@@ -48,6 +47,7 @@ from labinfer.config import (
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.executor.signals import SignalGuard
 from labinfer.plan import SamplingParams
+from labinfer.server.options import ServerOptions
 from labinfer.spmd.environment import detect, shorten_openmp_spins
 from labinfer.weights.read_ahead import start_reading_ahead
 
