@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from labinfer.config import ServerOptions
 from labinfer.server.app import make_app
 from labinfer.server.async_llm_engine import AsyncLLMEngine
+from labinfer.server.options import ServerOptions
 from labinfer.server.pages import CONTENT_TYPES, FOLDER
 from labinfer.server.service import Service
 
