@@ -120,6 +120,41 @@ def test_rename_and_delete(page):
     expect(conversations(page)).to_have_count(0)
 
 
+def test_a_conversation_can_be_deleted_in_mid_answer(page, server):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4")
+    conversations(page).hover()
+    page.get_by_role("button", name="Delete: Count").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(conversations(page)).to_have_count(0)
+    server.wait_idle(3)
+    assert exported(page)["conversations"] == []
+    left = page.evaluate(
+        """async () => {
+            const { Store } = await import("/webui/store.js");
+            let count = 0;
+            await (await Store.open()).everyMessage(() => count++);
+            return count;
+        }"""
+    )
+    assert left == 0
+
+
+def test_a_file_can_be_imported_in_mid_answer(page):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4")
+    take_in(page, long_conversation(1))
+    expect(answers(page)).to_contain_text("Answer 0")
+    conversations(page).filter(has_text="Count from").click()
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+    choose(page, temperature=0)
+    ask(page, "17 + 25 = ?")
+    expect(conversations(page)).to_have_count(2)
+
+
 def test_what_is_exported_can_be_imported_with_all_versions(page):
     ask(page, "17 + 25 = ?")
     answers(page).get_by_role("button", name="Answer again").click()

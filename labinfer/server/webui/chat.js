@@ -71,7 +71,7 @@ export class Chat {
     try {
       const found = fromJson(await file.text());
       await this._store.saveAll(found.map((one) => one.record), found.flatMap((one) => one.messages));
-      this._records = await this._store.conversations();
+      this._records = [...found.map((one) => one.record), ...this._records].sort((a, b) => b.updated - a.updated);
       this._say(words.imported(found.length));
       if (found.length) location.hash = found[0].record.id;
     } catch (error) {
@@ -168,7 +168,8 @@ export class Chat {
     const draw = () => { drawn ||= requestAnimationFrame(() => { drawn = 0; this._showGrowth(answering); }); };
     answering.addEventListener("change", draw);
     answering.addEventListener("wait", draw);
-    await answering.run();
+    answering.finished = answering.run();
+    await answering.finished;
     cancelAnimationFrame(drawn);
     this._answerings.delete(record.id);
     if (conversation === this._conversation) {
@@ -203,7 +204,9 @@ export class Chat {
   }
 
   async _remove(id) {
-    this._answerings.get(id)?.stop();
+    const answering = this._answerings.get(id);
+    answering?.stop();
+    await answering?.finished; // it saves what it has, which is to go as well
     await this._store.remove(id);
     this._records = this._records.filter((one) => one.id !== id);
     this._preferences.keepDraft(id, "");
