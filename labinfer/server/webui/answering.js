@@ -19,6 +19,8 @@ export class Answering extends EventTarget {
     this._saved = 0;
     /** Why it has to wait, while it does: an ApiFailure. */
     this.waitsFor = null;
+    /** A promise, once it runs: until it is over. */
+    this.finished = null;
   }
 
   /** Until the answer is complete, has failed, or was stopped. */
