@@ -17,7 +17,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-browser test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -38,14 +38,17 @@ $(VENV)/.setup-test: $(VENV)/.setup
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl $(ARGS)
 
-test: lint test-unit test-dist test-cluster ## everything a change must pass
+test: lint test-unit test-browser test-dist test-cluster ## everything a change must pass
 
-test-all: lint test-unit test-dist test-mpi-4 test-mpi-5 test-torchrun-3 ## the whole matrices as well (about half an hour)
+test-all: lint test-unit test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 ## the whole matrices as well (about half an hour)
 	$(LIMIT) 1800 $(BIN)/python -m pytest tests/server -m slow
 	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster
 
 test-unit: $(VENV)/.setup-test ## no process group
 	$(LIMIT) 600 $(BIN)/python -m pytest tests/unit tests/server tests/test_*.py -m "not slow"
+
+test-browser: $(VENV)/.setup-test ## the chat page in Chromium, which the system has to have
+	$(LIMIT) 900 $(BIN)/python -m pytest tests/browser
 
 test-dist: test-mpi-1 test-mpi-2 test-mpi-3 test-torchrun-2 ## the same tests at several world sizes
 

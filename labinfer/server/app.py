@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from labinfer.server import api_errors, chat, completions, embeddings, plain, tokenization
+from labinfer.server import api_errors, chat, completions, embeddings, pages, plain, tokenization
 from labinfer.server.access import Denied
 from labinfer.server.api_errors import ApiError
 from labinfer.server.call import Call
@@ -52,11 +52,17 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics", plain.metrics, logged=False),
     Endpoint("GET", "/openapi.json", plain.openapi, needs_key=False, logged=False),
 )
+"""The API: /openapi.json tells of each."""
+PAGES = (
+    Endpoint("GET", "/", pages.chat, needs_key=False, logged=False),
+    Endpoint("GET", "/webui/{path:path}", pages.file, needs_key=False, logged=False),
+)
+"""For people."""
 
 
 def make_app(service: Service) -> Starlette:
     """The application over one service."""
-    routes = [Route(one.path, _guard(service, one), methods=[one.method]) for one in ENDPOINTS]
+    routes = [Route(one.path, _guard(service, one), methods=[one.method]) for one in ENDPOINTS + PAGES]
 
     async def on_http_exception(http: Request, error: Exception) -> Response:
         call = Call(service, http, NO_ROUTE)

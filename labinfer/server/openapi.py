@@ -130,6 +130,7 @@ EMBEDDINGS = _fields(
 MODEL = _with(
     _fields(id=STRING, object={"const": "model"}, created=COUNT, owned_by=STRING),
     max_model_len=COUNT,
+    default_sampling={"type": "object", "additionalProperties": NUMBER},
 )
 TOKENS = _with(_fields(tokens=_list_of(COUNT), count=COUNT, max_model_len=COUNT), token_strs=_list_of(STRING))
 CANCELLED = _fields(id=STRING, object={"const": "request.cancelled"}, cancelled={"const": True})

@@ -9,7 +9,11 @@ from labinfer.responses import CHAT_PREFIX, COMPLETION_PREFIX
 from labinfer.server import api_errors
 from labinfer.server.call import Call
 from labinfer.server.openapi import describe_api
+from labinfer.server.recommended import FIELDS
 from labinfer.server.service import Service
+
+SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
+"""What a model's entry tells of how tokens are drawn where a request says nothing."""
 
 
 async def list_models(call: Call) -> Response:
@@ -68,5 +72,8 @@ async def openapi(call: Call) -> Response:
 def _model(service: Service, name: str) -> dict:
     entry = {"id": name, "object": "model", "created": service.started, "owned_by": "labinfer"}
     if name in service.models:
-        entry["max_model_len"] = service.models[name].info.max_model_len
+        model = service.models[name]
+        entry["max_model_len"] = model.info.max_model_len
+        defaults = model.chat_defaults()
+        entry["default_sampling"] = {name: getattr(defaults, name) for name in SHOWN_DEFAULTS}
     return entry

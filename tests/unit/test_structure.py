@@ -8,7 +8,9 @@ from pathlib import Path
 from labinfer.cli import COMMANDS, build_parser
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [path for path in (ROOT / "labinfer").rglob("*") if path.suffix in (".py", ".cpp", ".h")]
+OPENINGS = {".py": '"""', ".cpp": "// ", ".h": "// ", ".js": "// ", ".css": "/* ", ".html": "<!doctype html>"}
+"""How a file of ours begins; most say at once what they are."""
+SOURCES = [path for path in (ROOT / "labinfer").rglob("*") if path.suffix in OPENINGS and "vendor" not in path.parts]
 
 
 def documented_tree() -> set[str]:
@@ -30,8 +32,7 @@ def test_the_documented_tree_is_the_tree_on_disk():
 
 def test_every_file_of_the_tree_says_what_it_is():
     for path in SOURCES:
-        opening = '"""' if path.suffix == ".py" else "// "
-        assert path.read_text(encoding="utf-8").startswith(opening), f"{path} does not say what it is"
+        assert path.read_text(encoding="utf-8").startswith(OPENINGS[path.suffix]), f"{path} does not say what it is"
 
 
 def test_both_readmes_have_the_same_sections_and_commands():

@@ -1,0 +1,153 @@
+// Answering: one request, from the sending of a conversation to the end of the answer, whatever that is.
+
+import { ApiFailure } from "./api.js";
+import { newId } from "./identity.js";
+import { splitThinking } from "./thinking.js";
+
+const SAVE_EVERY_MS = 400;
+
+export class Answering extends EventTarget {
+  /**
+   * Listeners hear "change" when the message has grown, "wait" when it waits for the server, and "end".
+   * @param {import("./conversation.js").Conversation} conversation whose last message is the empty answer
+   * @param {object} message that answer
+   */
+  constructor(api, serverState, store, conversation, message) {
+    super();
+    Object.assign(this, { api, serverState, store, conversation, message });
+    this._abort = new AbortController();
+    this._saved = 0;
+    /** Why it has to wait, while it does: an ApiFailure. */
+    this.waitsFor = null;
+    /** A promise, once it runs: until it is over. */
+    this.finished = null;
+  }
+
+  /** Until the answer is complete, has failed, or was stopped. */
+  async run() {
+    const body = bodyOf(this.conversation, this.message);
+    for (;;) {
+      try {
+        await this._once(body);
+        break;
+      } catch (error) {
+        if (this._abort.signal.aborted || error.kind === "cancelled") {
+          this.message.status = "stopped";
+          break;
+        }
+        const failure = error instanceof ApiFailure ? error : new ApiFailure("failed", error.message);
+        if (!failure.passes || this._begun) {
+          this.message.status = this._begun ? "interrupted" : "failed";
+          this.message.failure = { kind: failure.kind, message: failure.message };
+          break;
+        }
+        await this._wait(failure);
+        if (this._abort.signal.aborted) {
+          this.message.status = "stopped";
+          break;
+        }
+      }
+    }
+    this._measure();
+    await this._save();
+    this.dispatchEvent(new Event("end"));
+  }
+
+  /** Stop here and in the engine. */
+  stop() {
+    this._abort.abort();
+    if (this._id) this.api.cancel(this._id);
+  }
+
+  async _once(body) {
+    this._id = newId();
+    this._begun = false;
+    this._sent = performance.now();
+    this._first = this._last = 0;
+    this._chunks = 0;
+    const { message } = this;
+    message.model = body.model;
+    for await (const chunk of this.api.chat(this._id, body, this._abort.signal)) {
+      message.model = chunk.model;
+      if (chunk.usage) message.usage = chunk.usage;
+      const [choice] = chunk.choices;
+      if (choice) this._take(choice);
+    }
+    this._id = null;
+    message.status = "done";
+  }
+
+  _take({ delta, logprobs, finish_reason }) {
+    const { message } = this;
+    if (delta.content || delta.tool_calls || logprobs) {
+      this._last = performance.now();
+      this._first ||= this._last;
+      this._begun = true;
+      this._chunks += 1;
+    }
+    message.content += delta.content ?? "";
+    for (const call of delta.tool_calls ?? []) {
+      message.toolCalls ??= [];
+      const known = (message.toolCalls[call.index] ??= { id: "", name: "", arguments: "" });
+      known.id += call.id ?? "";
+      known.name += call.function?.name ?? "";
+      known.arguments += call.function?.arguments ?? "";
+    }
+    if (logprobs) (message.logprobs ??= []).push(...logprobs.content.map(shortened));
+    if (finish_reason) message.finishReason = finish_reason;
+    this.dispatchEvent(new Event("change"));
+    if (performance.now() - this._saved > SAVE_EVERY_MS) {
+      this._saved = performance.now();
+      this._save();
+    }
+  }
+
+  async _wait(failure) {
+    this.waitsFor = failure;
+    this.dispatchEvent(new Event("wait"));
+    await this.serverState.until(failure.retryAfter, this._abort.signal);
+    this.waitsFor = null;
+    this.dispatchEvent(new Event("wait"));
+  }
+
+  _measure() {
+    const { message } = this;
+    if (!this._first) return;
+    const tokens = message.usage?.completion_tokens ?? this._chunks;
+    const seconds = (this._last - this._first) / 1000;
+    message.stats = {
+      tokens, about: !message.usage, firstMs: this._first - this._sent,
+      perSecond: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
+    };
+  }
+
+  async _save() {
+    await this.store.saveMessage(structuredClone(this.message)).catch(() => {});
+  }
+}
+
+/** The request for an answer: what was said before it, and the conversation's settings. */
+function bodyOf({ record, path }, answer) {
+  const messages = path.slice(0, path.indexOf(answer)).map(sent);
+  if (record.system) messages.unshift({ role: "system", content: record.system });
+  const { logprobs, extra, ...sampling } = record.settings;
+  const body = { messages, ...sampling, ...extra };
+  if (record.model) body.model = record.model;
+  if (logprobs !== undefined) Object.assign(body, { logprobs: true, top_logprobs: logprobs });
+  return body;
+}
+
+function sent({ role, content, toolCalls }) {
+  if (role === "user") return { role, content };
+  const message = { role, content: splitThinking(content).answer };
+  if (toolCalls?.length) {
+    message.tool_calls = toolCalls.map((call) => ({
+      id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
+    }));
+  }
+  return message;
+}
+
+function shortened({ token, logprob, top_logprobs }) {
+  return { token, logprob, top: top_logprobs.map((one) => [one.token, one.logprob]) };
+}

@@ -1,0 +1,94 @@
+// Api: the gateway's public API as this page uses it.
+
+import { readEvents } from "./event_stream.js";
+
+const DEFAULT_RETRY_SECONDS = 2;
+
+/** Why an answer will not come. */
+export class ApiFailure extends Error {
+  /**
+   * @param {"away"|"busy"|"limited"|"draining"|"key"|"cancelled"|"broken"|"failed"} kind
+   * @param {string} message the server's own words
+   * @param {number} retryAfter seconds
+   */
+  constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS) {
+    super(message);
+    this.kind = kind;
+    this.retryAfter = retryAfter;
+  }
+
+  /** Whether the same request may succeed later, perhaps with another key. */
+  get passes() {
+    return ["away", "busy", "limited", "draining", "key"].includes(this.kind);
+  }
+}
+
+export class Api {
+  /** @param {() => string} key the API key, or "" */
+  constructor(key) {
+    this._key = key;
+  }
+
+  async models() {
+    return (await (await this._ask("/v1/models")).json()).data;
+  }
+
+  /** Resolves when requests are taken now. */
+  async ready() {
+    await this._ask("/ready");
+  }
+
+  /**
+   * A streamed chat answer: yields OpenAI's chunks.
+   * @param {string} id of the request; with it, it can be cancelled
+   */
+  async *chat(id, body, signal) {
+    const whole = { ...body, stream: true, stream_options: { include_usage: true } };
+    const response = await this._ask("/v1/chat/completions", {
+      method: "POST", body: JSON.stringify(whole), signal,
+      headers: { "Content-Type": "application/json", "X-Request-Id": id },
+    });
+    try {
+      for await (const { event, data } of readEvents(response.body)) {
+        if (data === "[DONE]") return;
+        const chunk = JSON.parse(data);
+        if (event === "error") throw failureOf(chunk.error);
+        yield chunk;
+      }
+    } catch (error) {
+      if (error instanceof ApiFailure || error.name === "AbortError") throw error;
+    }
+    throw new ApiFailure("broken");
+  }
+
+  /** End a request in the engine; it may be over already. */
+  async cancel(id) {
+    await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch(() => {});
+  }
+
+  async _ask(path, options = {}) {
+    const headers = { ...options.headers };
+    if (this._key()) headers.Authorization = `Bearer ${this._key()}`;
+    let response;
+    try {
+      response = await fetch(path, { ...options, headers, cache: "no-store" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiFailure("away", error.message);
+    }
+    if (response.ok) return response;
+    const body = await response.json().catch(() => ({}));
+    throw failureOf(body.error, response.status, Number(response.headers.get("Retry-After")) || undefined);
+  }
+}
+
+function failureOf(error, status = 0, retryAfter = undefined) {
+  const { message = `HTTP ${status}`, code = "" } = error ?? {};
+  if (status === 401) return new ApiFailure("key", message);
+  if (status === 429) return new ApiFailure("limited", message, retryAfter);
+  if (code === "draining") return new ApiFailure("draining", message);
+  if (code === "overloaded") return new ApiFailure("busy", message, retryAfter);
+  if (status === 502 || status === 503 || status === 504) return new ApiFailure("away", message, retryAfter);
+  if (code === "request_cancelled") return new ApiFailure("cancelled", message);
+  return new ApiFailure("failed", message);
+}

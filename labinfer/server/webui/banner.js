@@ -1,0 +1,15 @@
+// The line at the top that says what is wrong with the server, while something is.
+
+import { byId, make } from "./element.js";
+
+/** @param {() => void} onkey opens where a key is entered @param {() => void} onretry */
+export function showBanner(trouble, preferences, onkey, onretry) {
+  const { words } = preferences, banner = byId("banner");
+  banner.hidden = !trouble;
+  const texts = {
+    away: words.away, loading: words.loading, draining: words.draining,
+    key: preferences.key ? words.keyRefused : words.keyWanted, failed: words.failed(""),
+  };
+  const [label, onclick] = trouble === "key" ? [words.enterKey, onkey] : [words.tryNow, onretry];
+  banner.replaceChildren(make("span", {}, texts[trouble] ?? ""), make("button", { type: "button", className: "quiet", onclick }, label));
+}

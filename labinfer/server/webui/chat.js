@@ -1,0 +1,258 @@
+// Chat: the page as a whole. It knows which conversation is open, and which ones are being answered.
+
+import { Answering } from "./answering.js";
+import { Composer } from "./composer.js";
+import { Conversation, newRecord } from "./conversation.js";
+import { byId } from "./element.js";
+import { fromJson, toJson } from "./exchange.js";
+import { openSettings } from "./settings_dialog.js";
+import { Sidebar } from "./sidebar.js";
+import { ThreadView } from "./thread_view.js";
+
+const NEW = "new";
+
+export class Chat {
+  constructor(api, serverState, store, preferences) {
+    Object.assign(this, { _api: api, _serverState: serverState, _store: store, _preferences: preferences });
+    this._answerings = new Map(); // by id of the conversation
+    this._conversation = new Conversation(newRecord());
+    this._records = [];
+    this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), {
+      edit: (message, text) => this._edit(message, text),
+      again: (message) => this._again(message),
+      select: (message) => this._select(message),
+    });
+    this._sidebar = new Sidebar(store, {
+      open: (id) => { location.hash = id; this._sidebar.show(false); },
+      renamed: (record) => this._renamed(record),
+      remove: (id) => this._remove(id),
+      export: (id) => this._export([id]),
+    });
+    this._composer = new Composer(preferences, (text) => this._send(text), () => this.stop());
+    this._connect();
+  }
+
+  /** Read what is kept, and show what the address names. */
+  async start() {
+    this._records = await this._store.conversations();
+    await this.show(location.hash.slice(1));
+  }
+
+  /** The conversation of this id; a new one where there is none. */
+  async show(id) {
+    const record = this._records.find((one) => one.id === id);
+    const round = (this._round = (this._round ?? 0) + 1);
+    const messages = record ? await this._messages(id) : [];
+    if (round !== this._round) return; // another one was asked for meanwhile
+    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(), messages);
+    this._composer.open(record ? id : NEW);
+    this.render();
+    this._composer.focus();
+  }
+
+  /** Everything anew, as after a change of language. */
+  render() {
+    this._thread.open(this._conversation, this._words);
+    if (this._answering) this._showGrowth(this._answering);
+    this._renderFrame();
+  }
+
+  /** Stop the answer that is being written here. */
+  stop() {
+    this._answering?.stop();
+  }
+
+  focusSearch() {
+    this._sidebar.focusSearch();
+  }
+
+  async importFile(file) {
+    const { words } = this._preferences;
+    try {
+      const found = fromJson(await file.text());
+      await this._store.saveAll(found.map((one) => one.record), found.flatMap((one) => one.messages));
+      this._records = [...found.map((one) => one.record), ...this._records].sort((a, b) => b.updated - a.updated);
+      this._say(words.imported(found.length));
+      if (found.length) location.hash = found[0].record.id;
+    } catch (error) {
+      alert(words.importFailed(error.message));
+    }
+    this._renderFrame();
+  }
+
+  exportAll() {
+    return this._export(this._records.map((one) => one.id));
+  }
+
+  get _words() { return this._preferences.words; }
+
+  get _answering() { return this._answerings.get(this._conversation.record.id); }
+
+  _connect() {
+    addEventListener("hashchange", () => this.show(location.hash.slice(1)));
+    byId("new").onclick = () => {
+      if (location.hash) location.hash = "";
+      else this.show(NEW);
+      this._sidebar.show(false);
+    };
+    byId("settings").onclick = () => openSettings(
+      this._conversation.record, this._defaults(), this._words, () => this._saveRecord(),
+    );
+    byId("model").onchange = ({ target }) => {
+      this._conversation.record.model = target.value;
+      this._saveRecord();
+    };
+  }
+
+  _model() {
+    const { models } = this._serverState;
+    return models.find((one) => one.id === this._conversation.record.model) ?? models[0];
+  }
+
+  _defaults() {
+    const model = this._model();
+    return { max_tokens: model?.max_model_len, ...model?.default_sampling };
+  }
+
+  async _messages(id) {
+    const messages = await this._store.messages(id).catch(() => []);
+    for (const message of messages) if (message.status === "streaming") message.status = "interrupted";
+    return messages;
+  }
+
+  async _send(text) {
+    const conversation = this._conversation;
+    const parent = conversation.path.at(-1)?.id ?? null;
+    const message = conversation.add("user", parent, { content: text });
+    this._thread.toEnd();
+    await this._answer(conversation, message);
+  }
+
+  async _edit(message, text) {
+    if (!text.trim() || this._answering) return;
+    await this._answer(this._conversation, this._conversation.add("user", message.parent, { content: text.trim() }));
+  }
+
+  async _again(message) {
+    if (this._answering) return;
+    await this._answer(this._conversation, this._conversation.messages.get(message.parent));
+  }
+
+  async _select(message) {
+    if (this._answering) return;
+    this._conversation.select(message);
+    this._thread.sync();
+    this._saveRecord();
+  }
+
+  /** Ask for an answer to this message. */
+  async _answer(conversation, question) {
+    const { record } = conversation;
+    record.model = this._model()?.id ?? record.model;
+    const message = conversation.add("assistant", question.id, { status: "streaming" });
+    const answering = new Answering(this._api, this._serverState, this._store, conversation, message);
+    this._answerings.set(record.id, answering);
+    if (!this._records.includes(record)) {
+      this._records.unshift(record);
+      history.replaceState(null, "", `#${record.id}`);
+      this._composer.open(record.id);
+    }
+    this._records.sort((a, b) => b.updated - a.updated);
+    this._thread.sync();
+    this._showGrowth(answering);
+    this._thread.toEnd();
+    this._renderFrame();
+    this._say(this._words.writing);
+    await this._store.saveAll([record], [question, message].map((one) => structuredClone(one))).catch(() => this._storageFailed());
+    let drawn = 0;
+    const draw = () => { drawn ||= requestAnimationFrame(() => { drawn = 0; this._showGrowth(answering); }); };
+    answering.addEventListener("change", draw);
+    answering.addEventListener("wait", draw);
+    answering.finished = answering.run();
+    await answering.finished;
+    cancelAnimationFrame(drawn);
+    this._answerings.delete(record.id);
+    if (conversation === this._conversation) {
+      this._thread.update(() => this._thread.view(message)?.render());
+      this._say(this._words.finished);
+    }
+    this._renderFrame();
+  }
+
+  _showGrowth(answering) {
+    if (answering.conversation !== this._conversation) return;
+    const view = this._thread.view(answering.message);
+    const { message, waitsFor } = answering;
+    this._thread.update(() => {
+      if (waitsFor || !(message.content || message.toolCalls)) view?.showWaiting(waitsFor ? this._explain(waitsFor) : "");
+      else view?.grow();
+    });
+  }
+
+  _explain({ kind, retryAfter }) {
+    const words = this._words;
+    if (kind === "busy") return words.busy(retryAfter);
+    if (kind === "limited") return words.limited(retryAfter);
+    if (kind === "key") return this._preferences.key ? words.keyRefused : words.keyWanted;
+    return kind === "draining" ? words.draining : words.away;
+  }
+
+  _renamed(record) {
+    if (record.id === this._conversation.record.id) Object.assign(this._conversation.record, { title: record.title, named: true });
+    this._store.save(record);
+    this._renderFrame();
+  }
+
+  async _remove(id) {
+    const answering = this._answerings.get(id);
+    answering?.stop();
+    await answering?.finished; // it saves what it has, which is to go as well
+    await this._store.remove(id);
+    this._records = this._records.filter((one) => one.id !== id);
+    this._preferences.keepDraft(id, "");
+    if (id === this._conversation.record.id) location.hash = "";
+    this._renderFrame();
+  }
+
+  async _export(ids) {
+    const records = this._records.filter((one) => ids.includes(one.id));
+    const whole = await Promise.all(records.map(async (record) => ({ record, messages: await this._store.messages(record.id) })));
+    const url = URL.createObjectURL(new Blob([toJson(whole)], { type: "application/json" }));
+    const day = new Date().toISOString().slice(0, 10);
+    Object.assign(document.createElement("a"), { href: url, download: `labinfer-${day}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60000);
+  }
+
+  _saveRecord() {
+    const { record } = this._conversation;
+    if (this._records.includes(record)) this._store.save(record).catch(() => this._storageFailed());
+  }
+
+  _storageFailed() {
+    this._say(this._words.storageFailed);
+  }
+
+  /** For screen readers. */
+  _say(text) {
+    byId("said").textContent = text;
+  }
+
+  /** All but the messages. */
+  _renderFrame() {
+    const { record } = this._conversation, words = this._words;
+    byId("title").textContent = record.title || words.untitled;
+    document.title = record.title ? `${record.title} · LABInfer` : "LABInfer";
+    byId("welcome").hidden = Boolean(record.leaf);
+    const select = byId("model"), { models } = this._serverState;
+    select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
+    select.hidden = !models.length;
+    if (models.length) select.value = this._model().id;
+    this._composer.answering = Boolean(this._answering);
+    this._sidebar.render(this._records, record.id, new Set(this._answerings.keys()), words);
+  }
+
+  /** The server tells of other models. */
+  serverChanged() {
+    this._renderFrame();
+  }
+}

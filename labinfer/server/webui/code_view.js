@@ -1,0 +1,23 @@
+// The frame around a block of code: its language, and a button that copies it.
+
+import { copy } from "./clipboard.js";
+import { icon } from "./icon.js";
+import { make } from "./element.js";
+
+/** Puts `pre` into a frame where it stands. */
+export function frameCode(pre, words) {
+  const text = pre.textContent.replace(/\n$/, "");
+  const button = make("button", { type: "button", className: "quiet copy" }, icon("copy"), make("span", {}, words.copy));
+  button.onclick = async () => {
+    await copy(text);
+    button.lastChild.textContent = words.copied;
+    setTimeout(() => (button.lastChild.textContent = words.copy), 1500);
+  };
+  const language = pre.dataset.language ?? "";
+  const frame = make("div", { className: "code" }, make("div", { className: "code-head" }, make("span", {}, language || words.code), button));
+  pre.tabIndex = 0;
+  pre.setAttribute("role", "region");
+  pre.setAttribute("aria-label", `${words.code} ${language}`.trim());
+  pre.replaceWith(frame);
+  frame.append(pre);
+}

@@ -1,0 +1,61 @@
+// Composer: where a message is written. What is not sent yet survives a reload.
+
+import { byId } from "./element.js";
+
+export class Composer {
+  /** @param {(text: string) => void} onsend @param {() => void} onstop */
+  constructor(preferences, onsend, onstop) {
+    Object.assign(this, { _preferences: preferences, _onsend: onsend });
+    this._input = byId("input");
+    this._conversation = "new";
+    this._answering = false;
+    this._input.oninput = () => {
+      preferences.keepDraft(this._conversation, this._input.value);
+      this._fit();
+    };
+    this._input.onkeydown = (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return; // 229: an input method
+      event.preventDefault();
+      this._send();
+    };
+    byId("send").onclick = () => this._send();
+    byId("stop").onclick = onstop;
+    addEventListener("resize", () => this._fit());
+  }
+
+  /** @param {string} id of the conversation, or "new" */
+  open(id) {
+    this._conversation = id;
+    this._input.value = this._preferences.draft(id);
+    this._fit();
+  }
+
+  /** While an answer is written, the button stops it. */
+  set answering(value) {
+    const focused = [byId("send"), byId("stop")].includes(document.activeElement);
+    this._answering = value;
+    byId("send").hidden = value;
+    byId("stop").hidden = !value;
+    if (focused) this.focus();
+    this._fit();
+  }
+
+  focus() {
+    if (matchMedia("(pointer: fine)").matches) this._input.focus(); // elsewhere a keyboard would jump up
+  }
+
+  _send() {
+    const text = this._input.value.trim();
+    if (!text || this._answering) return;
+    this._input.value = "";
+    this._preferences.keepDraft(this._conversation, "");
+    this._fit();
+    this._onsend(text);
+  }
+
+  _fit() {
+    byId("send").disabled = !this._input.value.trim();
+    this._input.style.height = "auto";
+    this._input.style.height = `${Math.min(this._input.scrollHeight, innerHeight * 0.4)}px`;
+  }
+}

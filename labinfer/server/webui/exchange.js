@@ -1,0 +1,85 @@
+// Conversations as a JSON file, and back.
+
+import { newId } from "./identity.js";
+
+const FORMAT = "labinfer-conversations";
+const VERSION = 1;
+const ROLES = ["user", "assistant"];
+
+const text = (value) => typeof value === "string";
+const number = Number.isFinite;
+const boolean = (value) => typeof value === "boolean";
+const numberOrNull = (value) => value === null || number(value);
+const listOf = (fits) => (value) => Array.isArray(value) && value.every(fits);
+const object = (value) => value?.constructor === Object;
+const objectOf = (shapes) => (value) => object(value) && Object.entries(shapes).every(([name, fits]) => fits(value[name]));
+
+const MESSAGE_FIELDS = {
+  role: text, content: text, created: number, status: text, finishReason: text, model: text,
+  failure: objectOf({ kind: text, message: text }),
+  stats: objectOf({ tokens: number, about: boolean, firstMs: number, perSecond: numberOrNull }),
+  usage: objectOf({ prompt_tokens: number, completion_tokens: number, prompt_tokens_details: objectOf({ cached_tokens: number }) }),
+  toolCalls: listOf(objectOf({ id: text, name: text, arguments: text })),
+  logprobs: listOf(objectOf({ token: text, logprob: number, top: listOf((pair) => Array.isArray(pair) && text(pair[0]) && number(pair[1])) })),
+};
+const RECORD_FIELDS = { title: text, named: boolean, created: number, updated: number, model: text, system: text };
+const SETTING_FIELDS = {
+  temperature: number, top_p: number, top_k: number, min_p: number, max_tokens: number, repetition_penalty: number,
+  presence_penalty: number, frequency_penalty: number, seed: number, stop: listOf(text), logprobs: number, extra: object,
+};
+
+/** The text of a file with these conversations. @param {{record: object, messages: object[]}[]} conversations */
+export function toJson(conversations) {
+  const list = conversations.map(({ record, messages }) => ({ ...record, messages }));
+  return JSON.stringify({ format: FORMAT, version: VERSION, conversations: list }, null, 1);
+}
+
+/**
+ * The conversations of such a file, with new ids: nothing that is there is overwritten.
+ * @throws {Error} it is no such file
+ */
+export function fromJson(text) {
+  const file = JSON.parse(text);
+  if (file?.format !== FORMAT || file.version !== VERSION || !Array.isArray(file.conversations)) {
+    throw new Error(`format is not ${FORMAT} ${VERSION}`);
+  }
+  return file.conversations.map(renewed);
+}
+
+function renewed(given) {
+  const ids = new Map();
+  const renew = (id) => (id === null ? null : ids.get(id) ?? fail(`a message ${JSON.stringify(id)} is missing`));
+  if (!Array.isArray(given?.messages)) fail("a conversation has no messages");
+  for (const message of given.messages) ids.set(message?.id, newId());
+  const id = newId();
+  const messages = given.messages.map((message) => {
+    if (!ROLES.includes(message?.role) || typeof message.content !== "string") fail("a message has no role or content");
+    return { ...known(message, MESSAGE_FIELDS), id: renew(message.id), conversation: id, parent: renew(message.parent) };
+  });
+  checkTree(messages);
+  const now = Date.now();
+  const record = {
+    title: "", named: false, created: now, updated: now, model: "", system: "", ...known(given, RECORD_FIELDS),
+    id, leaf: renew(given.leaf ?? null), settings: known(given.settings ?? {}, SETTING_FIELDS),
+  };
+  return { record, messages };
+}
+
+/** Those fields that have the shape that the page writes; others are dropped. */
+function known(given, shapes) {
+  return Object.fromEntries(Object.entries(shapes)
+    .filter(([name, fits]) => Object.hasOwn(given, name) && fits(given[name]))
+    .map(([name]) => [name, given[name]]));
+}
+
+function checkTree(messages) {
+  const parents = new Map(messages.map((one) => [one.id, one.parent]));
+  for (const { id } of messages) {
+    let steps = 0;
+    for (let at = id; at; at = parents.get(at)) if (++steps > messages.length) fail("messages follow each other in a circle");
+  }
+}
+
+function fail(why) {
+  throw new Error(why);
+}

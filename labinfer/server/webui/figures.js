@@ -1,0 +1,32 @@
+// The line under an answer: how it ended, how long it is, and how fast it came.
+
+import { make } from "./element.js";
+
+/** @returns {Node[]} */
+export function figures(message, words) {
+  const { stats, usage, status, finishReason, failure } = message;
+  const parts = [];
+  if (stats) {
+    parts.push(words.tokens(stats.tokens, stats.about));
+    if (stats.perSecond) parts.push(words.rate(stats.perSecond.toFixed(stats.perSecond < 10 ? 1 : 0)));
+    parts.push(words.firstToken(duration(stats.firstMs)));
+  }
+  const cached = usage?.prompt_tokens_details?.cached_tokens;
+  if (cached) parts.push(words.cached(cached, usage.prompt_tokens));
+  const reason = status === "done" ? finishReason : status;
+  if (reason in words.reasons) parts.push(words.reasons[reason]);
+  const nodes = [make("span", { className: "figures" }, ...parts.map((part) => make("span", {}, part)))];
+  if (failure || status === "interrupted") nodes.unshift(make("p", { className: "failure" }, explain(failure, words)));
+  return nodes;
+}
+
+function explain(failure, words) {
+  if (!failure) return words.reloaded;
+  if (failure.kind === "broken" || failure.kind === "away" || failure.kind === "draining") return words.broken;
+  if (failure.kind === "key") return words.keyRefused;
+  return words.failed(failure.message);
+}
+
+function duration(ms) {
+  return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+}

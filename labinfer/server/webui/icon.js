@@ -1,0 +1,34 @@
+// The pictures on buttons: lines in a square of 24, in the colour of the text.
+
+const SVG = "http://www.w3.org/2000/svg";
+const PATHS = {
+  plus: "M12 5v14M5 12h14",
+  close: "M6 6l12 12M18 6L6 18",
+  menu: "M4 7h16M4 12h16M4 17h16",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M7 7h10v10H7z",
+  down: "M12 5v14M6 13l6 6 6-6",
+  copy: "M9 9h11v11H9zM5 15H4V4h11v1",
+  check: "M5 13l4 4L19 7",
+  edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  again: "M20 12a8 8 0 1 1-2.3-5.6M20 3v5h-5",
+  left: "M14 6l-6 6 6 6",
+  right: "M10 6l6 6-6 6",
+  trash: "M4 7h16M9 7V4h6v3M6 7l1 13h10l1-13",
+  download: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  upload: "M12 16V5M7 9l5-5 5 5M5 20h14",
+  sliders: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",
+  gear: "M12 9a3 3 0 1 0 0 6 3 3 0 0 0 0-6zM12 3v3M12 18v3M3 12h3M18 12h3M5.6 5.6l2.1 2.1M16.3 16.3l2.1 2.1M5.6 18.4l2.1-2.1M16.3 7.7l2.1-2.1",
+  bars: "M5 20V10M12 20V4M19 20v-7",
+};
+
+/** The picture of this name, unseen by screen readers. */
+export function icon(name) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", PATHS[name]);
+  svg.append(path);
+  return svg;
+}

@@ -1,0 +1,119 @@
+// Markdown of an answer as nodes of the page. What a model writes is not trusted: DOMPurify lets through the tags below
+// and nothing else, and raw HTML that would be lost is shown as the text that it is.
+
+import DOMPurify from "./vendor/dompurify/purify.es.mjs";
+import { Marked } from "./vendor/marked/marked.esm.js";
+import { chineseStrong } from "./chinese_strong.js";
+import { highlight } from "./highlight.js";
+import { blockMath, inlineMath, renderMath } from "./math.js";
+
+const ALLOWED_TAGS = [
+  "a", "b", "blockquote", "br", "code", "dd", "del", "details", "div", "dl", "dt", "em", "h3", "h4", "h5", "h6", "hr", "i",
+  "img", "ins", "kbd", "li", "mark", "ol", "p", "pre", "q", "s", "small", "span", "strong", "sub", "summary", "sup", "table",
+  "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul",
+];
+const ALLOWED_ATTR = ["alt", "class", "colspan", "data-language", "data-math", "data-tex", "href", "open", "rowspan", "src", "start", "target", "rel"];
+const NOT_AN_ADDRESS = ["colspan", "data-language", "data-math", "data-tex", "open", "rel", "rowspan", "start", "target"];
+const RAW_TAGS = new Set(ALLOWED_TAGS.filter((tag) => tag !== "a" && tag !== "img"));
+const LONG_CODE = 20000; // characters; beyond, colours cost more than they tell
+
+const marked = new Marked({
+  gfm: true,
+  extensions: [blockMath, inlineMath, chineseStrong],
+  renderer: {
+    code({ text, lang }) {
+      const language = (lang ?? "").trim().split(/\s+/)[0].toLowerCase().replace(/[^\w+#-]/g, "");
+      const colored = (text.length < LONG_CODE && highlight(text, language)) || escape(text);
+      return `<pre data-language="${language}"><code>${colored}\n</code></pre>`;
+    },
+    heading({ tokens, depth }) { // the page has h1 and h2 of its own
+      const tag = `h${Math.min(6, depth + 2)}`;
+      return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
+    },
+    html({ text }) {
+      return text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
+    },
+    image({ href, text }) { // only what came with the answer: nothing is fetched from elsewhere
+      if (href.startsWith("data:image/")) return `<img src="${escape(href)}" alt="${escape(text)}">`;
+      return `<a href="${escape(href)}">${escape(text || href)}</a>`;
+    },
+    checkbox({ checked }) {
+      return checked ? "☑ " : "☐ ";
+    },
+  },
+});
+
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName === "A") {
+    node.setAttribute("target", "_blank");
+    node.setAttribute("rel", "noopener noreferrer nofollow");
+  }
+  const colors = [...node.classList].filter((name) => name.startsWith("hljs-")); // the page's own classes are not for answers
+  if (colors.length) node.className = colors.join(" ");
+  else node.removeAttribute("class");
+  if (node.tagName === "IMG" && !node.getAttribute("src")?.startsWith("data:image/")) node.remove();
+});
+
+/**
+ * A whole text as nodes.
+ * @param {string} text
+ * @param {(pre: HTMLElement) => Node} frameCode puts a block of code into its frame
+ * @returns {DocumentFragment}
+ */
+export function renderMarkdown(text, frameCode) {
+  return toNodes(marked.parse(text), frameCode);
+}
+
+function toNodes(html, frameCode) {
+  const nodes = DOMPurify.sanitize(html, {
+    ALLOWED_TAGS, ALLOWED_ATTR, ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true,
+    ADD_URI_SAFE_ATTR: NOT_AN_ADDRESS, ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/|#)/i,
+  });
+  for (const pre of nodes.querySelectorAll("pre")) frameCode(pre);
+  for (const table of nodes.querySelectorAll("table")) { // wide ones scroll by themselves
+    const frame = document.createElement("div");
+    frame.className = "wide";
+    frame.tabIndex = 0; // so that keys can scroll it
+    frame.setAttribute("role", "group");
+    table.replaceWith(frame);
+    frame.append(table);
+  }
+  for (const place of nodes.querySelectorAll("[data-math]")) renderMath(place);
+  return nodes;
+}
+
+/** GrowingMarkdown: an answer while it is written. Blocks that are complete are rendered once; only the last one again. */
+export class GrowingMarkdown {
+  constructor(container, frameCode) {
+    this._container = container;
+    this._frameCode = frameCode;
+    this._settled = 0; // characters
+    this._open = []; // nodes of what is not
+  }
+
+  /** @param {string} text all of it; it only grows */
+  show(text) {
+    const tokens = marked.lexer(text.slice(this._settled));
+    while (tokens.at(-1)?.type === "space") tokens.pop();
+    const complete = tokens.slice(0, -1);
+    for (const node of this._open) node.remove();
+    if (complete.length) {
+      const raw = complete.map((token) => token.raw).join("");
+      this._container.append(renderMarkdown(raw, this._frameCode));
+      this._settled += raw.length;
+    }
+    const before = this._container.childNodes.length;
+    this._container.append(renderMarkdown(text.slice(this._settled), this._frameCode));
+    this._open = [...this._container.childNodes].slice(before);
+  }
+}
+
+/** A tag as Markdown may have it, without its attributes; whatever else begins with "<" becomes text. */
+function rawTag(piece) {
+  const [, slash, name] = /^<(\/?)([a-z][a-z0-9]*)[^<>]*>$/i.exec(piece) ?? [];
+  return RAW_TAGS.has(name?.toLowerCase()) ? `<${slash}${name}>` : piece.replace(/</g, "&lt;");
+}
+
+function escape(text) {
+  return text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+}

@@ -1,0 +1,63 @@
+// Mathematics in answers: $…$, $$…$$, \(…\) and \[…\], drawn by KaTeX, which is fetched when the first formula comes.
+
+const BLOCK = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[^\S\n]*(?:\n|$)/;
+const OPEN_BLOCK = /^(?:\$\$|\\\[)[\s\S]*$/; // while it is written
+const INLINE = /^(?:\$\$([^$]+?)\$\$|\\\(([\s\S]+?)\\\)|\\\[([\s\S]+?)\\\]|\$((?:[^\s$\\,.;:)，。；：）]|\\.)(?:(?:[^$\\\n]|\\.)*?(?:[^\s$\\]|\\.))?)\$(?!\d))/;
+
+/** For marked: formulas on lines of their own. */
+export const blockMath = {
+  name: "blockMath",
+  level: "block",
+  start: (text) => text.match(/(?:^|\n)(?:\$\$|\\\[)/)?.index,
+  tokenizer(text) {
+    const found = BLOCK.exec(text);
+    if (found) return { type: "blockMath", raw: found[0], tex: found[1] ?? found[2] };
+    const open = !/\$\$[\s\S]*\$\$|\\\]/.test(text) && OPEN_BLOCK.exec(text);
+    return open ? { type: "blockMath", raw: open[0], tex: null } : undefined;
+  },
+  renderer: ({ raw, tex }) => (tex === null ? `<p>${escape(raw)}</p>` : `<div data-math="block" data-tex="${escape(tex)}">${escape(raw)}</div>`),
+};
+
+/** For marked: formulas within a line. */
+export const inlineMath = {
+  name: "inlineMath",
+  level: "inline",
+  start: (text) => text.match(/\$|\\\(|\\\[/)?.index,
+  tokenizer(text) {
+    const found = INLINE.exec(text);
+    if (!found) return undefined;
+    const [raw, display, round, square, dollar] = found;
+    const block = display !== undefined || square !== undefined;
+    return { type: "inlineMath", raw, tex: display ?? round ?? square ?? dollar, block };
+  },
+  renderer: ({ raw, tex, block }) => `<span data-math="${block ? "block" : "inline"}" data-tex="${escape(tex)}">${escape(raw)}</span>`,
+};
+
+let library = null; // a promise, from the first formula on
+
+/** Draw the formula of this element; what KaTeX does not understand stays as it was written. */
+export async function renderMath(place) {
+  library ??= load();
+  const katex = (await library).default;
+  const drawn = document.createElement(place.tagName);
+  try {
+    katex.render(place.dataset.tex, drawn, {
+      displayMode: place.dataset.math === "block", throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500,
+    });
+  } catch {
+    return;
+  }
+  place.replaceChildren(...drawn.childNodes);
+}
+
+function load() {
+  const sheet = document.createElement("link");
+  sheet.rel = "stylesheet";
+  sheet.href = new URL("./vendor/katex/katex.min.css", import.meta.url).href;
+  document.head.append(sheet);
+  return import("./vendor/katex/katex.mjs");
+}
+
+function escape(text) {
+  return text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+}

@@ -1,0 +1,34 @@
+// MemoryStore: what Store does, in a browser that keeps nothing (a private window, a full disk).
+
+export class MemoryStore {
+  constructor() {
+    this._conversations = new Map();
+    this._messages = new Map();
+  }
+
+  async conversations() {
+    return [...this._conversations.values()].sort((a, b) => b.updated - a.updated);
+  }
+
+  async messages(conversation) {
+    return [...this._messages.values()].filter((message) => message.conversation === conversation);
+  }
+
+  async save(conversation) { this._conversations.set(conversation.id, conversation); }
+
+  async saveMessage(message) { this._messages.set(message.id, message); }
+
+  async saveAll(conversations, messages) {
+    for (const one of conversations) await this.save(one);
+    for (const one of messages) await this.saveMessage(one);
+  }
+
+  async remove(id) {
+    this._conversations.delete(id);
+    for (const message of await this.messages(id)) this._messages.delete(message.id);
+  }
+
+  async everyMessage(look) {
+    for (const message of this._messages.values()) look(message);
+  }
+}

@@ -1,0 +1,146 @@
+// MessageView: one message in the page, with its buttons, its figures, and the versions beside it.
+
+import { copy } from "./clipboard.js";
+import { frameCode } from "./code_view.js";
+import { iconButton, make } from "./element.js";
+import { logprobsView } from "./logprobs_view.js";
+import { GrowingMarkdown, renderMarkdown } from "./markdown.js";
+import { figures } from "./figures.js";
+import { splitThinking } from "./thinking.js";
+
+export class MessageView {
+  /**
+   * @param {object} message
+   * @param {object[]} siblings its versions
+   * @param {object} actions what buttons do: edit(message, text), again(message), select(message)
+   */
+  constructor(message, siblings, words, actions) {
+    Object.assign(this, { message, words, _siblings: siblings, _actions: actions });
+    const who = message.role === "user" ? words.you : words.assistant;
+    this.element = make("article", { className: `message ${message.role}`, "aria-label": who, "data-id": message.id });
+    this.render();
+  }
+
+  /** All of it, anew. */
+  render() {
+    this._growing = null;
+    this._body = make("div", { className: "body" });
+    this._foot = make("div", { className: "foot" });
+    this.element.replaceChildren(this._body, this._foot);
+    if (this.message.role === "user") {
+      this._body.append(make("p", { className: "said" }, this.message.content));
+      this._foot.append(this._branches(), this._buttons());
+      return;
+    }
+    const { thought, closed, answer } = splitThinking(this.message.content);
+    if (thought?.trim()) this._body.append(this._thought(thought, closed).box);
+    this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
+    this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+  }
+
+  /** The answer has grown. Called at most once a frame. */
+  grow() {
+    const { thought, closed, answer } = splitThinking(this.message.content);
+    if (!this._growing) {
+      const place = make("div", { className: "markdown" });
+      this._thinking = this._thought("", false);
+      this._thinking.box.hidden = true;
+      this._callsPlace = make("div");
+      this._body.replaceChildren(this._thinking.box, place, this._callsPlace);
+      this._foot.replaceChildren();
+      this._growing = new GrowingMarkdown(place, this._frame);
+    }
+    if (thought !== null) {
+      this._thinking.box.hidden = !thought.trim();
+      this._thinking.title.textContent = closed ? this.words.thought : this.words.thinking;
+      this._thinking.text.textContent = thought.trim();
+    }
+    this._growing.show(answer);
+    if (this.message.toolCalls) this._callsPlace.replaceChildren(...this._calls());
+  }
+
+  /** A line in place of an answer that has not begun. */
+  showWaiting(text) {
+    this._growing = null;
+    const dots = make("span", { className: "dots", "aria-hidden": "true" }, make("i"), make("i"), make("i"));
+    this._body.replaceChildren(make("p", { className: "waiting" }, dots, make("span", { className: text ? "" : "unseen" }, text || this.words.waiting)));
+    this._foot.replaceChildren();
+  }
+
+  _frame = (pre) => frameCode(pre, this.words);
+
+  _thought(thought, closed) {
+    const title = make("summary", {}, closed ? this.words.thought : this.words.thinking);
+    const text = make("div", { className: "thought" }, thought.trim());
+    return { box: make("details", { className: "thinking" }, title, text), title, text };
+  }
+
+  _calls() {
+    return (this.message.toolCalls ?? []).map((call) => {
+      const code = make("pre", { "data-language": "json" }, make("code", {}, pretty(call.arguments)));
+      const box = make("details", { className: "call", open: true }, make("summary", {}, this.words.called(call.name)), code);
+      frameCode(code, this.words);
+      return box;
+    });
+  }
+
+  _branches() {
+    const { words } = this;
+    const at = this._siblings.indexOf(this.message), count = this._siblings.length;
+    if (count < 2) return "";
+    const step = (icon, label, index) => {
+      const button = iconButton(icon, label, () => this._actions.select(this._siblings[index]));
+      button.disabled = index < 0 || index >= count;
+      return button;
+    };
+    return make("span", { className: "branches" }, step("left", words.previousBranch, at - 1),
+      make("span", { "aria-label": words.branch(at + 1, count), role: "img" }, `${at + 1}/${count}`),
+      step("right", words.nextBranch, at + 1));
+  }
+
+  _buttons() {
+    const { words, message } = this;
+    const shown = message.role === "user" ? message.content : splitThinking(message.content).answer;
+    const copyButton = iconButton("copy", words.copy, async () => {
+      await copy(shown);
+      const done = iconButton("check", words.copied, () => {});
+      copyButton.replaceChildren(...done.childNodes);
+      setTimeout(() => copyButton.replaceChildren(...iconButton("copy", words.copy).childNodes), 1500);
+    });
+    const buttons = make("span", { className: "buttons" });
+    if (shown.trim()) buttons.append(copyButton);
+    if (message.role === "user") buttons.append(iconButton("edit", words.edit, () => this._edit()));
+    else buttons.append(iconButton("again", words.again, () => this._actions.again(message)));
+    if (message.logprobs?.length) {
+      const toggle = iconButton("bars", words.probabilities, () => {
+        const shownNow = this._body.querySelector(".logprobs");
+        if (shownNow) shownNow.remove();
+        else this._body.append(logprobsView(message.logprobs, words));
+        toggle.setAttribute("aria-expanded", String(!shownNow));
+      });
+      toggle.setAttribute("aria-expanded", "false");
+      buttons.append(toggle);
+    }
+    return buttons;
+  }
+
+  _edit() {
+    const { words } = this;
+    const area = make("textarea", { value: this.message.content, "aria-label": words.editMessage });
+    const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, words.sendEdited);
+    const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
+    area.onkeydown = (event) => {
+      if (event.isComposing) return;
+      if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send.click(); }
+      if (event.key === "Escape") { event.stopPropagation(); cancel.click(); }
+    };
+    this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));
+    this._foot.replaceChildren();
+    area.rows = Math.min(12, this.message.content.split("\n").length + 1);
+    area.focus();
+  }
+}
+
+function pretty(json) {
+  try { return JSON.stringify(JSON.parse(json), null, 2); } catch { return json; }
+}

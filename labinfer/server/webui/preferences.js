@@ -1,0 +1,59 @@
+// Preferences: language, appearance and API key of this browser. They live in localStorage.
+
+import { chinese } from "./words_zh.js";
+import { english } from "./words_en.js";
+
+const LANGUAGES = { en: english, zh: chinese };
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+export class Preferences extends EventTarget {
+  constructor(storage = localStorage) {
+    super();
+    this._storage = storage;
+    dark.addEventListener("change", () => this._changed());
+  }
+
+  /** "en", "zh", or "" for the browser's. */
+  get language() { return this._get("language"); }
+  set language(value) { this._set("language", value); }
+
+  /** "light", "dark", or "" for the system's. */
+  get theme() { return this._get("theme"); }
+  set theme(value) { this._set("theme", value); }
+
+  get key() { return this._get("key"); }
+  set key(value) { this._set("key", value.trim()); }
+
+  /** Everything the page says. */
+  get words() {
+    const wanted = this.language || (navigator.languages ?? [navigator.language]).map((tag) => tag.slice(0, 2))
+      .find((tag) => tag in LANGUAGES);
+    return LANGUAGES[wanted] ?? english;
+  }
+
+  get shownTheme() {
+    return this.theme || (dark.matches ? "dark" : "light");
+  }
+
+  /** Text not yet sent, by conversation. */
+  draft(id) { return this._get(`draft.${id}`); }
+  keepDraft(id, text) { this._write(`draft.${id}`, text); }
+
+  _get(name) {
+    try { return this._storage.getItem(`labinfer.${name}`) ?? ""; } catch { return ""; }
+  }
+
+  _set(name, value) {
+    this._write(name, value);
+    this._changed();
+  }
+
+  _write(name, value) {
+    try {
+      if (value) this._storage.setItem(`labinfer.${name}`, value);
+      else this._storage.removeItem(`labinfer.${name}`);
+    } catch { /* a browser that keeps nothing: it holds until the page is closed nowhere, and nothing breaks */ }
+  }
+
+  _changed() { this.dispatchEvent(new Event("change")); }
+}

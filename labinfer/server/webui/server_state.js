@@ -1,0 +1,51 @@
+// ServerState: whether the server takes requests, asked about every few seconds: often while it does not.
+
+const OFTEN_MS = 1500;
+const SELDOM_MS = 5000;
+
+export class ServerState extends EventTarget {
+  constructor(api) {
+    super();
+    this._api = api;
+    this._timer = 0;
+    this._round = 0;
+    /** "" where all is well, else the kind of an ApiFailure. */
+    this.trouble = "";
+    this.models = [];
+    document.addEventListener("visibilitychange", () => document.hidden || this.check());
+    addEventListener("online", () => this.check());
+  }
+
+  /**
+   * Ask now, and tell listeners what has changed.
+   * @param {boolean} fresh whether to ask for the models again; that needs a valid key, and being ready does not
+   */
+  async check(fresh = false) {
+    clearTimeout(this._timer);
+    const round = ++this._round;
+    let trouble = "", models = this.models;
+    try {
+      await this._api.ready();
+      if (fresh || this.trouble || !models.length) models = await this._api.models();
+    } catch (failure) {
+      trouble = failure.kind === "busy" ? "loading" : failure.kind ?? "failed"; // /ready is never merely busy
+    }
+    if (round !== this._round) return; // a later check is on its way
+    const changed = trouble !== this.trouble || models !== this.models;
+    this.trouble = trouble;
+    this.models = models;
+    if (changed) this.dispatchEvent(new Event("change"));
+    this._timer = setTimeout(() => this.check(), trouble && trouble !== "key" ? OFTEN_MS : SELDOM_MS);
+  }
+
+  /** Resolves when the server takes requests, or `signal` is aborted, or `seconds` have passed since it did. */
+  async until(seconds, signal) {
+    const end = Date.now() + seconds * 1000;
+    await this.check(true);
+    while (!signal.aborted && (this.trouble || Date.now() < end)) await pause(200);
+  }
+}
+
+function pause(ms) {
+  return new Promise((resolve) => setTimeout(resolve, ms));
+}

@@ -1,0 +1,116 @@
+// Sidebar: the list of conversations, with search, names, and removal.
+
+import { openDialog } from "./dialog.js";
+import { byId, iconButton, make } from "./element.js";
+import { search } from "./search.js";
+
+const SEARCH_MS = 150; // after the last key
+
+export class Sidebar {
+  /** @param {object} actions open(id), renamed(record), remove(id), export(id) */
+  constructor(store, actions) {
+    Object.assign(this, { _store: store, _actions: actions, _list: byId("conversations"), _search: byId("search") });
+    this._records = [];
+    this._busy = new Set();
+    this._found = null; // ids, while a search is on
+    this._search.oninput = () => {
+      clearTimeout(this._timer);
+      this._timer = setTimeout(() => this._seek(), SEARCH_MS);
+    };
+    byId("open-sidebar").onclick = () => this.show(true);
+    byId("close-sidebar").onclick = () => this.show(false, true);
+    byId("veil").onclick = () => this.show(false);
+    this._narrow = matchMedia("(max-width: 760px)");
+    this._narrow.onchange = () => this.show(false);
+    byId("sidebar").onkeydown = (event) => {
+      if (event.key === "Escape" && document.body.classList.contains("sidebar-open")) {
+        event.stopPropagation();
+        this.show(false, true);
+      }
+    };
+    this.show(false);
+  }
+
+  /** On a narrow screen, over the page or away. */
+  show(open, giveFocusBack = false) {
+    const narrow = this._narrow.matches;
+    document.body.classList.toggle("sidebar-open", narrow && open);
+    byId("sidebar").inert = narrow && !open;
+    document.querySelector("main").inert = narrow && open;
+    byId("open-sidebar").setAttribute("aria-expanded", String(open));
+    if (narrow && open) byId("close-sidebar").focus();
+    if (narrow && giveFocusBack) byId("open-sidebar").focus();
+  }
+
+  focusSearch() {
+    this.show(true);
+    this._search.focus();
+    this._search.select();
+  }
+
+  /** @param {object[]} records @param {string} current its id @param {Set<string>} busy ids of those that are answering */
+  render(records, current, busy, words) {
+    Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });
+    const shown = records.filter(({ id }) => !this._found || this._found.has(id));
+    this._list.replaceChildren(...shown.map((record) => this._item(record)));
+    const none = byId("none-found");
+    none.hidden = shown.length > 0;
+    none.textContent = this._found ? words.noneFound : words.noConversations;
+  }
+
+  async _seek() {
+    const text = this._search.value.trim();
+    const found = text ? await search(this._store, text) : null;
+    if (text !== this._search.value.trim()) return; // typed on meanwhile
+    this._found = found;
+    this.render(this._records, this._current, this._busy, this._words);
+  }
+
+  _item(record) {
+    const words = this._words, title = record.title || words.untitled;
+    const open = make("button", { type: "button", className: "open", title, onclick: () => this._actions.open(record.id) },
+      make("span", { className: "name" }, title));
+    if (record.id === this._current) open.setAttribute("aria-current", "page");
+    if (this._busy.has(record.id)) open.append(make("span", { className: "busy", role: "img", "aria-label": words.writing }));
+    return make("li", { "data-id": record.id }, open, make("span", { className: "tools" },
+      iconButton("edit", `${words.rename}: ${title}`, () => this._rename(record)),
+      iconButton("download", `${words.exportOne}: ${title}`, () => this._actions.export(record.id)),
+      iconButton("trash", `${words.remove}: ${title}`, () => this._remove(record, title)),
+    ));
+  }
+
+  _rename(record) {
+    const input = make("input", { value: record.title, "aria-label": this._words.rename, maxLength: 200 });
+    let over = false;
+    const end = (keep, giveFocusBack) => {
+      if (over) return;
+      over = true;
+      const title = input.value.trim();
+      if (keep && title && title !== record.title) this._actions.renamed(Object.assign(record, { title, named: true }));
+      this.render(this._records, this._current, this._busy, this._words);
+      if (giveFocusBack) this._place(record)?.querySelector(".open").focus();
+    };
+    input.onkeydown = (event) => {
+      event.stopPropagation();
+      if (event.isComposing) return;
+      if (event.key === "Enter") end(true, true);
+      if (event.key === "Escape") end(false, true);
+    };
+    input.onblur = () => end(true, false);
+    this._place(record).replaceChildren(input);
+    input.focus();
+    input.select();
+  }
+
+  _place(record) {
+    return this._list.querySelector(`[data-id="${record.id}"]`);
+  }
+
+  _remove(record, title) {
+    const words = this._words;
+    openDialog(words.remove, [make("p", {}, words.removeAsk(title))], [
+      { label: words.cancel, run() {} },
+      { label: words.remove, danger: true, run: () => { this._actions.remove(record.id); } },
+    ], words.cancel);
+  }
+}

@@ -1,0 +1,82 @@
+// Store: conversations and their messages in IndexedDB. Messages are records of their own, so that saving one is cheap.
+
+const NAME = "labinfer";
+const VERSION = 1;
+
+export class Store {
+  constructor(database) {
+    this._database = database;
+  }
+
+  static async open(name = NAME) {
+    const request = indexedDB.open(name, VERSION);
+    request.onupgradeneeded = () => {
+      request.result.createObjectStore("conversations", { keyPath: "id" });
+      request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+    };
+    const database = await done(request);
+    database.onversionchange = () => database.close(); // a newer page in another tab goes on
+    return new Store(database);
+  }
+
+  /** All, the latest first. */
+  async conversations() {
+    const found = await done(this._read("conversations").getAll());
+    return found.sort((a, b) => b.updated - a.updated);
+  }
+
+  /** Of one conversation, in no order. */
+  messages(conversation) {
+    return done(this._read("messages").index("conversation").getAll(conversation));
+  }
+
+  save(conversation) {
+    return done(this._write("conversations").put(conversation));
+  }
+
+  saveMessage(message) {
+    return done(this._write("messages").put(message));
+  }
+
+  /** Several records at once, or none of them. */
+  async saveAll(conversations, messages) {
+    const transaction = this._database.transaction(["conversations", "messages"], "readwrite");
+    for (const one of conversations) transaction.objectStore("conversations").put(one);
+    for (const one of messages) transaction.objectStore("messages").put(one);
+    await new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+    });
+  }
+
+  async remove(id) {
+    await done(this._write("conversations").delete(id));
+    const messages = this._write("messages");
+    const keys = await done(messages.index("conversation").getAllKeys(id));
+    await Promise.all(keys.map((key) => done(messages.delete(key))));
+  }
+
+  /** Calls `look` with every message of every conversation. */
+  async everyMessage(look) {
+    const cursor = this._read("messages").openCursor();
+    await new Promise((resolve, reject) => {
+      cursor.onerror = () => reject(cursor.error);
+      cursor.onsuccess = () => {
+        if (!cursor.result) return resolve();
+        look(cursor.result.value);
+        cursor.result.continue();
+      };
+    });
+  }
+
+  _read(store) { return this._database.transaction(store).objectStore(store); }
+
+  _write(store) { return this._database.transaction(store, "readwrite").objectStore(store); }
+}
+
+function done(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}

@@ -1,0 +1,99 @@
+// ThreadView: the messages of the conversation that is open. A long one appears from its end, the rest piece by piece.
+
+import { MessageView } from "./message_view.js";
+
+const AT_ONCE = 12; // messages
+const PIECE_MS = 12;
+const NEAR_END = 80; // pixels
+
+export class ThreadView {
+  /** @param {HTMLElement} scroller @param {HTMLElement} list in it @param {HTMLElement} toEnd a button */
+  constructor(scroller, list, toEnd, actions) {
+    Object.assign(this, { _scroller: scroller, _list: list, _toEnd: toEnd, _actions: actions });
+    this._views = new Map();
+    this._pending = []; // messages before those in the page
+    this._follows = true;
+    scroller.addEventListener("scroll", () => {
+      this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END;
+      toEnd.hidden = this._follows;
+    }, { passive: true });
+    toEnd.onclick = () => this.toEnd();
+    const resized = new ResizeObserver(() => this._follow()); // the window, or a formula that is drawn later
+    resized.observe(scroller);
+    resized.observe(list);
+  }
+
+  /** A conversation from its end on. */
+  open(conversation, words) {
+    this._words = words;
+    this._conversation = conversation;
+    this._views.clear();
+    this._list.replaceChildren();
+    const path = conversation.path;
+    this._pending = path.slice(0, -AT_ONCE);
+    for (const message of path.slice(-AT_ONCE)) this._list.append(this._make(message).element);
+    this.toEnd();
+    this._goOn();
+  }
+
+  /** The path has changed: views of what is no more shown go, new ones come. */
+  sync() {
+    this._fill(Infinity);
+    const path = this._conversation.path;
+    const shown = new Set(path.map((message) => message.id));
+    for (const [id, view] of this._views) {
+      if (shown.has(id)) continue;
+      view.element.remove();
+      this._views.delete(id);
+    }
+    for (const message of path) if (!this._views.has(message.id)) this._list.append(this._make(message).element);
+  }
+
+  /** The view of a message; undefined where it is not in the page. */
+  view(message) {
+    return this._views.get(message.id);
+  }
+
+  /** Change something in the page; whoever was at the end stays there. */
+  update(change) {
+    change();
+    this._follow();
+  }
+
+  toEnd() {
+    this._follows = true;
+    this._follow();
+  }
+
+  _follow() {
+    if (this._follows) this._scroller.scrollTop = this._scroller.scrollHeight;
+  }
+
+  _make(message) {
+    const view = new MessageView(message, this._conversation.siblings(message), this._words, this._actions);
+    this._views.set(message.id, view);
+    return view;
+  }
+
+  _goOn() {
+    if (!this._pending.length) return;
+    const conversation = this._conversation;
+    requestAnimationFrame(() => {
+      if (conversation !== this._conversation) return;
+      this._fill(PIECE_MS);
+      this._goOn();
+    });
+  }
+
+  _fill(milliseconds) {
+    const begin = performance.now();
+    const fromEnd = this._scroller.scrollHeight - this._scroller.scrollTop;
+    const elements = [];
+    while (this._pending.length && performance.now() - begin < milliseconds) {
+      elements.unshift(this._make(this._pending.pop()).element);
+    }
+    if (!elements.length) return;
+    this._list.prepend(...elements);
+    this._scroller.scrollTop = this._scroller.scrollHeight - fromEnd;
+  }
+}

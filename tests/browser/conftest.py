@@ -1,0 +1,82 @@
+"""A real browser in front of a real server: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from serving import Server, serving
+
+CHROMIUM = shutil.which("chromium") or ""
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+TIMEOUT_MS = 15_000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not CHROMIUM and not os.environ.get("CI"):
+        for item in items:
+            if "tests/browser" in str(item.path):
+                item.add_marker(pytest.mark.skip(reason="no chromium here; apt-get install chromium"))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A pipeline of two stages."""
+    with serving("--model", "demo", launcher="mpirun", ranks=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import expect, sync_playwright
+
+    assert CHROMIUM, "CI needs chromium: apt-get install chromium"
+    expect.set_options(timeout=TIMEOUT_MS)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def context(browser):
+    """A browser that has never been here; in English, on a large screen."""
+    opened = browser.new_context(
+        locale="en-US", viewport={"width": 1280, "height": 800}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    opened.set_default_timeout(TIMEOUT_MS)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def page(context, server):
+    """The chat page. Whatever it complains of fails the test, and so does every request to another machine."""
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
+    foreign: list[str] = []
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith((server.url, "data:", "blob:")) else foreign.append(asked.url),
+    )
+    page.goto(server.url)
+    page.get_by_role("combobox", name="Model").wait_for()  # it knows the server
+    yield page
+    assert complaints == [] and foreign == []
+
+
+def is_complaint(said) -> bool:
+    """Errors of the page; that a request failed is for the test to see."""
+    return said.type == "error" and "Failed to load resource" not in said.text

@@ -1,0 +1,150 @@
+"""Languages, appearances, telephones, keyboards and screen readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chat_page import answers, ask, conversations, dictate, wait_for_end
+from playwright.sync_api import expect
+
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+RUN_AXE = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
+    .filter(({ impact }) => impact === "serious" || impact === "critical")
+    .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html + " " + node.failureSummary).join("; ")}`)"""
+RICH = """<think>Hm.</think>## Title
+
+Text with `code` and [a link](https://example.com).
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+def f(x): return 'y' + 1  # why
+```"""
+
+
+def findings(page) -> list[str]:
+    """What axe-core has against the page as it is now. It is put in by the test, past the page's policy."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    return page.evaluate(RUN_AXE)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page, theme):
+    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    expect(page.locator("html")).to_have_attribute("data-theme", theme)
+    assert findings(page) == []
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("Log-probabilities").select_option(label="With the 1 likeliest")
+    assert findings(page) == []
+    page.get_by_role("button", name="Save").click()
+    dictate(page, RICH)
+    answer = ask(page, "Go.")
+    answer.get_by_role("button", name="Answer again").click()
+    wait_for_end(page)
+    answers(page).get_by_text("Thoughts").click()
+    answers(page).get_by_role("button", name="Probabilities of tokens").click()
+    assert findings(page) == []
+    page.get_by_role("button", name="Preferences").click()
+    assert findings(page) == []
+
+
+def test_the_language_follows_the_browser_and_can_be_switched(browser, server):
+    context = browser.new_context(locale="zh-CN", viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(server.url)
+    expect(page.get_by_role("heading", name="想问点什么？")).to_be_visible()
+    expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
+    page.get_by_role("button", name="偏好设置").click()
+    page.get_by_label("语言").select_option(label="English")
+    page.get_by_role("button", name="保存").click()
+    expect(page.get_by_role("heading", name="What would you like to know?")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("button", name="New chat")).to_be_visible()
+    context.close()
+
+
+def test_both_languages_say_the_same_things(page):
+    english, chinese = page.evaluate(
+        """async () => {
+            const { english } = await import("/webui/words_en.js");
+            const { chinese } = await import("/webui/words_zh.js");
+            const keys = (words) => Object.entries(words).flatMap(([key, value]) =>
+                [`${key}: ${typeof value}`, ...(typeof value === "object" ? Object.keys(value) : [])]);
+            return [keys(english), keys(chinese)];
+        }"""
+    )
+    assert sorted(english) == sorted(chinese) and len(english) > 80
+
+
+def test_the_theme_can_be_chosen_and_is_kept(page):
+    page.get_by_role("button", name="Preferences").click()
+    page.get_by_label("Appearance").select_option(label="Dark")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_a_telephone(browser, server):
+    context = browser.new_context(
+        locale="en-US", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, device_scale_factor=2
+    )
+    page = context.new_page()
+    page.goto(server.url)
+    dictate(page, RICH)
+    ask(page, "What is in a table with a rather long title that does not fit?")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    expect(page.get_by_role("button", name="New chat")).to_be_hidden()
+    page.get_by_role("button", name="Show conversations").click()
+    expect(conversations(page)).to_have_count(1)
+    assert findings(page) == []
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_role("button", name="New chat")).to_be_hidden()
+    expect(answers(page)).to_have_count(0)
+    assert findings(page) == []
+    context.close()
+
+
+def test_all_of_it_by_keyboard(page):
+    """Ask, edit, switch the version, find the conversation again, rename it and delete it without a pointer."""
+    ask(page, "17 + 25 = ?")
+
+    def tab_to(name: str, key: str = "Tab") -> None:
+        for _ in range(60):
+            focused = page.evaluate(
+                "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+            )
+            if focused.strip().startswith(name):
+                return
+            page.keyboard.press(key)
+        raise AssertionError(f"{name} cannot be reached by {key}")
+
+    tab_to("Edit", "Shift+Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("20 + 3 = ?")
+    page.keyboard.press("Enter")
+    wait_for_end(page)
+    expect(answers(page)).to_contain_text("23")
+    page.get_by_role("textbox", name="Write a message").focus()
+    tab_to("Previous version", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_contain_text("42")
+    page.keyboard.press("Control+K")
+    page.keyboard.type("25")
+    expect(conversations(page)).to_have_count(1)
+    tab_to("17 + 25")
+    tab_to("Rename")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Sums\n")
+    expect(conversations(page)).to_have_text(["Sums"])
+    page.keyboard.press("Control+K")
+    tab_to("Delete")
+    page.keyboard.press("Enter")
+    tab_to("Delete")
+    page.keyboard.press("Enter")
+    expect(conversations(page)).to_have_count(0)

@@ -1,0 +1,169 @@
+"""Asking and answering: send, stop, edit, answer again, versions, settings, drafts."""
+
+from __future__ import annotations
+
+from chat_page import LONG, answers, ask, choose, dictate, questions, send, wait_for_end
+from playwright.sync_api import expect
+
+
+def test_an_answer_comes_with_its_figures(page):
+    answer = ask(page, "17 + 25 = ?")
+    expect(answer).to_contain_text("42")
+    for figure in ("tokens", "tokens/s", "first after", "complete"):
+        expect(answer).to_contain_text(figure)
+    expect(page.get_by_role("heading", name="17 + 25 = ?")).to_be_visible()
+    expect(page.get_by_role("textbox", name="Write a message")).to_be_focused()
+
+
+def test_earlier_messages_are_sent_and_found_in_the_cache(page):
+    ask(page, "My name is Alice Young.")
+    answer = ask(page, "What is my name?")
+    expect(answer).to_contain_text("Alice Young")
+    expect(answer).to_contain_text("prompt tokens cached")
+
+
+def test_stop_ends_the_answer_in_the_engine(page, server):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4")
+    with page.expect_response("**/v1/requests/*/cancel"):
+        page.keyboard.press("Escape")
+    wait_for_end(page)
+    expect(answers(page).last).to_contain_text("stopped")
+    expect(answers(page).last).to_contain_text("about")
+    server.wait_idle(3)
+    choose(page, temperature=0)
+    expect(ask(page, "17 + 25 = ?")).to_contain_text("complete")  # and the conversation goes on
+
+
+def test_enter_that_chooses_a_word_of_an_input_method_sends_nothing(page):
+    box = page.get_by_role("textbox", name="Write a message")
+    box.fill("ni hao")
+    box.dispatch_event("keydown", {"key": "Enter", "isComposing": True})
+    box.dispatch_event("keydown", {"key": "Enter", "keyCode": 229})
+    expect(box).to_have_value("ni hao")
+    expect(questions(page)).to_have_count(0)
+    page.keyboard.press("Shift+Enter")
+    expect(box).to_have_value("ni hao\n")
+    page.keyboard.press("Enter")
+    expect(questions(page)).to_have_count(1)
+    wait_for_end(page)
+
+
+def test_an_edited_message_has_versions_with_their_own_answers(page):
+    ask(page, "17 + 25 = ?")
+    ask(page, "What is the capital of France?")
+    questions(page).first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("20 + 3 = ?")
+    page.keyboard.press("Enter")
+    wait_for_end(page)
+    expect(answers(page)).to_have_count(1)
+    expect(answers(page)).to_contain_text("23")
+    expect(questions(page).get_by_label("Version 2 of 2")).to_be_visible()
+    questions(page).get_by_role("button", name="Previous version").click()
+    expect(answers(page)).to_have_count(2)
+    expect(answers(page).first).to_contain_text("42")
+    page.reload()
+    expect(answers(page)).to_have_count(2)  # the choice is kept
+    questions(page).first.get_by_role("button", name="Next version").click()
+    expect(answers(page)).to_contain_text("23")
+
+
+def test_answer_again_is_a_version_of_the_answer(page):
+    ask(page, "17 + 25 = ?")
+    answers(page).get_by_role("button", name="Answer again").click()
+    wait_for_end(page)
+    expect(answers(page)).to_have_count(1)
+    expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
+    expect(questions(page)).to_have_count(1)
+
+
+def test_an_edit_can_be_given_up(page):
+    ask(page, "17 + 25 = ?")
+    questions(page).get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("nothing")
+    page.keyboard.press("Escape")
+    expect(questions(page)).to_contain_text("17 + 25 = ?")
+    expect(answers(page)).to_contain_text("42")
+
+
+def test_settings_are_sent_and_kept_with_the_conversation(page):
+    page.get_by_role("button", name="Settings of this conversation").click()
+    temperature = page.get_by_label("Temperature")
+    expect(temperature).to_have_attribute("placeholder", "server: 1")
+    temperature.fill("0")
+    page.get_by_label("Max tokens").fill("5")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_role("button", name="Save").click()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        answer = ask(page, "Count from 3 to 15.")
+    body = asked.value.post_data_json
+    assert body["temperature"] == 0 and body["max_tokens"] == 5
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    expect(answer).to_contain_text("cut off")
+    expect(answer).to_contain_text("5 tokens")
+    page.reload()
+    page.get_by_role("button", name="Settings of this conversation").click()
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
+    expect(page.get_by_label("Max tokens")).to_have_value("5")
+
+
+def test_settings_that_mean_nothing_are_not_taken(page):
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("Further fields").fill("[1]")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("alert")).to_contain_text("no JSON object")
+
+
+def test_what_the_server_refuses_is_told_in_its_words(page):
+    choose(page, temperature=-1)
+    answer = ask(page, "17 + 25 = ?")
+    expect(answer).to_contain_text("temperature")
+
+
+def test_a_draft_survives_a_reload_and_belongs_to_its_conversation(page):
+    ask(page, "17 + 25 = ?")
+    box = page.get_by_role("textbox", name="Write a message")
+    box.fill("half a thought")
+    page.reload()
+    expect(box).to_have_value("half a thought")
+    page.get_by_role("button", name="New chat").click()
+    expect(box).to_have_value("")
+    page.go_back()
+    expect(box).to_have_value("half a thought")
+
+
+def test_thoughts_are_folded_and_not_sent_back(page):
+    dictate(page, "<think>Add the ones, carry one.</think>The sum is 42.")
+    answer = ask(page, "17 + 25 = ?")
+    thoughts = answer.get_by_text("Add the ones")
+    expect(answer).to_contain_text("The sum is 42.")
+    expect(thoughts).to_be_hidden()
+    answer.get_by_text("Thoughts").click()
+    expect(thoughts).to_be_visible()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "Sure?")
+    assert asked.value.post_data_json["messages"][1]["content"] == "The sum is 42."
+
+
+def test_tool_calls_are_shown(page):
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+    function = {"name": "get_weather", "parameters": parameters | {"additionalProperties": False}}
+    choose(page, tools=[{"type": "function", "function": function}], tool_choice="required")
+    answer = ask(page, "How is the weather in Paris?")
+    expect(answer).to_contain_text("Calls get_weather")
+    expect(answer).to_contain_text('"city": "Paris"')
+    expect(answer).to_contain_text("calls a tool")
+
+
+def test_probabilities_of_tokens_are_told_when_asked_for(page):
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("Log-probabilities").select_option(label="With the 3 likeliest")
+    page.get_by_role("button", name="Save").click()
+    answer = ask(page, "17 + 25 = ?")
+    answer.get_by_role("button", name="Probabilities of tokens").click()
+    answer.locator(".token").first.hover()
+    expect(answer.locator(".tip dd")).to_have_count(3)
+    answer.get_by_role("group", name="Probabilities of tokens").focus()
+    page.keyboard.press("ArrowRight")
+    expect(answer.locator(".token").nth(1)).to_have_class("token level-0 pointed")

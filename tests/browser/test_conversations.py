@@ -1,0 +1,250 @@
+"""Several conversations: switching, searching, names, removal, files, reloads, long ones."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from chat_page import LONG, answers, ask, choose, conversations, questions, send, wait_for_end
+from playwright.sync_api import Page, expect
+
+FRAMES = """async () => {
+    const times = [];
+    for (let last = performance.now(), end = last + 1500; last < end;) {
+        await new Promise(requestAnimationFrame);
+        const now = performance.now();
+        times.push(now - last);
+        last = now;
+    }
+    times.sort((a, b) => a - b);
+    return [times[Math.floor(times.length / 2)], times.at(-1)];
+}"""
+"""The median and the longest time between two frames in a second and a half, in ms."""
+
+
+def start_new(page: Page) -> None:
+    page.get_by_role("button", name="New chat").click()
+    expect(questions(page)).to_have_count(0)
+
+
+def exported(page: Page) -> dict:
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    return json.loads(download.value.path().read_text(encoding="utf-8"))
+
+
+def take_in(page: Page, content: dict | str) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    page.locator("#import-file").set_input_files(
+        {"name": "c.json", "mimeType": "application/json", "buffer": text.encode()}
+    )
+
+
+def long_conversation(turns: int) -> dict:
+    messages = []
+    for number in range(turns):
+        parent = messages[-1]["id"] if messages else None
+        user = {
+            "id": f"q{number}",
+            "parent": parent,
+            "role": "user",
+            "content": f"Question {number}?",
+            "created": 2 * number,
+        }
+        text = f"Answer {number}: **bold**, `code`\n\n```python\nfor x in range({number}):\n    print(x)\n```\n\n- one\n- two"
+        answer = {
+            "id": f"a{number}",
+            "parent": user["id"],
+            "role": "assistant",
+            "content": text,
+            "created": 2 * number + 1,
+        }
+        messages += [user, answer | {"status": "done"}]
+    whole = {"title": "A long one", "leaf": messages[-1]["id"], "messages": messages}
+    return {"format": "labinfer-conversations", "version": 1, "conversations": [whole]}
+
+
+def test_conversations_are_kept_apart_and_can_be_switched(page):
+    ask(page, "17 + 25 = ?")
+    start_new(page)
+    ask(page, "What is the capital of France?")
+    expect(conversations(page)).to_have_text(["What is the capital of France?", "17 + 25 = ?"])
+    conversations(page).nth(1).click()
+    expect(answers(page)).to_contain_text("42")
+    page.go_back()
+    expect(answers(page)).to_contain_text("Paris")
+
+
+def test_an_answer_goes_on_while_another_conversation_is_read(page):
+    ask(page, "17 + 25 = ?")
+    start_new(page)
+    choose(page, **LONG | {"max_tokens": 400})
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4")
+    conversations(page).nth(1).click()
+    expect(answers(page)).to_contain_text("42")
+    conversations(page).nth(0).click()
+    wait_for_end(page)
+    expect(answers(page)).to_contain_text("400 tokens")
+
+
+def test_search_goes_through_titles_and_messages(page):
+    ask(page, "What is the capital of France?")
+    start_new(page)
+    ask(page, "17 + 25 = ?")
+    search = page.get_by_role("searchbox", name="Search all messages")
+    search.fill("paris")  # in an answer
+    expect(conversations(page)).to_have_text(["What is the capital of France?"])
+    search.fill("no such words")
+    expect(page.get_by_text("Nothing found.")).to_be_visible()
+    search.fill("")
+    expect(conversations(page)).to_have_count(2)
+
+
+def test_rename_and_delete(page):
+    ask(page, "17 + 25 = ?")
+    conversations(page).hover()
+    page.get_by_role("button", name="Rename: 17 + 25 = ?").click()
+    page.get_by_role("textbox", name="Rename").fill("Sums")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Sums")).to_be_visible()
+    page.reload()
+    expect(conversations(page)).to_have_text(["Sums"])
+    conversations(page).hover()
+    page.get_by_role("button", name="Delete: Sums").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(conversations(page)).to_have_count(0)
+    expect(questions(page)).to_have_count(0)
+    page.reload()
+    expect(conversations(page)).to_have_count(0)
+
+
+def test_a_conversation_can_be_deleted_in_mid_answer(page, server):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4")
+    conversations(page).hover()
+    page.get_by_role("button", name="Delete: Count").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(conversations(page)).to_have_count(0)
+    server.wait_idle(3)
+    assert exported(page)["conversations"] == []
+    left = page.evaluate(
+        """async () => {
+            const { Store } = await import("/webui/store.js");
+            let count = 0;
+            await (await Store.open()).everyMessage(() => count++);
+            return count;
+        }"""
+    )
+    assert left == 0
+
+
+def test_a_file_can_be_imported_in_mid_answer(page):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4")
+    take_in(page, long_conversation(1))
+    expect(answers(page)).to_contain_text("Answer 0")
+    conversations(page).filter(has_text="Count from").click()
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+    choose(page, temperature=0)
+    ask(page, "17 + 25 = ?")
+    expect(conversations(page)).to_have_count(2)
+
+
+def test_what_is_exported_can_be_imported_with_all_versions(page):
+    ask(page, "17 + 25 = ?")
+    answers(page).get_by_role("button", name="Answer again").click()
+    wait_for_end(page)
+    file = exported(page)
+    assert len(file["conversations"][0]["messages"]) == 3
+    take_in(page, file)
+    expect(conversations(page)).to_have_text(["17 + 25 = ?"] * 2)
+    expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
+    expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
+
+
+def test_a_file_that_is_none_of_ours_is_refused(page):
+    said = []
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.accept()))
+    circle = long_conversation(1)
+    circle["conversations"][0]["messages"][0]["parent"] = "a0"
+    for wrong in ("{}", "no JSON", json.dumps(circle)):
+        take_in(page, wrong)
+        page.wait_for_timeout(300)
+    assert len(said) == 3 and all("not imported" in text for text in said)
+    expect(conversations(page)).to_have_count(0)
+
+
+def test_what_of_a_file_has_no_sense_does_no_harm(page):
+    file = long_conversation(1)
+    whole = file["conversations"][0]
+    whole |= {
+        "settings": {"stop": "x", "temperature": "hot", "seed": 7, "extra": []},
+        "title": 5,
+        "__proto__": {"a": 1},
+    }
+    whole["messages"][1] |= {"stats": {"perSecond": "fast"}, "toolCalls": 7, "logprobs": [{"top": 0}], "usage": "much"}
+    take_in(page, file)
+    expect(answers(page)).to_contain_text("Answer 0")
+    page.get_by_role("button", name="Settings of this conversation").click()
+    expect(page.get_by_label("Seed")).to_have_value("7")
+    expect(page.get_by_label("Temperature")).to_have_value("")
+    page.get_by_role("button", name="Save").click()
+    expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
+
+
+def test_a_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, server):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4, 5")
+    page.wait_for_timeout(600)  # it is saved twice a second
+    page.reload()
+    expect(answers(page)).to_contain_text("3, 4, 5")
+    expect(answers(page)).to_contain_text("The page was closed in mid-answer.")
+    server.wait_idle(5)
+    answers(page).get_by_role("button", name="Answer again").click()
+    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+
+
+@pytest.mark.timing
+def test_200_messages_do_not_make_the_page_slow(page):
+    take_in(page, long_conversation(100))
+    expect(answers(page).last).to_contain_text("Answer 99")
+    expect(page.get_by_role("article")).to_have_count(200)
+    begin = time.monotonic()
+    start_new(page)
+    conversations(page).first.click()
+    expect(answers(page).last).to_be_in_viewport()
+    assert time.monotonic() - begin < 2
+    expect(page.get_by_role("article")).to_have_count(200)
+    choose(page, ignore_eos=True, max_tokens=600)
+    send(page, "Count from 3 to 15.")
+    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    median, longest = page.evaluate(FRAMES)
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+    assert median < 40 and longest < 500, f"{median:.0f} ms between two frames, {longest:.0f} at most"
+
+
+def test_a_browser_that_keeps_nothing_says_so_and_works(browser, server):
+    context = browser.new_context(locale="en-US")
+    context.add_init_script(
+        "Object.defineProperty(window, 'indexedDB', { get() { throw new DOMException('no', 'SecurityError'); } })"
+    )
+    page = context.new_page()
+    page.goto(server.url)
+    expect(page.get_by_text("conversations will be lost")).to_be_visible()
+    expect(ask(page, "17 + 25 = ?")).to_contain_text("42")
+    start_new(page)
+    ask(page, "20 + 3 = ?")
+    conversations(page).nth(1).click()
+    expect(answers(page)).to_contain_text("42")
+    page.get_by_role("searchbox").fill("42")
+    expect(conversations(page)).to_have_count(1)
+    context.close()

@@ -1,0 +1,100 @@
+"""A server that is away, busy, going, or asks for a key: clear words, and the page comes back by itself."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from chat_page import LONG, answers, ask, choose, send, wait_for_end
+from launchers import kill_tree
+from playwright.sync_api import expect
+from serving import serving
+
+KEY = "sesame-open-please"
+
+
+@pytest.fixture
+def blank(context):
+    """A page that is nowhere yet."""
+    return context.new_page()
+
+
+def test_a_server_that_was_killed_and_is_back(blank):
+    page = blank
+    with serving("--model", "demo") as first:
+        port = first.url.rpartition(":")[2]
+        page.goto(first.url)
+        expect(ask(page, "17 + 25 = ?")).to_contain_text("42")
+        choose(page, **LONG)
+        send(page, "Count from 3 to 15.")
+        expect(answers(page).last).to_contain_text("3, 4")
+        kill_tree(first.process)
+        expect(answers(page).last).to_contain_text("The connection broke")
+        expect(answers(page).last).to_contain_text("3, 4")  # what had come stays
+        choose(page, temperature=0)
+        send(page, "20 + 3 = ?")  # waits for the server
+        expect(answers(page).last).to_contain_text("cannot be reached")
+        expect(page.get_by_role("status").filter(has_text="cannot be reached")).to_be_visible()
+    with serving("--model", "demo", "--port", port):
+        wait_for_end(page)
+        expect(answers(page).last).to_contain_text("23")
+        expect(page.locator("#banner")).to_be_hidden()
+
+
+def test_a_key_is_asked_for_refused_and_taken(blank):
+    page = blank
+    with serving("--model", "demo", "--api-key", KEY) as server:
+        page.goto(server.url)
+        expect(page.locator("#banner")).to_contain_text("asks for an API key")
+        page.get_by_role("button", name="Enter the key").click()
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.get_by_label("API key").press_sequentially("not-the-right-key")
+        page.keyboard.press("Enter")
+        expect(page.locator("#banner")).to_contain_text("refuses this API key")
+        send(page, "17 + 25 = ?")
+        expect(answers(page)).to_contain_text("refuses this API key")
+        page.get_by_role("button", name="Enter the key").click()
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Save").click()
+        wait_for_end(page)
+        expect(answers(page)).to_contain_text("42")  # the question had not to be sent again
+        expect(page.locator("#banner")).to_be_hidden()
+        page.reload()
+        expect(page.locator("#banner")).to_be_hidden()
+        expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
+
+
+def test_a_busy_server_is_waited_for(blank, context):
+    with serving("--model", "demo", "--max-open-requests", "1") as server:
+        other = context.new_page()
+        other.goto(server.url)
+        choose(other, **LONG)
+        send(other, "Count from 3 to 15.")
+        expect(answers(other).last).to_contain_text("3, 4")
+        blank.goto(server.url)
+        send(blank, "17 + 25 = ?")
+        expect(answers(blank)).to_contain_text("The server is busy")
+        wait_for_end(blank)
+        expect(answers(blank)).to_contain_text("42")
+
+
+def test_a_caller_who_has_had_its_share_waits_for_the_next(blank):
+    with serving("--model", "demo", "--tokens-per-minute", "120") as server:
+        blank.goto(server.url)
+        choose(blank, ignore_eos=True, max_tokens=110)
+        ask(blank, "Count from 3 to 15.")
+        send(blank, "17 + 25 = ?")
+        expect(answers(blank).last).to_contain_text("had your share")
+        blank.get_by_role("button", name="Stop the answer").click()  # waiting can be given up
+        wait_for_end(blank)
+        expect(answers(blank).last).to_contain_text("stopped")
+
+
+def test_a_server_that_shuts_down_says_so(blank):
+    with serving("--model", "demo", "--drain-timeout", "12") as server:
+        blank.goto(server.url)
+        choose(blank, ignore_eos=True, max_tokens=2000)
+        send(blank, "Count from 3 to 15.")
+        expect(answers(blank).last).to_contain_text("3, 4")
+        server.process.send_signal(signal.SIGTERM)
+        expect(blank.locator("#banner")).to_contain_text("shutting down")
