@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labinfer.config import ServerOptions
-from labinfer.errors import UserError
 from labinfer.plan import MAX_SEED, SamplingParams
 from labinfer.prompts import RequestReader
+from labinfer.recommended_sampling import recommended_sampling
 from labinfer.server import api_errors
 from labinfer.server.access import ApiKeys
 from labinfer.server.async_llm_engine import AsyncLLMEngine
@@ -20,7 +20,6 @@ from labinfer.server.frames import ServedModel
 from labinfer.server.limits import Limits
 from labinfer.server.metrics import Metrics
 from labinfer.server.request_log import RequestLog
-from labinfer.weights.json_file import read_json
 
 COMPLETION_TOKENS = 16
 """``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
@@ -28,9 +27,6 @@ LONGEST = 1 << 17
 """Tokens; where the histograms of lengths end."""
 LOADING_SECONDS = 5.0
 """When to ask again while the models are loaded."""
-GENERATION_CONFIG = "generation_config.json"
-GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What a checkpoint may recommend for sampling (Hugging Face's ``GenerationConfig``)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Model:
             UserError: one of its files is broken.
         """
         reader = RequestReader(Path(info.tokenizer), required=info.needs_tokenizer)
-        return cls(info, reader, _recommended(Path(info.checkpoint) / GENERATION_CONFIG))
+        return cls(info, reader, recommended_sampling(Path(info.checkpoint)) or {})
 
     def chat_defaults(self) -> SamplingParams:
         """Of a chat request that says nothing: as long an answer as there is room for."""
@@ -105,17 +101,3 @@ class Service:
         if not self.models:
             raise api_errors.overloaded("the models are being loaded; try again in a moment", LOADING_SECONDS)
         return self.models[name or self.model_names[0]]
-
-
-def _recommended(path: Path) -> dict[str, float]:
-    if not path.exists():
-        return {}
-    config = read_json(path)
-    if config.get("do_sample") is False:  # its numbers are meant for when sampling is asked for
-        return {}
-    given = {name: config[name] for name in GENERATION_FIELDS if config.get(name) is not None}
-    try:
-        SamplingParams(**given)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    return given

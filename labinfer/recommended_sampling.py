@@ -1,0 +1,33 @@
+"""What a checkpoint recommends for sampling (Hugging Face's ``GenerationConfig``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labinfer.errors import UserError
+from labinfer.plan import SamplingParams
+from labinfer.weights.json_file import read_json
+
+FILE = "generation_config.json"
+FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def recommended_sampling(checkpoint: Path) -> dict[str, float] | None:
+    """Fields of ``SamplingParams``; None where answers are not to be sampled: its numbers, if any, are meant for when
+    sampling is asked for.
+
+    Raises:
+        UserError: a number is out of bounds.
+    """
+    path = checkpoint / FILE
+    if not path.exists():
+        return {}
+    config = read_json(path)
+    if config.get("do_sample") is False:
+        return None
+    given = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    try:
+        SamplingParams(**given)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return given
