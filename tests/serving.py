@@ -28,6 +28,8 @@ class Server:
     process: subprocess.Popen
     url: str
     log: Path
+    key: str = ""
+    """For its metrics, where it wants one."""
 
     @property
     def text(self) -> str:
@@ -57,7 +59,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        _, text = self.get("/metrics")
+        _, text = self.get("/metrics", self.key)
         values = [
             float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((name + "{", name + " "))
         ]

@@ -86,7 +86,7 @@ class Terminal:
         """
         with self._signals.raising():
             text = read_message(self._read_line)
-        if self._history is not None and text.strip():
+        if self._history is not None and text.strip() and self._history.texts[-1:] != [text]:
             readline.add_history(text)
             self._history.append(text)
         return text
