@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from labinfer.chat.backend import Answer, AnswerFailed
 from labinfer.engine.request import FinishReason
 from labinfer.errors import Interrupted, UserError
-from labinfer.executor.signals import SignalGuard
 from labinfer.outputs import OpenRequest
 from labinfer.plan import MAX_SEED, SamplingParams
 from labinfer.recommended_sampling import recommended_sampling
@@ -26,11 +25,11 @@ class OwnRanks:
     """Rank 0's side; the others ``LLM.follow`` until the engine is paused. See ``Backend``.
 
     Args:
-        signals: taken notice of between steps, where the ranks agree on what runs.
+        check: called between steps, where the ranks agree on what runs; may raise ``Interrupted``.
     """
 
-    def __init__(self, llm: LLM, signals: SignalGuard):
-        self._llm, self._signals = llm, signals
+    def __init__(self, llm: LLM, check: Callable[[], None]):
+        self._llm, self._check = llm, check
         self.model = llm.options.model.model
         recommended = recommended_sampling(llm.parts.directory)
         self._defaults: dict[str, Any] = {"max_tokens": llm.parts.layout.max_model_len}
@@ -59,7 +58,7 @@ class OwnRanks:
         engine, opened = self._llm.engine, OpenRequest(request, self._llm.tokenizer, streams=True)
         engine.add_request(request)
         while not opened.is_done:
-            self._signals.check()
+            self._check()
             for sequence in engine.step():
                 if opened.add(sequence.update()):
                     engine.abort(sequence, FinishReason.STOP)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
+import signal
 from collections.abc import Callable, Sequence
 
 from labinfer.chat.history import History
-from labinfer.errors import UserError
+from labinfer.chat.launchers_terminal import CTRL_C, LaunchersTerminal
+from labinfer.chat.line_reader import LineReader
+from labinfer.errors import Interrupted, UserError
 from labinfer.executor.signals import SignalGuard
 
 try:
@@ -17,7 +19,7 @@ except ImportError:  # Python can be built without it; lines are then typed as t
 
 PROMPT, PROMPT_FOR_MORE = "> ", ". "
 BLOCK = '"' * 3
-STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
 }
@@ -64,18 +66,32 @@ class Terminal:
     Args:
         signals: may raise while a message is awaited.
         commands: for the Tab key.
+        launchers: the launcher's terminal, on which Ctrl-C is a character.
     """
 
-    def __init__(self, signals: SignalGuard, commands: Sequence[str] = ()):
-        self._signals = signals
-        self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
-        self._history: History | None = None
+    def __init__(self, signals: SignalGuard, commands: Sequence[str] = (), launchers: LaunchersTerminal | None = None):
+        self._signals, self._launchers = signals, launchers
+        self._lines = LineReader(STANDARD_INPUT, knows_ctrl_c=launchers is not None)
+        is_terminal = os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT)
+        self.is_interactive = is_terminal or launchers is not None
+        """Whether somebody sits there."""
         self._is_line_open = False
-        if self.is_interactive and readline is not None:
+        self._history: History | None = None
+        if is_terminal and readline is not None:
             _set_up_readline(commands)
             self._history = History.open()
             for text in self._history.texts:
                 readline.add_history(text)
+
+    def check(self) -> None:
+        """While an answer comes.
+
+        Raises:
+            Interrupted: a signal came, or Ctrl-C.
+        """
+        self._signals.check()
+        if self._launchers is not None and self._lines.take_ctrl_c():
+            raise Interrupted(signal.SIGINT)
 
     def read(self) -> str:
         """The next message.
@@ -112,13 +128,14 @@ class Terminal:
         _write(STANDARD_OUTPUT if self.is_interactive else STANDARD_ERROR, text.translate(VISIBLE) + "\n")
 
     def _read_line(self, is_first: bool) -> str:
-        if self.is_interactive:
-            line = input(PROMPT if is_first else PROMPT_FOR_MORE)
+        prompt = PROMPT if is_first else PROMPT_FOR_MORE
+        if self._history is not None and not self._lines.has_line:
+            line = input(prompt)
         else:
-            line = sys.stdin.readline()
-            if not line:
-                raise EOFError
-            line = line.removesuffix("\n").removesuffix("\r")
+            _write(STANDARD_OUTPUT, prompt if self.is_interactive else "")
+            line = self._lines.read()
+        if self._launchers is not None and CTRL_C in line:
+            raise Interrupted(signal.SIGINT)
         return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -139,4 +156,5 @@ def _set_up_readline(commands: Sequence[str]) -> None:
     )
     if "libedit" not in (readline.__doc__ or ""):
         readline.parse_and_bind("tab: complete")
+        readline.parse_and_bind(r'"\C-c": "\C-v\C-c\C-m"')  # where it is a character, it ends the line
         readline.parse_and_bind("set enable-bracketed-paste on")  # what is pasted is one message

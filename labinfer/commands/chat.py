@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from typing import Any
 
 from labinfer.chat.chat import COMMANDS, Chat
 from labinfer.chat.conversation import Conversation
+from labinfer.chat.launchers_terminal import LaunchersTerminal
 from labinfer.chat.options import ChatOptions
 from labinfer.chat.own_ranks import OwnRanks
 from labinfer.chat.terminal import Terminal
 from labinfer.commands.loading import load
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus, Interrupted, UserError
+from labinfer.llm import LLM
 
 
 def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
@@ -28,17 +31,13 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
     conversation = Conversation(own.system, sampling)
     llm = load(session)
     with group.together():
-        if group.rank == 0:
-            if not llm.tokenizer or not llm.tokenizer.has_chat_template:
-                raise UserError(
-                    f"--model {session.options.model.model} has no chat template, so nobody can chat with it"
-                )
-            backend = OwnRanks(llm, signals)
+        if group.rank == 0 and not (llm.tokenizer and llm.tokenizer.has_chat_template):
+            raise UserError(f"--model {session.options.model.model} has no chat template, so nobody can chat with it")
     signals.running, signals.interrupt_ends = True, False
     with group.together():
         if group.rank == 0:
             try:
-                status = Chat(Terminal(signals, list(COMMANDS)), backend, conversation, signals).run()
+                status = _talk(llm, session, conversation)
             except Interrupted:
                 pass
             except UserError:
@@ -49,3 +48,12 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
             llm.follow()
     llm.close()
     return 128 + signals.signum if signals.signum == signal.SIGTERM else status
+
+
+def _talk(llm: LLM, session: Session, conversation: Conversation) -> ExitStatus:
+    """Rank 0's part."""
+    launchers = LaunchersTerminal.find() if session.environment.launcher != "single" else None
+    terminal = Terminal(session.signals, list(COMMANDS), launchers)
+    chat = Chat(terminal, OwnRanks(llm, terminal.check), conversation, session.signals)
+    with launchers.held() if launchers else contextlib.nullcontext():
+        return chat.run()
