@@ -64,9 +64,9 @@ class PseudoTerminal:
                 self._read()
         return self.process.returncode
 
-    def echoes(self) -> bool:
-        """Whether what is typed shows by itself, as a shell wants it."""
-        return bool(termios.tcgetattr(self._fd)[3] & termios.ECHO)
+    def settings(self) -> list:
+        """How the terminal is set; see ``termios.tcgetattr``."""
+        return termios.tcgetattr(self._fd)
 
     def _read(self) -> bool:
         try:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from launchers import LAUNCH, ROOT, command, environment, kill_tree
+from launchers import LAUNCH, ROOT, command, descendants, environment, kill_tree
 from pseudo_terminal import CTRL_C, CTRL_D, ENTER, UP, PseudoTerminal, pseudo_terminal
 from serving import Server, serving
 
@@ -101,7 +102,7 @@ def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = l
 
     terminal.type(CTRL_D)
     assert terminal.wait() == 0
-    assert terminal.echoes()
+    assert terminal.settings()[3] & termios.ECHO
 
 
 def said(terminal: PseudoTerminal, file: Path) -> list[str]:
@@ -127,7 +128,7 @@ class TestTerminal:
             terminal.wait_for("/stats")
             os.kill(terminal.process.pid, signal.SIGTERM)
             assert terminal.wait() == 128 + signal.SIGTERM
-            assert terminal.echoes()
+            assert terminal.settings()[3] & termios.ECHO
 
     def test_with_a_server(self, server, tmp_path):
         with pseudo_terminal(with_server(server), tmp_path, LABINFER_API_KEY=KEY) as terminal:
@@ -141,6 +142,47 @@ class TestTerminal:
             terminal.wait_for("5, 6")
             os.kill(terminal.process.pid, signal.SIGTERM)
             assert terminal.wait(5) == 128 + signal.SIGTERM
+
+
+class TestLaunchers:
+    @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+    def test_at_a_terminal_ctrl_c_is_not_for_the_launcher(self, launcher, tmp_path):
+        arguments = command(launcher, 2, LAUNCH, "chat", "--dtype", "float32", *GREEDY)
+        with pseudo_terminal(arguments, tmp_path) as terminal:
+            before = terminal.settings()
+            assert HELP in terminal.wait_for("\n> ")
+            for question, answer in (("17 + 25 = ?", "42"), ("17 + 26 = ?", "43")):
+                terminal.type(f"/set ignore_eos true{ENTER}")
+                terminal.wait_for("\n> ")
+                terminal.type(f"Count from 3 to 15.{ENTER}")
+                terminal.wait_for("5, 6")
+                terminal.type(CTRL_C)
+                terminal.wait_for("[stopped]\n> ", seconds=10)
+                terminal.type(f"/set ignore_eos{ENTER}")
+                terminal.wait_for("\n> ")
+                assert terminal.say(question) == answer
+            terminal.type("half" + CTRL_C)
+            terminal.wait_for("Ctrl-D or /exit leaves\n> ")
+            terminal.type(CTRL_D)
+            assert terminal.wait() == 0
+            assert terminal.settings() == before
+
+    def test_the_terminal_is_as_before_when_a_rank_dies(self, tmp_path):
+        arguments = command("mpirun", 2, LAUNCH, "chat", "--dtype", "float32")
+        with pseudo_terminal(arguments, tmp_path) as terminal:
+            before = terminal.settings()
+            terminal.wait_for("\n> ")
+            assert terminal.settings() != before
+            other = max(
+                descendants(terminal.process.pid),
+                key=lambda pid: b"PMI_RANK=1" in Path(f"/proc/{pid}/environ").read_bytes(),
+            )
+            os.kill(other, signal.SIGKILL)
+            assert terminal.wait() != 0
+            deadline = time.monotonic() + 10
+            while terminal.settings() != before:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 
 class TestPipe:

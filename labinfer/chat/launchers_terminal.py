@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import termios
@@ -35,6 +36,8 @@ class LaunchersTerminal:
     @classmethod
     def find(cls) -> LaunchersTerminal | None:
         """Of this rank's launcher; None where nobody sits at one, or at another machine's."""
+        if shutil.which("stty") is None:
+            return None
         if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun hands its own on
             return cls(STANDARD_INPUT)
         launcher = _mpi_launcher()
@@ -47,7 +50,10 @@ class LaunchersTerminal:
             ]
         except OSError:  # a socket, or another user's
             return None
-        return cls(fds[0]) if all(map(os.isatty, fds)) else None
+        is_terminal = all(map(os.isatty, fds))
+        for fd in fds[is_terminal:]:
+            os.close(fd)
+        return cls(fds[0]) if is_terminal else None
 
     @contextmanager
     def held(self) -> Iterator[None]:
