@@ -36,6 +36,10 @@ class PeerLost(RuntimeError):
     """The other end of a connection is gone. The rank that failed first has printed why."""
 
 
+class BrokenLink(RuntimeError):
+    """The gateway and rank 0 have lost each other."""
+
+
 class Interrupted(Exception):
     """SIGINT or SIGTERM asked this run to end; ``signum`` says which."""
 

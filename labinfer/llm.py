@@ -207,6 +207,7 @@ class LLM:
             UserError: what is wrong with it.
         """
         request = self._reader.read(key, prompt, sampling, priority, user, pooling)
+        self._reader.check_form(request)
         self.check_request(request)
         return request
 
@@ -286,6 +287,7 @@ class LLM:
         if not self._closed:
             self._closed = True
             if self.is_rank0:
+                self._reader.close()
                 self.parts.channel.close()
             self.group.close()
 

@@ -97,6 +97,8 @@ class Answer:
     """Tokens that were handed out."""
     first_token_time: float = 0.0
     end_time: float = 0.0
+    queue_seconds: float | None = None
+    """From its arrival at the engine until it was first run."""
 
 
 class OpenRequest:
@@ -147,6 +149,8 @@ class OpenRequest:
             answer.first_token_time = answer.first_token_time or now
         answer.token_ids += update.token_ids
         answer.logprobs += update.logprobs
+        if update.queue_seconds is not None:
+            answer.queue_seconds = update.queue_seconds
         answer.finish_reason = update.finish_reason
         if update.index == 0:
             self.num_cached_tokens = update.num_cached_tokens

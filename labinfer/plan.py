@@ -19,6 +19,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow, and the result is the same."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 NO_TOKEN = -1
@@ -100,7 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         # msgspec does not convert what Python code passes: LLM users may hand over a string or a list.
         for name, item in (("stop", str), ("bad_words", str), ("allowed_token_ids", int), ("stop_token_ids", int)):
             self._make_tuple(name, item)
-        for name, bound in _BOUNDS.items():
+        for name, bound in BOUNDS.items():
             self._check_number(name, *bound)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
@@ -120,6 +121,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise UserError(f"best_of {self.best_of} is less than n {self.n}")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise UserError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(self.stop)}")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise UserError(f"at most {MAX_BAD_WORDS} bad words are allowed, not {len(self.bad_words)}")
         for name, kind in (("stop", "stop string"), ("bad_words", "bad word")):
             for text in getattr(self, name):
                 if not 0 < len(text) <= MAX_STOP_LENGTH:
@@ -172,6 +175,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         what = "a string or a list of strings" if item is str else "a list of token ids"
         if not isinstance(value, tuple) or any(type(part) is not item for part in value):
             raise UserError(f"{name} must be {what}, not {getattr(self, name)!r:.60}")
+        if item is int and len(value) > 1:
+            value = tuple(dict.fromkeys(value))  # the same id again would only cost time
         msgspec.structs.force_setattr(self, name, value)
 
     def _check_number(self, name: str, kind: type, low: float, high: float, bounds: str) -> None:
@@ -183,7 +188,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _TINY = 1e-300
-_BOUNDS = {
+BOUNDS = {
     "max_tokens": (int, 1, MAX_COUNT, f"at least 1 (and at most {MAX_COUNT})"),
     "min_tokens": (int, 0, MAX_COUNT, f"from 0 to {MAX_COUNT}"),
     "temperature": (float, 0.0, 100.0, "from 0 to 100"),
@@ -404,7 +409,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     num_threads: int
     cpus: str
     """The CPUs this rank may run on, as ``taskset`` writes them."""
-    bytes_sent: dict[int, int] = {}
-    """To ranks of the next stage, and of the first."""
     slices: Slices | None = None
     """Where they were recorded."""
+    bytes_sent: dict[int, int] = {}
+    """To ranks of the next stage, and of the first."""

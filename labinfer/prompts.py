@@ -11,6 +11,7 @@ from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.grammar_trial import GrammarTrial
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG
 from labinfer.text.tools import ToolUse
@@ -46,6 +47,7 @@ class RequestReader:
             if required:
                 raise
             self._error = error
+        self._trial = GrammarTrial(self.need_tokenizer)
 
     def read(
         self, key: Any, prompt: Prompt, sampling: SamplingParams, priority: int = 0, user: str = "", pooling: str = ""
@@ -67,6 +69,19 @@ class RequestReader:
             sampling = self._forced(ToolUse.of_prompt(prompt), sampling)
         fields = {"priority": priority, "user": user, "pooling": pooling} | extras
         return Request(key, token_ids, sampling, bad_token_ids=self._encode_bad_words(sampling.bad_words), **fields)
+
+    def check_form(self, request: Request) -> None:
+        """Try the form of a request's answers, where they must have one; this may take a second.
+
+        Raises:
+            UserError: it is broken, or costs too much.
+        """
+        if request.sampling.structured_outputs is not None:
+            self._trial.check(request.sampling.structured_outputs)
+
+    def close(self) -> None:
+        """It will not check forms any more."""
+        self._trial.close()
 
     def _forced(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
         """Held to the form of a call, where ``tool_choice`` demands one."""

@@ -11,17 +11,20 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from labinfer.errors import UserError
-from labinfer.plan import SamplingParams
+from labinfer.plan import MAX_COUNT, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
-from labinfer.text.tools import PastCall, ToolChoice, ToolList, ToolUse
+from labinfer.text.tools import FunctionName, PastCall, ToolChoice, ToolList, ToolUse
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 MAX_INPUTS = 2048
-"""Texts or prompts of one embeddings request; OpenAI's bound."""
+"""Texts or prompts of one request, and answers to them together; OpenAI's bound for embeddings."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
+TOKEN_ID = "token id"
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
+"""The model's vocabulary bounds it further."""
 Body = TypeVar("Body")
 
 NEUTRAL_VALUES = {
@@ -64,6 +67,9 @@ class Message(msgspec.Struct, omit_defaults=True):
         return message
 
 
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
+
+
 class Sampling(msgspec.Struct, kw_only=True):
     """The sampling fields every kind of request may have, those of ``SamplingParams``; None takes the default."""
 
@@ -77,13 +83,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[TokenId, float] | None = None
     bad_words: str | list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[TokenId] | None = None
     logits_processors: dict[str, Any] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     n: int | None = None
@@ -96,7 +102,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     """A count; in OpenAI's chat bodies true, beside ``top_logprobs``."""
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
     """With ``--scheduling-policy priority`` the lowest goes first."""
     user: str | None = None
     """With ``--scheduling-policy fair`` users take turns."""
@@ -115,7 +121,7 @@ class Sampling(msgspec.Struct, kw_only=True):
         return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
 
 
-_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": msgspec.json.schema(TokenId)}
 _SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
 _INPUT_KINDS = [
     {"type": "string", "minLength": 1},
@@ -124,7 +130,7 @@ _INPUT_KINDS = [
     _SEVERAL | {"items": _TOKEN_IDS},
 ]
 """Of an embeddings request, as JSON schemas: msgspec's types have one list at most to choose from."""
-Inputs = Annotated[str | list[str | int | list[int]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
+Inputs = Annotated[str | list[str | TokenId | list[TokenId]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -145,7 +151,7 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
     """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not."""
 
-    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+    name: FunctionName
     description: str | None = None
     schema: dict[str, Any] | None = None
     """None: any JSON object."""
@@ -213,7 +219,7 @@ class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
-    messages: list[Message]
+    messages: Messages
     top_logprobs: int | None = None
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
@@ -314,8 +320,6 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
     Raises:
         UserError: a field is out of bounds, or asks for what is not offered.
     """
-    if not body.messages:
-        raise UserError("messages is empty; give at least one")
     if body.echo:
         raise UserError("echo is for completions; a chat answer has no prompt text")
     return _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
@@ -331,9 +335,16 @@ def _read(
     body = msgspec.structs.replace(
         body, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=body.wanted_form()
     )
+    sampling = body.params(defaults)
+    num_answers = max(sampling.num_choices, sampling.num_beams)
+    if len(prompts) * num_answers > MAX_INPUTS:
+        raise UserError(
+            f"prompt: {num_answers} answers to each of {len(prompts)} prompts are more than the {MAX_INPUTS} that one "
+            "request may want; send several"
+        )
     return ParsedBody(
         prompts=prompts,
-        sampling=body.params(defaults),
+        sampling=sampling,
         model=body.model,
         echo=bool(body.echo),
         priority=body.priority or 0,

@@ -29,7 +29,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """True: any JSON object."""
     regex: Text | None = None
     """A text that this regular expression matches as a whole; without lookaround and backreferences."""
-    choice: tuple[Text, ...] | None = None
+    choice: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=MAX_OPTIONS)] | None = None
     """One of these strings."""
     grammar: Text | None = None
     """A text of this context-free grammar, in Lark's notation as llguidance reads it."""

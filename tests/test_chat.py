@@ -29,7 +29,6 @@ HELP = "/help lists the commands"
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serving("--dtype", "float32", "--num-kv-blocks", "256", "--api-key", KEY) as server:
-        server.key = KEY
         yield server
 
 
@@ -132,8 +131,8 @@ class TestTerminal:
 
     def test_with_a_server(self, server, tmp_path):
         with pseudo_terminal(with_server(server), tmp_path, LABINFER_API_KEY=KEY) as terminal:
-            talk(terminal, tmp_path, server.wait_idle)
-        server.wait_idle()
+            talk(terminal, tmp_path, lambda: server.wait_idle(key=KEY))
+        server.wait_idle(key=KEY)
 
     def test_sigterm_in_mid_answer_ends_in_order(self, tmp_path):
         with pseudo_terminal([*OWN, *GREEDY, "--ignore-eos"], tmp_path) as terminal:

@@ -39,7 +39,7 @@ def run(session: Session, kind: str, options: list) -> int:
     llm = load(session)
     with group.together():
         if group.rank == 0:
-            announce(llm, session.options)
+            announce({session.options.model.model: llm})
             benchmark.prepare(llm)
     session.signals.running = True
     with group.together():  # rank 0 may fail to write; the others must not wait for it then

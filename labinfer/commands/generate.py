@@ -86,7 +86,7 @@ class Rank0Job:
 
     def run(self, requests: list[Request]) -> int:
         """Run, write the results as they come, and the figures at the end."""
-        announce(self.llm, self.session.options)
+        announce({self.session.options.model.model: self.llm})
         self.files.output.begin()
         job, model = None, self.session.options.model.model
         try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 
-from labinfer.commands.plan import layout_table
+from labinfer.commands.plan import HEADER, layout_rows
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
 from labinfer.llm import LLM
 from labinfer.observe.progress_line import ProgressLine
-from labinfer.observe.table import format_bytes
+from labinfer.observe.table import format_bytes, format_table
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,31 @@ def load(session: Session, options: EngineOptions | None = None, others: tuple[L
         line.close()
 
 
-def announce(llm: LLM, options: EngineOptions) -> None:
-    """The table of ranks, and what the KV cache holds (rank 0)."""
-    parts, block_size = llm.parts, options.cache.block_size
-    kv_tokens = [count * block_size for count in parts.capacity.blocks_of_rank]
-    logger.info("model %s: %s", options.model.model, parts.directory)
-    sys.stderr.write(layout_table(parts.layout, llm.group.everyone, kv_tokens) + "\n")
+def announce(models: dict[str, LLM]) -> None:
+    """One table of the ranks, and what each KV cache holds (rank 0).
+
+    Args:
+        models: by the names that the user knows.
+    """
+    rows: list[tuple] = []
+    for name, llm in models.items():
+        parts = llm.parts
+        logger.info("model %s: %s", name, parts.directory)
+        kv_tokens = [count * llm.options.cache.block_size for count in parts.capacity.blocks_of_rank]
+        rows += [(name, *row) for row in layout_rows(parts.layout, llm.group.everyone, kv_tokens)]
+    if len(models) == 1:
+        sys.stderr.write(format_table(HEADER, [row[1:] for row in rows]) + "\n")
+    else:
+        sys.stderr.write(format_table(("model", *HEADER), rows) + "\n")
+    for name, llm in models.items():
+        _announce_capacity(f"KV cache of {name}" if len(models) > 1 else "KV cache", llm)
+
+
+def _announce_capacity(what: str, llm: LLM) -> None:
+    parts, block_size = llm.parts, llm.options.cache.block_size
     logger.info(
-        "KV cache: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
+        "%s: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
+        what,
         parts.capacity.num_blocks,
         block_size,
         format_bytes(parts.capacity.num_blocks * parts.layout.block_bytes(parts.place, block_size)),
@@ -52,7 +69,7 @@ def announce(llm: LLM, options: EngineOptions) -> None:
         parts.layout.max_model_len,
     )
     if limit := parts.capacity.describe_limit(parts.layout.topology.places):
-        logger.info("KV cache: %s", limit)
+        logger.info("%s: %s", what, limit)
     if parts.capacity.num_host_blocks:
         logger.info("host memory for swapped sequences: %d blocks", parts.capacity.num_host_blocks)
     if parts.step_times is not None:

@@ -39,15 +39,15 @@ def run(session: Session) -> int:
         if group.rank == 0:
             blocks = [_estimate_blocks(session, layout, everyone, rank, free[rank]) for rank in range(len(everyone))]
             size = session.options.cache.block_size
-            table = layout_table(layout, everyone, [count * size for count in blocks])
+            table = format_table(HEADER, layout_rows(layout, everyone, [count * size for count in blocks]))
             least = f"all ranks use the least: {min(blocks)} blocks, {min(blocks) * size} tokens"
             OutputFile(STANDARD).write(f"{table}\n\n{least}\n")
     group.close()
     return ExitStatus.OK
 
 
-def layout_table(layout: Layout, everyone: list[RankInfo], kv_tokens: list[int]) -> str:
-    """One row a rank; ``kv_tokens`` per rank."""
+def layout_rows(layout: Layout, everyone: list[RankInfo], kv_tokens: list[int]) -> list[tuple]:
+    """One row a rank, its columns those of ``HEADER``; ``kv_tokens`` per rank."""
     rows = []
     for place in layout.topology.places:
         begin, end = layout.topology.layers[place.stage]
@@ -66,7 +66,7 @@ def layout_table(layout: Layout, everyone: list[RankInfo], kv_tokens: list[int])
                 kv_tokens[place.rank],
             )
         )
-    return format_table(HEADER, rows)
+    return rows
 
 
 def _gather_free(group: RankGroup, layout: Layout) -> list[int]:

@@ -11,7 +11,7 @@ import msgspec
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions, ServerOptions
-from labinfer.errors import UserError
+from labinfer.errors import BrokenLink, UserError
 from labinfer.executor.signals import GRACE_SECONDS
 from labinfer.llm import LLM, follow_all
 from labinfer.server.access import ApiKeys
@@ -44,13 +44,18 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     for name, model in models.items():
         share = 1 / (len(models) - len(llms))  # the first of three models takes a third of what is free
         llms[name] = load(session, _options_of(session.options, model, share), tuple(llms.values()))
+    with group.together():
+        if is_rank0:
+            host = EngineHost(llms, gateway.connection, session.signals.check, own.drain_timeout)
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
     with group.together():
         if is_rank0:
-            for llm in llms.values():
-                announce(llm, llm.options)
-            _announce_address(own.host, port, keys.required, list(llms))
-            EngineHost(llms, gateway.connection, session.signals.check, own.drain_timeout).run()
+            announce(llms)
+            _announce_address(own.host, port, len(keys), list(llms))
+            try:
+                host.run()
+            except BrokenLink as error:
+                raise gateway.explain(error) from None
             gateway.end()
             for llm in llms.values():
                 llm.engine.pause()
@@ -83,11 +88,12 @@ def _listen(options: ServerOptions) -> socket.socket:
         ) from None
 
 
-def _announce_address(host: str, port: int, has_keys: bool, names: list[str]) -> None:
+def _announce_address(host: str, port: int, num_keys: int, names: list[str]) -> None:
     shown = f"[{host}]" if ":" in host else host
-    access = "an API key is required" if has_keys else "no API key is required"
-    logger.info("serving %s at http://%s:%d/v1 (%s)", ", ".join(names), shown, port, access)
-    if host in EVERYWHERE and not has_keys:
+    logger.info("serving %s at http://%s:%d/v1", ", ".join(names), shown, port)
+    who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
+    logger.info("authentication: %s", who)
+    if host in EVERYWHERE and not num_keys:
         logger.warning(
-            "anyone who can reach this machine can use it: give --api-key or --api-key-file, or --host 127.0.0.1"
+            "warning: anyone who can reach this machine can use it; give --api-key-file, or --host 127.0.0.1"
         )

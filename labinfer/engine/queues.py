@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.policies import Order, Rank
@@ -17,19 +17,25 @@ class Queues:
     Args:
         order: the policy that ranks them.
         num_seats: sequences that may run at once.
+        clock: seconds that never go back.
     """
 
-    def __init__(self, order: Order, num_seats: int):
-        self._order, self._num_seats = order, num_seats
+    def __init__(self, order: Order, num_seats: int, clock: Callable[[], float]):
+        self._order, self._num_seats, self._clock = order, num_seats, clock
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []  # by rank
         self._beam_groups: list[BeamGroup] = []  # admitted, each with a seat for every beam
 
     def wait(self, sequence: Sequence) -> None:
+        """It came just now, or gave way."""
+        if sequence.arrival is None:
+            sequence.arrival = self._clock()
         insort(self.waiting, sequence, key=self.rank)
 
     def run(self, sequence: Sequence) -> None:
         """It runs from now on, waiting no more."""
+        if sequence.queue_seconds is None and sequence.arrival is not None:  # a beam's copy never came
+            sequence.queue_seconds = self._clock() - sequence.arrival
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if self._is_new_group(sequence):

@@ -73,3 +73,5 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True):
     """At the end of a beam search, the best first."""
     embedding: list[float] | None = None
     """At the end of a request that is pooled."""
+    queue_seconds: float | None = None
+    """From the answer's arrival at the engine until it was first run; with its first token, beams or vector."""

@@ -9,8 +9,9 @@ micro-batch gets, is for ``policies`` to say.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -44,6 +45,7 @@ class Scheduler:
         num_stages: pipeline stages.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         times: what steps cost, where it was measured.
+        clock: seconds that never go back.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Scheduler:
         num_stages: int,
         eos_token_ids: tuple[int, ...] = (),
         times: StepTimes | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._options = options
         self._tables, self._blocks = tables, tables.blocks
@@ -64,7 +67,7 @@ class Scheduler:
         self._times = times
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._queues = Queues(ORDERS[options.scheduling_policy], options.max_num_seqs)
+        self._queues = Queues(ORDERS[options.scheduling_policy], options.max_num_seqs, clock)
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
         self._next_step_id = 0

@@ -43,6 +43,10 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache before it was first preempted, if it was."""
     num_preemptions: int = 0
+    arrival: float | None = None
+    """When it began to wait."""
+    queue_seconds: float | None = None
+    """From then until it first ran."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the answer's tokens, where they are wanted."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -125,7 +129,13 @@ class Sequence:
     def update(self) -> AnswerUpdate:
         """What its last step has brought."""
         if self.request.pooling:
-            return AnswerUpdate(0, [], [], self.finish_reason, self.num_cached_tokens, embedding=self.embedding)
+            return AnswerUpdate(
+                0,
+                finish_reason=self.finish_reason,
+                num_cached_tokens=self.num_cached_tokens,
+                embedding=self.embedding,
+                queue_seconds=self.queue_seconds,
+            )
         ended, wanted = self.finish_reason is not None, self.sampling.prompt_logprobs is not None
         prompt_logprobs = self.prompt_logprobs if wanted and self.choice == 0 else None
         if self.beams is None:
@@ -137,11 +147,14 @@ class Sequence:
                 self.finish_reason,
                 self.num_cached_tokens,
                 prompt_logprobs if is_first else None,
+                queue_seconds=self.queue_seconds if is_first else None,
             )
         if not ended:
             return AnswerUpdate(0)
         beams = self.beams.finished[: self.sampling.n]
-        return AnswerUpdate(0, [], [], self.finish_reason, self.num_cached_tokens, prompt_logprobs, beams)
+        return AnswerUpdate(
+            0, [], [], self.finish_reason, self.num_cached_tokens, prompt_logprobs, beams, None, self.queue_seconds
+        )
 
     def num_prompt_measures(self, begin: int) -> int:
         """How many of its scheduled tokens from ``begin`` on have a log-probability of the prompt as their result."""

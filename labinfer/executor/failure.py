@@ -8,7 +8,7 @@ import time
 import traceback
 from types import TracebackType
 
-from labinfer.errors import AgreedError, ExitStatus, Interrupted, PeerLost, UserError, WaitTimeout
+from labinfer.errors import AgreedError, BrokenLink, ExitStatus, Interrupted, PeerLost, UserError, WaitTimeout
 from labinfer.executor.group import RankGroup
 
 NEWS_SECONDS = 3.0
@@ -18,7 +18,7 @@ STANDARD_ERROR = 2
 
 def describe_failure(error: BaseException) -> str:
     """What to print for an error: one line for what the user can act on, the traceback for a defect."""
-    if isinstance(error, (UserError, WaitTimeout, PeerLost)):
+    if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenLink)):
         return f"labinfer: error: {error}"
     return "".join(traceback.format_exception(error))
 

@@ -93,7 +93,7 @@ class StatsReporter:
             self._weight_bytes_read,
             torch.get_num_threads(),
             format_ranges(os.sched_getaffinity(0)),
-            dict(self._pipeline.bytes_sent) if self._pipeline else {},
+            bytes_sent=dict(self._pipeline.bytes_sent) if self._pipeline else {},
         )
 
     def take(self) -> WorkerStats:

@@ -14,6 +14,8 @@ INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a request that its client gave up; no RFC has one."""
+MAX_MESSAGE_LENGTH, MAX_PARAM_LENGTH = 1000, 100
+"""Characters of what is said of a wrong request: part of it is the request's own text."""
 DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
@@ -49,7 +51,7 @@ class ApiError(Exception):
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """The request cannot be answered as it is."""
-    return ApiError(400, message, INVALID_REQUEST, param, code)
+    return ApiError(400, message[:MAX_MESSAGE_LENGTH], INVALID_REQUEST, param and param[:MAX_PARAM_LENGTH], code)
 
 
 def unauthorized(message: str) -> ApiError:
@@ -95,6 +97,19 @@ def too_large(limit_bytes: int) -> ApiError:
     return ApiError(413, message, INVALID_REQUEST, code="request_too_large")
 
 
+def unsupported_media_type(content_type: str) -> ApiError:
+    """The body says of itself that it is something else than JSON. A web page may send that anywhere unasked."""
+    given = _shorten(content_type) if content_type else "none"
+    message = f"the body must be JSON and have the header Content-Type: application/json, not {given}"
+    return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
+
+
+def too_large_head(limit_bytes: int) -> ApiError:
+    """The lines before the body are longer than may be."""
+    message = f"the request's head is larger than {limit_bytes} bytes; send less at once"
+    return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
+
+
 def rate_limited(message: str, retry_after_seconds: float, kind: str = "requests") -> ApiError:
     """This caller has had its share; ``kind`` says of what: requests or tokens."""
     return ApiError(429, message, kind, code="rate_limit_exceeded", headers=_retry_after(retry_after_seconds))
@@ -109,6 +124,12 @@ def internal(request_id: str | None = None) -> ApiError:
     """Our fault. What went wrong stands in the log, under the request's id, and not here."""
     hint = f"; its log has more under the request id {_shorten(request_id)}" if request_id else ""
     return ApiError(500, f"the server failed on this request{hint}", SERVER_ERROR, code="internal_error")
+
+
+def engine_failed() -> ApiError:
+    """The engine has ended on its own; what went wrong stands in the log."""
+    message = "the engine has failed, and the server ends; send the request to another one, or try again later"
+    return ApiError(500, message, SERVER_ERROR, code="engine_failed")
 
 
 def overloaded(message: str, retry_after_seconds: float) -> ApiError:

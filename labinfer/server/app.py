@@ -62,7 +62,9 @@ def make_app(service: Service) -> Starlette:
         call = Call(service, http, NO_ROUTE)
         return _answer_error(call, _of_routing(http, error, routes), logged=True)
 
-    return Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+    app.router.redirect_slashes = False  # a path with one more slash is another path
+    return app
 
 
 def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -94,7 +96,7 @@ def _answer_error(call: Call, error: ApiError, logged: bool) -> Response:
 
 
 def _of_routing(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
-    path = http.url.path
+    path = http.scope["path"]  # a URL is made with the header Host, which may be anything
     if error.status_code == 405:
         allowed = [
             method

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.errors import UserError
+from labinfer.errors import BrokenLink, UserError
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
 from labinfer.server.frames import (
     Abort,
     Accepted,
     Add,
-    BrokenLink,
     Bye,
     Draining,
     FrameReader,
@@ -33,12 +35,16 @@ from labinfer.server.stats import EngineStats
 from labinfer.text.tokenizer import Tokenizer
 
 CHUNK_BYTES = 1 << 18
-NUMBER_MARK = "/"
-"""Between the id of a call and the number of a request of it; ids never have one."""
+
+Result = TypeVar("Result")
 
 
 class EngineGone(RuntimeError):
-    """The engine has ended, or is about to, and the request cannot be finished."""
+    """The engine has been stopped, and the request cannot be finished."""
+
+
+class EngineFailed(RuntimeError):
+    """The engine has ended without having been told to."""
 
 
 class QueueIsFull(RuntimeError):
@@ -60,8 +66,12 @@ class TimeIsUp(RuntimeError):
 class Generation:
     """The requests of one call on their way: ``start`` them, take their deltas or outputs, ``close`` whatever happens.
 
+    All waiting for it ends, and what it holds is freed, when it fails: by its time limit, by the engine's end, and by
+    whoever may cancel it. What then raises says ``Raises: failures``: EngineGone, EngineFailed, Cancelled, TimeIsUp and
+    BrokenOff.
+
     Args:
-        id: by which it may be cancelled; the keys of its requests are ``id/0``, ``id/1`` and so on.
+        id: by which it may be cancelled.
         opened: one for each request.
         owner: who may cancel it.
         seconds: it may take; 0 for any time.
@@ -81,15 +91,33 @@ class Generation:
         self._num_accepted = 0
         self._error: Exception | None = None
 
+    async def after(self, work: Awaitable[Result]) -> Result:
+        """Await what has to be done before, which is cancelled where this fails meanwhile.
+
+        Raises:
+            failures, and what ``work`` does.
+        """
+        task, failing = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
+        try:
+            await asyncio.wait((task, failing), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await failing
+            return await task  # also where both are done: ``start`` will raise then
+        finally:
+            task.cancel()
+            failing.cancel()
+            await asyncio.gather(failing, return_exceptions=True)
+
     async def start(self) -> None:
         """Hand them to the engine, and wait until that has taken them.
 
         Raises:
             UserError: one of them can never run.
             QueueIsFull: too many wait.
-            EngineGone, Cancelled, TimeIsUp: they will not be taken.
+            failures: they will not be taken.
         """
-        self._engine.start(self)
+        if self._error is None:
+            self._engine.start(self)
         while self._num_accepted < len(self.opened):
             await self._wait()
 
@@ -103,7 +131,7 @@ class Generation:
         """What the answers get as they get it, with the number of the request; needs ``OpenRequest``s that stream.
 
         Raises:
-            EngineGone, Cancelled, BrokenOff, TimeIsUp: the rest will not come.
+            failures: the rest will not come.
         """
         while not self.is_done or self._changed:
             if not self._changed:
@@ -115,7 +143,7 @@ class Generation:
         """All answers, or vectors, when they are complete.
 
         Raises:
-            EngineGone, Cancelled, BrokenOff, TimeIsUp: they will not come.
+            failures: they will not come.
         """
         await self.finish()
         return [opened.output() for opened in self.opened]
@@ -131,9 +159,11 @@ class Generation:
         return all(opened.is_done for opened in self.opened)
 
     def fail(self, error: Exception) -> None:
-        """End the wait of whoever waits for it."""
-        self._error = self._error or error
-        self._news.set()
+        """Free what they hold, and end the wait of whoever waits for it, who may be long in coming."""
+        if not self.is_done:
+            self._error = self._error or error
+            self._news.set()
+        self._engine.end(self)
 
     # The engine's side of it.
 
@@ -148,6 +178,7 @@ class Generation:
             return False
         if update.finish_reason is FinishReason.ABORT:
             self.fail(BrokenOff("structured_outputs became too complex to follow; the answer was broken off"))
+            return False
         stopped = opened.add(update)
         self._changed[number, update.index] = None
         self._news.set()
@@ -176,8 +207,11 @@ class AsyncLLMEngine:
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
         self._socket, self._reader = connection, FrameReader(FromEngine)
-        self._outbox: asyncio.Queue[FromGateway] = asyncio.Queue()
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._generations: set[Generation] = set()  # that may be cancelled
         self._open: dict[str, tuple[Generation, int]] = {}  # by the key of a request, with its number
+        self._keys = map(str, itertools.count())  # ids may be chosen by callers, and two may choose the same
+        self._ending: Exception | None = None  # what ended all that was open, once that has happened
         self.models: dict[str, ServedModel] = {}
         self.ready = asyncio.Event()
         self.draining_until: float | None = None
@@ -192,6 +226,7 @@ class AsyncLLMEngine:
             BrokenLink: it has ended without.
         """
         writer = asyncio.create_task(self._write())
+        ending: Exception = EngineFailed("the engine has failed")
         try:
             while True:
                 data = await asyncio.get_running_loop().sock_recv(self._socket, CHUNK_BYTES)
@@ -199,12 +234,16 @@ class AsyncLLMEngine:
                     raise BrokenLink("the engine has ended without a word")
                 for frame in self._reader.feed(data):
                     if isinstance(frame, Bye):
+                        ending = EngineGone("the server is shutting down")
                         return
                     self._take(frame)
+        except OSError as error:
+            raise BrokenLink(f"the engine has ended: {error}") from None
         finally:
             writer.cancel()
-            for generation, _ in list(self._open.values()):
-                generation.fail(EngineGone("the server is shutting down"))
+            self._ending = ending
+            for generation in list(self._generations):
+                generation.fail(ending)
 
     def generation(
         self,
@@ -216,61 +255,57 @@ class AsyncLLMEngine:
         owner: str,
         seconds: float,
     ) -> Generation:
-        """These requests, yet to be started.
+        """These requests, yet to be started; ``close`` it in any case.
 
         Args:
             streams: whether deltas are wanted.
             id, owner, seconds: see ``Generation``.
         """
-        keyed = [replace(request, key=f"{id}{NUMBER_MARK}{number}") for number, request in enumerate(requests)]
-        return Generation(
-            self, id, model, [OpenRequest(request, tokenizer, streams) for request in keyed], owner, seconds
-        )
-
-    def is_open(self, id: str) -> bool:
-        return any(generation.id == id for generation, _ in self._open.values())
+        opened = [OpenRequest(replace(request, key=next(self._keys)), tokenizer, streams) for request in requests]
+        generation = Generation(self, id, model, opened, owner, seconds)
+        self._generations.add(generation)
+        if self._ending is not None:
+            generation.fail(self._ending)
+        return generation
 
     def cancel(self, id: str, owner: str) -> bool:
         """End what has this id, if it is open and this owner's; returns whether it was."""
-        found = {
-            generation for generation, _ in self._open.values() if (generation.id, generation.owner) == (id, owner)
-        }
+        found = [generation for generation in self._generations if (generation.id, generation.owner) == (id, owner)]
         for generation in found:
             generation.fail(Cancelled("the request was cancelled"))
-            self.end(generation)
         return bool(found)
-
-    @property
-    def num_open(self) -> int:
-        """Requests, each of a call's prompts being one."""
-        return len(self._open)
 
     # For generations.
 
     def start(self, generation: Generation) -> None:
         for number, opened in enumerate(generation.opened):
             self._open[opened.request.key] = (generation, number)
-            self._outbox.put_nowait(Add(generation.model, opened.request))
+            self._tell(Add(generation.model, opened.request))
 
     def end(self, generation: Generation) -> None:
         """Forget it, and let the engine do so where it goes on."""
+        self._generations.discard(generation)
         for opened in generation.opened:
             if self._open.pop(opened.request.key, None) is not None and not opened.is_done:
-                self._outbox.put_nowait(Abort(opened.request.key))
+                self._tell(Abort(opened.request.key))
 
     # Frames.
 
+    def _tell(self, frame: FromGateway) -> None:
+        self._outbox.put_nowait(pack(frame))
+
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            await loop.sock_sendall(self._socket, pack(await self._outbox.get()))
+        with contextlib.suppress(OSError):  # whoever reads learns of the other side's end, too
+            while True:
+                await loop.sock_sendall(self._socket, await self._outbox.get())
 
     def _take(self, frame: FromEngine) -> None:
         if isinstance(frame, Updates):
             for key, update in frame.answers:
                 generation, number = self._open.get(key, (None, 0))
                 if generation is not None and generation.update(number, update):
-                    self._outbox.put_nowait(Abort(key, update.index))
+                    self._tell(Abort(key, update.index))
         elif isinstance(frame, Accepted):
             if frame.request_id in self._open:
                 self._open[frame.request_id][0].accept()

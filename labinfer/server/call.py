@@ -20,8 +20,9 @@ from labinfer.server.request_log import FinishedRequest
 from labinfer.server.service import Service
 
 ID_HEADER = "x-request-id"
+JSON = "application/json"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-FIELD = re.compile(r"at `\$\.([A-Za-z_][A-Za-z0-9_]*)")
+FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
 """Where msgspec says which field is wrong."""
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 MIB = 1 << 20
@@ -68,16 +69,19 @@ class Call:
         Raises:
             ApiError: it is too long, no JSON, or has a field that is unknown or out of bounds.
         """
+        content_type = self.http.headers.get("content-type", "")
+        if content_type.partition(";")[0].strip().lower() != JSON:
+            raise api_errors.unsupported_media_type(content_type)
         data = await self.body()
         try:
             return msgspec.json.decode(data, type=kind)
-        except msgspec.DecodeError as error:
+        except msgspec.ValidationError as error:
             raise refused(error) from None
-        except (UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise api_errors.bad_request(f"the body is not valid JSON: {error}") from None
 
     def json(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-        return Response(_encode(content), status, self.headers | (headers or {}), "application/json")
+        return Response(_encode(content), status, self.headers | (headers or {}), JSON)
 
     @property
     def headers(self) -> dict[str, str]:

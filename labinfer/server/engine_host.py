@@ -14,14 +14,14 @@ import msgspec
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
-from labinfer.errors import Interrupted, UserError
+from labinfer.errors import BrokenLink, Interrupted, UserError
 from labinfer.llm import LLM
 from labinfer.plan import WorkerStats
+from labinfer.recommended_sampling import recommended_sampling
 from labinfer.server.frames import (
     Abort,
     Accepted,
     Add,
-    BrokenLink,
     Bye,
     Draining,
     FrameReader,
@@ -60,7 +60,7 @@ class EngineLink:
         try:
             self._socket.sendall(pack(frame))
         except OSError as error:
-            raise BrokenLink(f"the gateway process is gone: {error}") from None
+            raise BrokenLink(f"no word reaches the gateway process: {error}") from None
 
     def receive(self, seconds: float) -> list[FromGateway]:
         """What has come, after sleeping so long for it if there is nothing yet.
@@ -85,6 +85,8 @@ class Served:
 
     name: str
     llm: LLM
+    recommended: dict[str, float]
+    """Sampling, by the checkpoint."""
     sequences: dict[str, list[Sequence]] = field(default_factory=dict)
     """Of each open request."""
     prompt_tokens: int = 0
@@ -122,7 +124,7 @@ class Served:
             self.name,
             options.model.tokenizer or str(parts.directory),
             bool(options.model.tokenizer),
-            str(parts.directory),
+            self.recommended,
             parts.layout.config.vocab_size,
             parts.layout.config.hidden_size,
             parts.layout.max_model_len,
@@ -137,12 +139,17 @@ class EngineHost:
         models: by the names under which they are served; all of one group.
         check: raises ``Interrupted`` when a signal has asked for the end.
         drain_seconds: how long open requests may go on then.
+
+    Raises:
+        UserError: what a checkpoint recommends cannot be read.
     """
 
     def __init__(
         self, models: dict[str, LLM], connection: socket.socket, check: Callable[[], None], drain_seconds: float
     ):
-        self._served = {name: Served(name, llm) for name, llm in models.items()}
+        self._served = {
+            name: Served(name, llm, recommended_sampling(llm.parts.directory) or {}) for name, llm in models.items()
+        }
         self._link = EngineLink(connection)
         self._check, self._drain_seconds = check, drain_seconds
         self._model_of: dict[str, Served] = {}
@@ -178,11 +185,9 @@ class EngineHost:
                 self._drain_until = time.monotonic() + self._drain_seconds
                 self._link.send(Draining(self._drain_seconds))
                 if self._model_of:
-                    logger.info(
-                        "%d requests are open; they have %g seconds. A second signal ends them now",
-                        len(self._model_of),
-                        self._drain_seconds,
-                    )
+                    count = len(self._model_of)
+                    what = "1 request is open; it has" if count == 1 else f"{count} requests are open; they have"
+                    logger.info("%s %g seconds to end. A second signal ends all at once", what, self._drain_seconds)
             return False
         return not self._model_of or time.monotonic() > self._drain_until
 

@@ -9,15 +9,11 @@ import msgspec
 
 from labinfer.config import ServerOptions
 from labinfer.engine.request import AnswerUpdate, Request
-from labinfer.errors import PeerLost
+from labinfer.errors import BrokenLink
 from labinfer.server.stats import EngineStats
 
 LENGTH_BYTES = 4
 MAX_FRAME = 1 << 28
-
-
-class BrokenLink(PeerLost):
-    """The other side is gone, or speaks another language."""
 
 
 # From the gateway.
@@ -61,8 +57,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Directory."""
     needs_tokenizer: bool
     """Whether that directory was asked for by the user, and must have one."""
-    checkpoint: str
-    """Directory."""
+    recommended: dict[str, float]
+    """Sampling, by the checkpoint."""
     vocab_size: int
     """Width of the logits."""
     hidden_size: int

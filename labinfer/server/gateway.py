@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,9 +19,11 @@ from collections.abc import Iterator
 import msgspec
 import uvicorn
 
+from labinfer.errors import BrokenLink
 from labinfer.server.app import make_app
 from labinfer.server.async_llm_engine import AsyncLLMEngine
-from labinfer.server.frames import LENGTH_BYTES, BrokenLink, Setup
+from labinfer.server.client_connection import ClientConnection
+from labinfer.server.frames import LENGTH_BYTES, Setup
 from labinfer.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -45,11 +48,10 @@ def main(link: int, listener: int) -> None:
     connection = socket.socket(fileno=link)
     setup = _receive_setup(connection)
     os.sched_setaffinity(0, setup.cpus)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("labinfer: %(message)s"))
-    package = logging.getLogger("labinfer")
-    package.handlers[:], package.propagate = [handler], False
-    package.setLevel(setup.log_level.upper())
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
+    logging.basicConfig(stream=sys.stderr, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
+    logging.getLogger("labinfer").setLevel(setup.log_level.upper())
     asyncio.run(_serve(connection, socket.socket(fileno=listener), setup))
 
 
@@ -58,6 +60,7 @@ async def _serve(connection: socket.socket, listener: socket.socket, setup: Setu
     service = Service(setup.options, setup.model_names, engine)
     config = uvicorn.Config(
         make_app(service),
+        http=ClientConnection,
         log_config=None,
         access_log=False,
         lifespan="off",

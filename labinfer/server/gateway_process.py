@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import labinfer
 from labinfer.config import ServerOptions
+from labinfer.errors import BrokenLink
 from labinfer.server.frames import Setup, pack
 
 GATEWAY = "labinfer.server.gateway"
 END_SECONDS = 6.0
 """How long it may take for its last words."""
+DEATH_SECONDS = 0.5
+"""From a connection that breaks to the end of the process that had it."""
 
 
 class GatewayProcess:
@@ -37,6 +41,15 @@ class GatewayProcess:
                 stdin=subprocess.DEVNULL,
             )
         self.connection.sendall(pack(Setup(options, model_names, cpus, log_level)))
+
+    def explain(self, error: BrokenLink) -> BrokenLink:
+        """How the process ended, or ``error`` where it goes on."""
+        try:
+            status = self._process.wait(DEATH_SECONDS)
+        except subprocess.TimeoutExpired:
+            return error
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
+        return BrokenLink(f"the gateway process {how}; the server ends")
 
     def end(self) -> None:
         """Wait for its end; it comes when the connection closes."""

@@ -21,6 +21,7 @@ from labinfer.server.api_errors import ApiError
 from labinfer.server.async_llm_engine import (
     BrokenOff,
     Cancelled,
+    EngineFailed,
     EngineGone,
     Generation,
     QueueIsFull,
@@ -45,7 +46,7 @@ FIELD_NAMES = (
     "model",
 )
 
-ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone)
+ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone, EngineFailed)
 """How a generation may fail."""
 
 Result = TypeVar("Result")
@@ -76,36 +77,38 @@ async def read_requests(call: Call, model: Model, parsed: ParsedBody) -> list[Re
             for prompt in parsed.prompts
         ]
 
-    return await asyncio.to_thread(checked, read)
+    requests = await asyncio.to_thread(checked, read)
+    held = [request for request in requests if request.sampling.structured_outputs is not None]
+
+    def check() -> None:
+        for request in held:
+            model.reader.check_form(request)
+
+    if held:
+        await asyncio.get_running_loop().run_in_executor(call.service.trials, checked, check)
+    return requests
 
 
 class Running:
     """The requests of a call, with the engine."""
 
-    def __init__(self, call: Call, model: Model, generation: Generation, lease: Lease, requests: list[Request]):
-        self._call, self._model, self._generation, self._lease = call, model, generation, lease
-        self._requests = requests
+    def __init__(self, call: Call, model: Model, generation: Generation):
+        self._call, self._model, self._generation = call, model, generation
+        self._lease: Lease | None = None  # until it is admitted, and when it is over
         self._token_times: dict[tuple[int, int], float] = {}
         self._spent = 0
         self._status = 200  # for the log: that of a stream that fails has been sent before
 
     @classmethod
     async def start(cls, call: Call, model: Model, requests: list[Request], streams: bool, user: str | None) -> Running:
-        """Returns when the engine has taken them.
+        """Returns when it was their turn, and the engine has taken them.
 
         Raises:
             ApiError: a limit is reached, or the engine refuses one of them.
         """
         service = call.service
+        _check_lengths(requests, model.info.max_model_len)
         call.facts |= {"model": model.info.name, "prompt_tokens": sum(len(r.prompt_token_ids) for r in requests)}
-        if service.engine.is_open(call.id):
-            raise api_errors.bad_request(f"a request with the id {call.id} is open already", "x-request-id")
-        try:
-            lease = await service.limits.admit(call.caller, user, call.facts["prompt_tokens"])
-        except LimitReached as error:
-            raise api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind) from None
-        except ServerFull as error:
-            raise api_errors.overloaded(error.message, error.retry_after_seconds) from None
         generation = service.engine.generation(
             call.id,
             model.info.name,
@@ -115,12 +118,19 @@ class Running:
             call.caller.name,
             service.options.request_timeout,
         )
-        running = cls(call, model, generation, lease, requests)
+        running, is_started = cls(call, model, generation), False
         try:
+            turn = service.limits.admit(call.caller, user, call.facts["prompt_tokens"])
+            running._lease = await running._until_disconnect(generation.after(turn))
             await running._until_disconnect(generation.start())
-        except BaseException:
-            running.close()
-            raise
+            is_started = True
+        except LimitReached as error:
+            raise api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind) from None
+        except ServerFull as error:
+            raise api_errors.overloaded(error.message, error.retry_after_seconds) from None
+        finally:
+            if not is_started:
+                running.close()
         return running
 
     async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
@@ -179,8 +189,10 @@ class Running:
     def close(self) -> None:
         """Free everything, count and note what came of it. A second call does nothing."""
         self._generation.close()
-        self._count()
-        self._lease.close()
+        if self._lease is not None:
+            self._count(self._lease)
+            self._lease.close()
+            self._lease = None
 
     async def _until_disconnect(self, work: Awaitable[Result]) -> Result:
         try:
@@ -199,6 +211,8 @@ class Running:
             return api_errors.bad_request(str(error), "structured_outputs")
         if isinstance(error, Cancelled):
             return api_errors.cancelled(str(error))
+        if isinstance(error, EngineFailed):
+            return api_errors.engine_failed()
         return api_errors.draining(RETRY_SECONDS)
 
     def _note(self, number: int, delta: Delta) -> None:
@@ -213,14 +227,11 @@ class Running:
             self._call.service.metrics.inter_token(self._model.info.name, (now - last) / len(delta.token_ids))
         self._token_times[key] = now
 
-    def _count(self) -> None:
-        if self._requests is None:
-            return
-        self._requests = None
+    def _count(self, lease: Lease) -> None:
         call, opened = self._call, self._generation.opened
         name, metrics, now = self._model.info.name, call.service.metrics, time.monotonic()
         generated = sum(one.num_output_tokens for one in opened)
-        self._lease.spend(generated - self._spent)
+        lease.spend(generated - self._spent)
         call.facts |= {
             "cached_tokens": sum(one.num_cached_tokens for one in opened),
             "generated_tokens": generated,
@@ -240,6 +251,21 @@ class Running:
                     len(one.request.prompt_token_ids),
                     len(answer.token_ids),
                     end - call.begin,
-                    first_token_seconds=first,
+                    answer.queue_seconds,
+                    first,
                 )
         call.facts["finish_reason"] = ",".join(dict.fromkeys(reasons))
+
+
+def _check_lengths(requests: list[Request], longest: int) -> None:
+    """What is far too long is not to burden the engine. It says itself what just does not fit.
+
+    Raises:
+        ApiError: a prompt is longer than the context.
+    """
+    for request in requests:
+        if len(request.prompt_token_ids) > longest:
+            raise api_errors.bad_request(
+                f"the prompt has {len(request.prompt_token_ids)} tokens, but at most {longest} fit in the context; "
+                "shorten it"
+            )

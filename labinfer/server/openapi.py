@@ -1,18 +1,24 @@
-"""``/openapi.json`` (OpenAPI 3.1): requests from the structs that read them, so that what it says is what is checked."""
+"""``/openapi.json`` (OpenAPI 3.2, the first that describes streams): requests from the structs that read them, so that what it says is what is checked.
+
+Rules between fields, and how many tokens a text has, no JSON schema can say; all else that is refused, the document does
+not allow.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 import labinfer
-from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
+from labinfer.plan import BOUNDS, MAX_BAD_WORDS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from labinfer.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, EmbeddingBody, OpenAIBody
 from labinfer.server.tokenization import DetokenizeBody, TokenizeBody
 
-REFERENCE = "#/components/schemas/{name}"
-STREAM = "text/event-stream"
+COMPONENT = "#/components/{kind}/{name}"
+JSON, STREAM = "application/json", "text/event-stream"
 ERRORS = {
     400: "A field is wrong; `param` names it.",
     401: "No API key, or none that is valid.",
@@ -20,11 +26,116 @@ ERRORS = {
     405: "The path is there for another method.",
     408: "The request took longer than it may.",
     413: "The body is longer than may be.",
-    429: "This caller has had its share; see Retry-After.",
+    415: "The body does not say that it is JSON.",
+    429: "This caller has had its share.",
+    431: "The head is longer than may be.",
     499: "The request was cancelled.",
     500: "The server failed.",
-    503: "Loading, full, or shutting down; see Retry-After.",
+    503: "Loading, full, or shutting down.",
 }
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _with(schema: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    return schema | {"properties": schema["properties"] | optional}
+
+
+def _list_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+COUNT = {"type": "integer", "minimum": 0}
+
+# Answers.
+
+USAGE = _object(
+    prompt_tokens=COUNT,
+    completion_tokens=COUNT,
+    total_tokens=COUNT,
+    prompt_tokens_details=_object(cached_tokens=COUNT),
+)
+CALL = _object(id=STRING, type={"const": "function"}, function=_object(name=STRING, arguments=STRING))
+MESSAGE = _with(
+    _object(role={"const": "assistant"}, content=_or_null(STRING)), tool_calls=_list_of(CALL) | {"minItems": 1}
+)
+SPELLED = _object(token=STRING, logprob=NUMBER, bytes=_list_of({"type": "integer", "minimum": 0, "maximum": 255}))
+CHAT_LOGPROBS = _object(content=_list_of(_with(SPELLED, top_logprobs=_list_of(SPELLED))))
+TEXT_LOGPROBS = _object(
+    tokens=_list_of(STRING),
+    token_logprobs=_list_of(_or_null(NUMBER)),
+    top_logprobs=_list_of(_or_null({"type": "object", "additionalProperties": NUMBER})),
+    text_offset=_list_of(COUNT),
+)
+PLAIN_LOGPROBS = _object(token_id=COUNT, logprob=NUMBER, top={"type": "object", "additionalProperties": NUMBER})
+
+
+FINISH_REASONS = ["stop", "length", "tool_calls"]
+STOP_REASON = {"type": ["string", "integer"]}
+PART_OF_CALL = _with(
+    _object(index=COUNT, function=_with(_object(arguments=STRING), name=STRING)), id=STRING, type={"const": "function"}
+)
+DELTA = _with(
+    {"type": "object", "properties": {}}, role={"const": "assistant"}, content=STRING, tool_calls=_list_of(PART_OF_CALL)
+)
+ERROR = _object(error=_object(message=STRING, type=STRING, param=_or_null(STRING), code=_or_null(STRING)))
+
+
+def _answer(kind: str, **choice: Any) -> dict[str, Any]:
+    """Of chat or completions. The optional fields of a choice are not OpenAI's."""
+    one = _with(
+        _object(index=COUNT, **choice, finish_reason={"enum": FINISH_REASONS}),
+        stop_reason=STOP_REASON,
+        score=NUMBER,
+        prompt_logprobs=_list_of(PLAIN_LOGPROBS),
+    )
+    choices = _list_of(one) | {"minItems": 1}
+    return _object(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=choices, usage=USAGE)
+
+
+def _event(kind: str, **choice: Any) -> dict[str, Any]:
+    """Of a streamed answer: a chunk of it, an error, or the end."""
+    one = _with(
+        _object(index=COUNT, **choice, finish_reason={"enum": [*FINISH_REASONS, None]}),
+        stop_reason=STOP_REASON,
+        token_ids=_list_of(COUNT),
+    )
+    chunk = _with(
+        _object(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=_list_of(one)),
+        usage=_or_null(USAGE),
+    )
+    data = STRING | {"contentMediaType": JSON, "contentSchema": {"anyOf": [chunk, ERROR]}}
+    return _object(data={"anyOf": [{"const": "[DONE]"}, data]})
+
+
+EMBEDDING = _object(
+    object={"const": "embedding"}, index=COUNT, embedding={"oneOf": [_list_of(NUMBER) | {"minItems": 1}, STRING]}
+)
+EMBEDDINGS = _object(
+    object={"const": "list"},
+    data=_list_of(EMBEDDING),
+    model=STRING,
+    usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
+)
+MODEL = _with(
+    _object(id=STRING, object={"const": "model"}, created=COUNT, owned_by=STRING),
+    max_model_len=COUNT,
+)
+TOKENS = _with(_object(tokens=_list_of(COUNT), count=COUNT, max_model_len=COUNT), token_strs=_list_of(STRING))
+CANCELLED = _object(id=STRING, object={"const": "request.cancelled"}, cancelled={"const": True})
+
+# Operations.
+
+ANYWHERE = (400, 405, 431, 500)
+READING = (*ANYWHERE, 404, 413, 415, 503)
+GENERATING = (*READING, 408, 429, 499)
 
 
 @dataclass(frozen=True)
@@ -34,107 +145,112 @@ class Operation:
     method: str
     path: str
     summary: str
-    response: dict[str, Any]
-    """JSON schema of a successful answer."""
+    answer: dict[str, Any]
+    """JSON schema of a successful one."""
     body: type[msgspec.Struct] | None = None
-    streams: bool = False
-    content_type: str = "application/json"
+    event: dict[str, Any] | None = None
+    """JSON schema of each event of a stream, where one may be asked for instead."""
+    content_type: str = JSON
     needs_key: bool = True
-    errors: tuple[int, ...] = (401, 405, 500)
+    errors: tuple[int, ...] = ANYWHERE
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _list_of(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": item}
-
-
-STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
-USAGE = _object(prompt_tokens=INTEGER, completion_tokens=INTEGER, total_tokens=INTEGER)
-FINISH_REASON = {"enum": ["stop", "length", "tool_calls"]}
-CHAT_ANSWER = _object(
-    id=STRING,
-    object={"const": "chat.completion"},
-    created=INTEGER,
-    model=STRING,
-    choices=_list_of(_object(index=INTEGER, message=_object(role={"const": "assistant"}), finish_reason=FINISH_REASON)),
-    usage=USAGE,
-)
-TEXT_ANSWER = _object(
-    id=STRING,
-    object={"const": "text_completion"},
-    created=INTEGER,
-    model=STRING,
-    choices=_list_of(_object(index=INTEGER, text=STRING, finish_reason=FINISH_REASON)),
-    usage=USAGE,
-)
-EMBEDDINGS_ANSWER = _object(
-    object={"const": "list"},
-    data=_list_of(
-        _object(
-            object={"const": "embedding"},
-            index=INTEGER,
-            embedding={"oneOf": [_list_of(NUMBER), STRING]},
-        )
-    ),
-    model=STRING,
-    usage=_object(prompt_tokens=INTEGER, total_tokens=INTEGER),
-)
-MODEL = _object(id=STRING, object={"const": "model"}, created=INTEGER, owned_by=STRING)
-ERROR = _object(
-    error=_object(message=STRING, type=STRING, param={"type": ["string", "null"]}, code={"type": ["string", "null"]})
-)
-GENERATING = (400, 401, 404, 405, 408, 413, 429, 499, 500, 503)
 OPERATIONS = (
-    Operation("POST", "/v1/chat/completions", "Answer a conversation.", CHAT_ANSWER, ChatBody, True, errors=GENERATING),
-    Operation("POST", "/v1/completions", "Continue texts.", TEXT_ANSWER, CompletionBody, True, errors=GENERATING),
-    Operation("POST", "/v1/embeddings", "Texts as vectors.", EMBEDDINGS_ANSWER, EmbeddingBody, errors=GENERATING),
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "Answer a conversation.",
+        _answer("chat.completion", message=MESSAGE, logprobs=_or_null(CHAT_LOGPROBS)),
+        ChatBody,
+        _event("chat.completion.chunk", delta=DELTA, logprobs=_or_null(CHAT_LOGPROBS)),
+        errors=GENERATING,
+    ),
+    Operation(
+        "POST",
+        "/v1/completions",
+        "Continue texts.",
+        _answer("text_completion", text=_or_null(STRING), logprobs=_or_null(TEXT_LOGPROBS)),
+        CompletionBody,
+        _event("text_completion", text=STRING, logprobs=_or_null(TEXT_LOGPROBS)),
+        errors=GENERATING,
+    ),
+    Operation("POST", "/v1/embeddings", "Texts as vectors.", EMBEDDINGS, EmbeddingBody, errors=GENERATING),
     Operation(
         "POST",
         "/v1/requests/{id}/cancel",
         "End an open request of the same caller; its id is that of the answer, or of the header x-request-id.",
-        _object(id=STRING, object={"const": "request.cancelled"}, cancelled={"const": True}),
-        errors=(401, 404, 405, 500),
+        CANCELLED,
+        errors=(*ANYWHERE, 404),
     ),
+    Operation("GET", "/v1/models", "The models.", _object(object={"const": "list"}, data=_list_of(MODEL))),
+    Operation("GET", "/v1/models/{model}", "One of them.", MODEL, errors=(*ANYWHERE, 404)),
+    Operation("POST", "/tokenize", "A text or a conversation as token ids.", TOKENS, TokenizeBody, errors=READING),
+    Operation("POST", "/detokenize", "Token ids as text.", _object(prompt=STRING), DetokenizeBody, errors=READING),
+    Operation("GET", "/health", "The server is alive.", _object(status={"const": "ok"}), needs_key=False),
     Operation(
-        "GET", "/v1/models", "The models that are served.", _object(object={"const": "list"}, data=_list_of(MODEL))
+        "GET",
+        "/ready",
+        "It takes requests.",
+        _object(status={"const": "ready"}, models=_list_of(STRING)),
+        needs_key=False,
+        errors=(*ANYWHERE, 503),
     ),
-    Operation("GET", "/v1/models/{model}", "One of them.", MODEL, errors=(401, 404, 405, 500)),
-    Operation(
-        "POST",
-        "/tokenize",
-        "A text or a conversation as token ids.",
-        _object(tokens=_list_of(INTEGER), count=INTEGER, max_model_len=INTEGER),
-        TokenizeBody,
-        errors=(400, 401, 404, 405, 413, 500, 503),
-    ),
-    Operation(
-        "POST",
-        "/detokenize",
-        "Token ids as text.",
-        _object(prompt=STRING),
-        DetokenizeBody,
-        errors=(400, 401, 404, 405, 413, 500, 503),
-    ),
-    Operation("GET", "/health", "The server is alive.", _object(status=STRING), needs_key=False, errors=(405, 500)),
-    Operation("GET", "/ready", "It takes requests.", _object(status=STRING), needs_key=False, errors=(405, 500, 503)),
-    Operation("GET", "/version", "Its version.", _object(version=STRING), needs_key=False, errors=(405, 500)),
+    Operation("GET", "/version", "Its version.", _object(version=STRING), needs_key=False),
     Operation("GET", "/metrics", "Figures for Prometheus.", STRING, content_type="text/plain"),
-    Operation("GET", "/openapi.json", "This document.", {"type": "object"}, needs_key=False, errors=(405, 500)),
+    Operation("GET", "/openapi.json", "This document.", {"type": "object"}, needs_key=False),
 )
 
+# What the structs leave to ``SamplingParams``, and what only this server's models say.
 
-def describe_api() -> dict[str, Any]:
-    """The whole document."""
+NUMBERS = {name: {"minimum": low, "maximum": high} for name, (_, low, high, _) in BOUNDS.items()}
+FEW = {"minimum": 0, "maximum": MAX_LOGPROBS}
+SHORT = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
+FIELDS = NUMBERS | {
+    "max_completion_tokens": NUMBERS["max_tokens"],
+    "prompt_logprobs": FEW,
+    "top_logprobs": FEW,
+    "stop": SHORT | {"maxItems": MAX_STOP_STRINGS, "items": STRING | SHORT},
+    "bad_words": SHORT | {"maxItems": MAX_BAD_WORDS, "items": STRING | SHORT},
+    "logit_bias": {
+        "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+        "additionalProperties": NUMBER | {"minimum": -100, "maximum": 100},
+    },
+    "early_stopping": {"enum": [True, False, "never", None]},
+}
+"""Bounds of fields of any body. Each keyword holds for values of its own type, and not for null."""
+OF_PARTS: dict[str, dict[str, Any]] = {
+    "StructuredOutputs": {"json_object": {"enum": [True, None]}},
+    "Function": {"parameters": {"properties": {"type": {"const": "object"}}}},
+}
+"""The same for fields of structs inside of bodies."""
+LOGPROBS: dict[type, dict[str, Any]] = {
+    ChatBody: {"type": ["boolean", "null"]},
+    CompletionBody: {"anyOf": [INTEGER | FEW, {"enum": [False, None]}]},
+}
+
+
+def describe_api(model_names: Iterable[str], vocab_size: int, needs_key: bool) -> dict[str, Any]:
+    """The whole document.
+
+    Args:
+        vocab_size: of the model that has the most; 0 where it is not known yet.
+        needs_key: whether only callers with an API key are answered.
+    """
+    names = list(model_names)
     bodies = [one.body for one in OPERATIONS if one.body is not None]
-    _, components = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
+    _, schemas = msgspec.json.schema_components(bodies, ref_template=COMPONENT.format(kind="schemas", name="{name}"))
+    for body in bodies:
+        _bound(body, schemas[body.__name__]["properties"], names)
+    for part, bounds in OF_PARTS.items():
+        for name, bound in bounds.items():
+            schemas[part]["properties"][name] |= bound
+    if vocab_size:
+        _bound_token_ids(schemas, vocab_size - 1)
     paths: dict[str, dict[str, Any]] = {}
     for one in OPERATIONS:
-        paths.setdefault(one.path, {})[one.method.lower()] = _describe(one)
+        paths.setdefault(one.path, {})[one.method.lower()] = _describe(one, names, needs_key)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {
             "title": "LABInfer",
             "version": labinfer.__version__,
@@ -142,33 +258,83 @@ def describe_api() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": components | {"Error": ERROR},
+            "schemas": schemas | {"Error": ERROR},
+            "responses": {str(status): _describe_error(status) for status in ERRORS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _describe(one: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {one.content_type: {"schema": one.response}}
-    if one.streams:
-        content[STREAM] = {"schema": STRING}
-    error = {"application/json": {"schema": {"$ref": REFERENCE.format(name="Error")}}}
-    responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-    responses |= {str(status): {"description": ERRORS[status], "content": error} for status in one.errors}
+def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
+    """Add what a body's struct does not say of its fields."""
+    for name in properties:
+        properties[name] |= FIELDS.get(name, {})
+        if "oneOf" in properties[name]:
+            properties[name].pop("anyOf")  # the same with less detail
+    properties["model"] = {"enum": [*model_names, None], "default": None}
+    if issubclass(body, OpenAIBody):
+        properties["logprobs"] = LOGPROBS[body] | {"default": None}
+        for name, neutral in NEUTRAL_VALUES.items():
+            if name not in body.supported:
+                properties[name] = {"enum": [neutral, None], "default": None}
+
+
+def _bound_token_ids(schema: Any, largest: int) -> None:
+    """Wherever there is one in this schema."""
+    if isinstance(schema, dict):
+        if schema.get("title") == TOKEN_ID:
+            schema["maximum"] = largest
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _bound_token_ids(part, largest)
+
+
+def _describe(one: Operation, model_names: list[str], needs_key: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {one.content_type: {"schema": one.answer}}
+    if one.event is not None:
+        content[STREAM] = {"itemSchema": one.event}
+    errors = one.errors + ((401,) if one.needs_key else ())
     described: dict[str, Any] = {
         "summary": one.summary,
         "operationId": _operation_id(one),
-        "responses": responses,
+        "responses": {"200": {"description": "Done.", "headers": _headers(200), "content": content}}
+        | {str(status): _reference("responses", str(status)) for status in sorted(errors)},
     }
-    names = [part[1:-1] for part in one.path.split("/") if part.startswith("{")]
-    if names:
-        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": STRING} for name in names]
+    schemas = {"model": {"enum": model_names}}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": schemas.get(name, STRING)}
+        for name in (part[1:-1] for part in one.path.split("/") if part.startswith("{"))
+    ]
+    if parameters:
+        described["parameters"] = parameters
     if one.body is not None:
-        schema = {"$ref": REFERENCE.format(name=one.body.__name__)}
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if one.needs_key:
-        described["security"] = [{"key": []}, {}]  # nothing is asked for where no key is set
+        schema = _reference("schemas", one.body.__name__)
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+    if one.needs_key and needs_key:
+        described["security"] = [{"key": []}]
     return described
+
+
+def _describe_error(status: int) -> dict[str, Any]:
+    content = {JSON: {"schema": _reference("schemas", "Error")}}
+    return {"description": ERRORS[status], "headers": _headers(status), "content": content}
+
+
+def _headers(status: int) -> dict[str, Any]:
+    named = {
+        401: ("WWW-Authenticate", "How to say who calls.", STRING),
+        405: ("Allow", "The methods that are there.", STRING),
+        429: ("Retry-After", "Seconds until it is worth trying again.", COUNT),
+        503: ("Retry-After", "Seconds until it is worth trying again.", COUNT),
+    }
+    headers = [("x-request-id", "The request's id, for the server's log; that of the request if it has one.", STRING)]
+    headers += [named[status]] if status in named else []
+    return {name: {"description": description, "schema": schema} for name, description, schema in headers}
+
+
+def _reference(kind: str, name: str) -> dict[str, str]:
+    return {"$ref": COMPONENT.format(kind=kind, name=name)}
 
 
 def _operation_id(one: Operation) -> str:

@@ -58,7 +58,10 @@ async def cancel(call: Call) -> Response:
 
 
 async def openapi(call: Call) -> Response:
-    return call.json(describe_api())
+    """``GET /openapi.json``."""
+    service = call.service
+    vocab_size = max((model.info.vocab_size for model in service.models.values()), default=0)
+    return call.json(describe_api(service.model_names, vocab_size, service.keys.required))
 
 
 def _model(service: Service, name: str) -> dict:

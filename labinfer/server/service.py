@@ -6,13 +6,13 @@ import asyncio
 import secrets
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from labinfer.config import ServerOptions
 from labinfer.plan import MAX_SEED, SamplingParams
 from labinfer.prompts import RequestReader
-from labinfer.recommended_sampling import recommended_sampling
 from labinfer.server import api_errors
 from labinfer.server.access import ApiKeys
 from labinfer.server.async_llm_engine import AsyncLLMEngine
@@ -35,18 +35,11 @@ class Model:
 
     info: ServedModel
     reader: RequestReader
-    recommended: dict[str, float]
-    """Sampling, by the checkpoint."""
 
     @classmethod
     def load(cls, info: ServedModel) -> Model:
-        """With its tokenizer. Sampling is OpenAI's, where neither a request nor the checkpoint says otherwise.
-
-        Raises:
-            UserError: one of its files is broken.
-        """
-        reader = RequestReader(Path(info.tokenizer), required=info.needs_tokenizer)
-        return cls(info, reader, recommended_sampling(Path(info.checkpoint)) or {})
+        """With its tokenizer, which rank 0 has loaded before."""
+        return cls(info, RequestReader(Path(info.tokenizer), required=info.needs_tokenizer))
 
     def chat_defaults(self) -> SamplingParams:
         """Of a chat request that says nothing: as long an answer as there is room for."""
@@ -57,7 +50,7 @@ class Model:
         return self._defaults(COMPLETION_TOKENS)
 
     def _defaults(self, max_tokens: int) -> SamplingParams:
-        sampling = {"temperature": 1.0} | self.recommended
+        sampling = {"temperature": 1.0} | self.info.recommended  # OpenAI's, where the checkpoint says nothing
         return SamplingParams(max_tokens=max_tokens, seed=secrets.randbelow(MAX_SEED), **sampling)
 
 
@@ -75,6 +68,8 @@ class Service:
         self.metrics = Metrics(model_names, LONGEST)
         engine.on_stats = self.metrics.update_engine
         self.log = RequestLog(sys.stderr, options.log_json)
+        self.trials = ThreadPoolExecutor(1, "trials")
+        """Where the forms of answers are tried: one after another, so that costly ones hold up nobody else."""
         self.models: dict[str, Model] = {}
         self.started = int(time.time())
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from labinfer.errors import UserError
-from labinfer.protocol import Message
+from labinfer.protocol import Messages, TokenId
 from labinfer.server.call import Call
 from labinfer.server.generating import checked
 from labinfer.text.tools import ToolList, ToolUse
@@ -20,7 +20,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     tools: ToolList | None = None
     """Beside messages, as in a chat request."""
     add_special_tokens: bool = True
@@ -33,7 +33,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+    tokens: list[TokenId]
 
 
 async def tokenize(call: Call) -> Response:

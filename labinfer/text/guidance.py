@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labinfer.errors import UserError
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
 MAX_CACHED = 16
 """Compiled grammars that are kept: the requests of a job mostly want the same."""
 LIMITS = {
-    "max_items_in_row": 2000,
+    "max_items_in_row": 1000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""``LLParserLimits``."""
+"""``LLParserLimits``. A mask of an ambiguous grammar takes time by the third power of the items in a row: half of the
+default, 250 optional properties of an object."""
 WHITESPACE = r" |\n[ \t]{0,20}"
 """Between the parts of JSON: a space, or a new line. Without a bound a model that is unsure writes blanks for ever."""
 
@@ -91,6 +93,20 @@ def source_of(wanted: StructuredOutputs) -> str:
     return json.dumps({"grammars": [grammar]})
 
 
+def json_file_of(tokenizer: Tokenizer) -> Path:
+    """What llguidance reads of a tokenizer.
+
+    Raises:
+        UserError: it has none.
+    """
+    if tokenizer.json_file is None:
+        raise UserError(
+            "structured_outputs needs a tokenizer.json, but the checkpoint has only SentencePiece's tokenizer.model; "
+            "give --tokenizer DIR of one that has it"
+        )
+    return tokenizer.json_file
+
+
 class Vocabulary:
     """A checkpoint's tokens as llguidance has them, and its masks as the engine wants them.
 
@@ -102,22 +118,16 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: list[int]):
         from llguidance import LLParserLimits, LLTokenizer
 
-        if tokenizer.json_file is None:
-            raise UserError(
-                "structured_outputs needs a tokenizer.json, but the checkpoint has only SentencePiece's tokenizer.model; "
-                "give --tokenizer DIR of one that has it"
-            )
+        json_file = json_file_of(tokenizer)
         if not ends:
             raise UserError(
                 "structured_outputs needs an end-of-sequence token, but the checkpoint's config.json names none; "
                 "add eos_token_id"
             )
         try:
-            self.tokenizer: LLTokenizer = LLTokenizer(str(tokenizer.json_file), eos_token=ends[0])
+            self.tokenizer: LLTokenizer = LLTokenizer(str(json_file), eos_token=ends[0])
         except ValueError as error:
-            raise UserError(
-                f"structured_outputs cannot be used with {tokenizer.json_file}: {_first_line(str(error))}"
-            ) from None
+            raise UserError(f"structured_outputs cannot be used with {json_file}: {first_line(str(error))}") from None
         self.limits: LLParserLimits = LLParserLimits(**LIMITS)
         self._ends = sum(1 << end for end in set(ends))
         self._text = ((1 << vocab_size) - 1) & ~self._ends
@@ -130,7 +140,7 @@ class Vocabulary:
         """
         allowed = int.from_bytes(matcher.compute_bitmask(), "little") & self._text
         if matcher.is_error():
-            raise GuidanceError(_first_line(matcher.get_error()))
+            raise GuidanceError(first_line(matcher.get_error()))
         may_end = matcher.is_accepting()
         if matcher.is_stopped() or not allowed:
             if not may_end:
@@ -188,5 +198,6 @@ class GrammarGuide:
             self.error, self._grammar.has_failed = str(error), True
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """Of an error message, cut where it is long."""
     return f"{text.strip().partition(chr(10))[0]:.200}"

@@ -21,9 +21,12 @@ ALL = {
     "method_not_allowed": api_errors.method_not_allowed("PUT", "/v1/models", ["GET", "HEAD"]),
     "timed_out": api_errors.timed_out(600.0),
     "too_large": api_errors.too_large(1 << 24),
+    "unsupported_media_type": api_errors.unsupported_media_type("text/plain"),
+    "too_large_head": api_errors.too_large_head(1 << 16),
     "rate_limited": api_errors.rate_limited("the budget is used up", 2.1, "tokens"),
     "cancelled": api_errors.cancelled(),
     "internal": api_errors.internal("req-1"),
+    "engine_failed": api_errors.engine_failed(),
     "overloaded": api_errors.overloaded("1024 requests are open", 0.2),
     "draining": api_errors.draining(20),
 }
@@ -49,9 +52,12 @@ def test_every_constructor_is_tested_here():
         ("method_not_allowed", 405, "invalid_request_error", None, "method_not_allowed"),
         ("timed_out", 408, "timeout", None, "request_timeout"),
         ("too_large", 413, "invalid_request_error", None, "request_too_large"),
+        ("unsupported_media_type", 415, "invalid_request_error", None, "unsupported_content_type"),
+        ("too_large_head", 431, "invalid_request_error", None, "request_too_large"),
         ("rate_limited", 429, "tokens", None, "rate_limit_exceeded"),
         ("cancelled", 499, "cancelled", None, "request_cancelled"),
         ("internal", 500, "server_error", None, "internal_error"),
+        ("engine_failed", 500, "server_error", None, "engine_failed"),
         ("overloaded", 503, "server_error", None, "overloaded"),
         ("draining", 503, "server_error", None, "draining"),
     ],
@@ -84,12 +90,23 @@ def test_one_errors_headers_are_not_anothers():
 
 
 @pytest.mark.parametrize(
-    "make", [api_errors.not_found_model, lambda text: api_errors.not_found_route("GET", text), api_errors.internal]
+    "make",
+    [
+        api_errors.not_found_model,
+        lambda text: api_errors.not_found_route("GET", text),
+        api_errors.unsupported_media_type,
+        api_errors.internal,
+    ],
 )
 def test_what_a_caller_sent_comes_back_short_and_visible(make):
     for text in ("x" * 10**6, "a\nb\x1b[2J\u2028", "\ud800"):
         message = make(text).message
         assert len(message) < 200 and message.isprintable()
+
+
+def test_a_wrong_request_does_not_come_back_at_any_length():
+    error = api_errors.bad_request("unknown field " + "x" * 10**6, "x" * 10**6)
+    assert len(error.message) <= 1000 and len(error.param) <= 100
 
 
 def test_an_internal_error_tells_nothing_of_the_inside():

@@ -33,6 +33,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+WITHOUT_END = {"allOf": [{"type": "string", "pattern": f"a{{{number},900}}.*b"} for number in range(1, 40)]}
+"""llguidance alone would compile it for minutes."""
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -279,6 +282,8 @@ class TestRefusals:
                 {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}},
                 None,
             ),
+            ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+            ({"structured_outputs": {"json": WITHOUT_END}}, "structured_outputs"),
             ({"tool_choice": "required"}, "tool_choice"),
         ],
     )

@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -258,77 +257,6 @@ def test_a_form_that_cannot_be_followed_is_refused_in_one_line(maker, form, says
     with pytest.raises(UserError, match=f"structured_outputs.*{says}") as caught:
         maker.make(StructuredOutputs(**form))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
-
-
-def nested(depth: int) -> dict:
-    schema: dict = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
-
-def either(count: int) -> dict:
-    return {"anyOf": [{"type": "object", "properties": {f"p{number}": {"type": "integer"}}} for number in range(count)]}
-
-
-COSTLY = {
-    "repeats of repeats": {"regex": "(a{1,1000}){1,1000}"},
-    "repeats of repeats of repeats": {"regex": "((a{1,100}){1,100}){1,100}"},
-    "a long repeat": {"regex": "(.|\n){1,100000}x"},
-    "many states": {"regex": "(a|b)*a(a|b){60}"},
-    "many states, all text": {"regex": "(.|\n)*a(.|\n){200}"},
-    "unicode classes": {"regex": r"(\p{L}\p{N}\w\s){1,500}"},
-    "alternatives": {"regex": "|".join(f"{number}x{number * 7919}" for number in range(5000))},
-    "deep parentheses": {"regex": "(" * 20_000 + "a" + ")" * 20_000},
-    "optional chain": {"regex": "a?" * 5000 + "a" * 5000},
-    "deep schema": {"json": nested(60)},
-    "a large enumeration": {"json": {"enum": [f"{number * 7919}" for number in range(6000)]}},
-    "many properties": {"json": {"type": "object", "properties": {f"property{n}": {} for n in range(2500)}}},
-    "products of alternatives": {"json": {"allOf": [either(6) for _ in range(14)]}},
-    "one of many": {"json": {"oneOf": either(400)["anyOf"]}},
-    "long strings": {"json": {"type": "string", "minLength": 60_000, "maxLength": 60_001}},
-    "many items": {"json": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 50_000, "maxItems": 60_000}},
-    "items of items": {"json": {"type": "array", "maxItems": 999, "items": {"type": "array", "maxItems": 999}}},
-    "references": {
-        "json": {
-            "$ref": "#/$defs/a0",
-            "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(1500)} | {"a1500": {}},
-        }
-    },
-    "patterns together": {"json": {"allOf": [{"type": "string", "pattern": f"a{{{n},900}}.*b"} for n in range(1, 40)]}},
-    "a divisor": {"json": {"type": "number", "multipleOf": 0.0000001234567}},
-    "large choice": {"choice": [f"{number * 104729:060d}" for number in range(1024)]},
-    "an ambiguous grammar": {"grammar": "start: a\na: a a a a | a a a | a a | /[a-z]/"},
-    "a grammar of repeats": {"grammar": "start: a{1,1000}\na: b{1,1000}\nb: c{1,1000}\nc: /[a-z]{1,1000}/"},
-    "empty rules": {"grammar": "start: a a a a a a a a\na: b b b b b b b b |\nb: c c c c c c c c |\nc: /x/ |"},
-}
-LONGEST = 1.0
-"""Seconds that rank 0 may stand still for one grammar."""
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("name", COSTLY)
-def test_a_costly_form_is_refused_or_followed_in_bounded_time(demo, name):
-    """Making it, and each of its first masks. A limit that is hit on the way ends the answer."""
-    maker = GuideMaker(lambda: demo, VOCAB, (EOS,))
-    maker.make(StructuredOutputs(regex="a"))  # the tokenizer is read once
-    draw = random.Random(1)
-    begin = time.monotonic()
-    try:
-        guide = maker.make(StructuredOutputs(**COSTLY[name]))
-    except UserError as error:
-        assert len(str(error)) < 300
-        guide = None
-    assert time.monotonic() - begin < LONGEST
-    slowest = 0.0
-    for _ in range(60):
-        if guide is None or not guide.mask:
-            break
-        token = draw.choice(sorted(allowed(guide.mask) - {EOS}))
-        begin = time.monotonic()
-        guide.accept(token)
-        slowest = max(slowest, time.monotonic() - begin)
-    assert slowest < LONGEST / 4
 
 
 def test_a_limit_that_is_hit_on_the_way_is_an_error_of_this_answer_only(demo, monkeypatch):

@@ -31,7 +31,8 @@ def test_a_prompt_goes_through_in_chunks_and_its_vector_comes_with_the_last(pool
         (4, False, VECTOR_SIZE),
     ]
     assert bench.plans[0].starts[0].sampling.pooling == pooling
-    assert sequence.update() == AnswerUpdate(0, finish_reason=FinishReason.STOP, embedding=sequence.embedding)
+    ended = AnswerUpdate(0, finish_reason=FinishReason.STOP, embedding=sequence.embedding, queue_seconds=0.0)
+    assert sequence.update() == ended
     assert not sequence.is_decoding
     bench.check_end()
 

@@ -193,7 +193,8 @@ class Bench:
         self.blocks = self.tables.blocks
         self.options = SchedulerOptions(**options)
         self.max_context = max_context or num_blocks * block_size
-        self.scheduler = Scheduler(self.options, self.tables, num_stages, eos, times)
+        self.now = 0.0
+        self.scheduler = Scheduler(self.options, self.tables, num_stages, eos, times, clock=lambda: self.now)
         kept = -(-self.options.keep // block_size) * block_size
         dropped = max(1, (self.max_context - kept) // 2 // block_size) * block_size
         shift = ContextShift(self.max_context, kept, dropped)

@@ -1,0 +1,195 @@
+"""GrammarTrial: a process in which grammars are tried first, so that one without end takes nobody's time but its own.
+
+llguidance's limits do not bound everything: of a JSON schema with forty patterns that must all match, it makes an error
+message of gigabytes. What has passed here is compiled again where it is used, which takes no longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import labinfer
+from labinfer.errors import UserError
+from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.guidance import LIMITS, first_line, json_file_of, source_of
+from labinfer.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
+
+MODULE = "labinfer.text.grammar_trial"
+START_SECONDS = 60.0
+"""Until it has read the tokenizer."""
+TRIAL_SECONDS = 1.0
+"""A grammar that takes longer is refused, and the process is ended."""
+COMPILE_SECONDS = 0.4
+"""Processor time: what rank 0 may have to stand still for."""
+STEP_SECONDS = 0.1
+"""Processor time that one mask may take."""
+WALK_SECONDS, WALK_TOKENS = 0.2, 32
+"""How far an answer of any allowed tokens is followed."""
+MAX_BYTES = 1 << 30
+"""Of its address space."""
+MAX_REMEMBERED = 256
+"""Grammars whose verdicts are kept."""
+
+
+class GrammarTrial:
+    """The process, from outside. It starts with the first grammar, and anew after it had to be ended; threads may share it.
+
+    Args:
+        need_tokenizer: the checkpoint's tokenizer, or the ``UserError`` that says why there is none.
+    """
+
+    def __init__(self, need_tokenizer: Callable[[], Tokenizer]):
+        self._need_tokenizer = need_tokenizer
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._verdicts: dict[str, str] = {}  # what is wrong with a grammar; the one that was wanted last is the last
+
+    def check(self, wanted: StructuredOutputs) -> None:
+        """Raises:
+        UserError: the form is broken, or takes too long or too much memory.
+        """
+        json_file = json_file_of(self._need_tokenizer())
+        source = source_of(wanted)
+        with self._lock:
+            verdict = self._verdicts.pop(source, None)
+            if verdict is None:
+                verdict = self._try(source, json_file)
+            self._verdicts[source] = verdict
+            if len(self._verdicts) > MAX_REMEMBERED:
+                del self._verdicts[next(iter(self._verdicts))]
+        if verdict:
+            raise UserError(f"structured_outputs.{wanted.kind} is refused: {verdict}")
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _try(self, source: str, json_file: Path) -> str:
+        """What is wrong with a grammar; empty if nothing is."""
+        process = self._process or self._start(json_file)
+        try:
+            process.stdin.write(source.encode() + b"\n")
+            return _read_answer(process, TRIAL_SECONDS)
+        except TimeoutError:
+            self.close()
+            return f"it takes more than {TRIAL_SECONDS:g} s to compile; make it simpler"
+        except (OSError, EOFError):
+            self.close()
+            return "it takes too much memory to compile; make it simpler"
+
+    def _start(self, json_file: Path) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, str(json_file.resolve())],
+            cwd=Path(labinfer.__file__).parent.parent,  # so that it finds this package
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        try:
+            problem = _read_answer(self._process, START_SECONDS)
+        except (TimeoutError, EOFError):
+            problem = "llguidance did not start"
+        if problem:
+            self.close()
+            raise UserError(f"structured_outputs cannot be used with {json_file}: {problem}")
+        return self._process
+
+
+def _read_answer(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """A line with a JSON string.
+
+    Raises:
+        TimeoutError, EOFError: there is none in this time, or none any more.
+    """
+    descriptor, until, line = process.stdout.fileno(), time.monotonic() + seconds, b""
+    while not line.endswith(b"\n"):
+        if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
+            raise TimeoutError
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            raise EOFError
+        line += data
+    return json.loads(line)
+
+
+# Inside the process.
+
+
+def main(json_file: str) -> None:
+    """Read grammars, a line each, as long as there are any; answer each with a line."""
+    from llguidance import LLParserLimits, LLTokenizer
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
+    try:
+        tokenizer, problem = LLTokenizer(json_file), ""
+    except ValueError as error:
+        tokenizer, problem = None, first_line(str(error))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = LLParserLimits(**LIMITS)
+    print(json.dumps(problem), flush=True)
+    for line in sys.stdin.buffer:
+        print(json.dumps(try_grammar(tokenizer, line.decode(), limits)), flush=True)
+
+
+def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> str:
+    """What is wrong with a grammar; empty if nothing is."""
+    from llguidance import LLMatcher
+
+    begin = time.process_time()
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
+    mask = matcher.compute_bitmask()
+    compiled = time.process_time()
+    if matcher.is_error():
+        return first_line(matcher.get_error())
+    if compiled - begin > COMPILE_SECONDS:
+        return f"it takes {compiled - begin:.1f} s to compile, and {COMPILE_SECONDS:g} s are allowed; make it simpler"
+    draw, before = random.Random(0), compiled
+    for number in range(WALK_TOKENS):
+        token = _any_token(mask, draw, tokenizer.eos_token)
+        if token is None or before - compiled > WALK_SECONDS:
+            break
+        matcher.consume_token(token)
+        if matcher.is_stopped() and not matcher.is_error():
+            break
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            return f"after {number + 1} tokens: {first_line(matcher.get_error())}"
+        now = time.process_time()
+        if now - before > STEP_SECONDS:
+            return f"it takes {now - before:.1f} s to find the next token; make it simpler"
+        before = now
+    return ""
+
+
+def _any_token(mask: bytes, draw: random.Random, eos: int) -> int | None:
+    """One that is allowed, the end aside; None if there is none."""
+    allowed = int.from_bytes(mask, "little") & ~(1 << eos)
+    if not allowed:
+        return None
+    skipped = draw.randrange(allowed.bit_length())
+    rest = allowed >> skipped
+    return skipped + (rest & -rest).bit_length() - 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

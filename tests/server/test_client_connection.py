@@ -1,0 +1,236 @@
+"""Connections of clients that dawdle are ended, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import pytest
+import uvicorn
+
+from labinfer.server import client_connection
+from labinfer.server.client_connection import ClientConnection
+
+LIMIT = 0.3
+"""Seconds, of both bounds."""
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
+BIG = 1 << 24
+
+
+@pytest.fixture(autouse=True)
+def short_bounds(monkeypatch):
+    monkeypatch.setattr(client_connection, "REQUEST_SECONDS", LIMIT)
+    monkeypatch.setattr(client_connection, "STALL_SECONDS", LIMIT)
+
+
+class App:
+    """Reads a request, waits, answers with what it read; or streams without end.
+
+    Args:
+        wait: seconds before it answers.
+    """
+
+    def __init__(self, wait: float = 0.0, streams: bool = False):
+        self._wait, self._streams = wait, streams
+        self.was_left = asyncio.Event()
+
+    async def __call__(self, scope, receive, send) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.was_left.set()
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        await asyncio.sleep(self._wait)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % BIG)]})
+        if not self._streams:
+            await send({"type": "http.response.body", "body": body.ljust(BIG)})
+            return
+        watching = asyncio.create_task(receive())
+        while not watching.done():
+            await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+            await asyncio.sleep(0)
+        self.was_left.set()
+
+
+@contextlib.asynccontextmanager
+async def serving(app: App):
+    """The address of a server of ``app``."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=ClientConnection, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server._serve([listener]))
+    yield listener.getsockname()
+    server.should_exit = True
+    await serving
+
+
+async def time_to_end(reader: asyncio.StreamReader) -> float:
+    """How long the server keeps the connection."""
+    clock = asyncio.get_running_loop().time
+    begin = clock()
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 5)
+    return clock() - begin
+
+
+@pytest.mark.parametrize("data", [b"", b"POST / HT", POST, POST + b"123"])
+def test_a_request_that_does_not_come_ends_its_connection(data):
+    async def run() -> None:
+        app = App()
+        async with serving(app) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(data)
+            assert LIMIT * 0.9 < await time_to_end(reader) < LIMIT * 4
+            if data.startswith(POST):
+                await asyncio.wait_for(app.was_left.wait(), 1)
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_byte_at_a_time_does_not_help():
+    async def run() -> None:
+        async with serving(App()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+
+            async def drip() -> None:
+                for byte in POST * 10:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(LIMIT / 20)
+
+            dripping = asyncio.create_task(drip())
+            assert LIMIT * 0.9 < await time_to_end(reader) < LIMIT * 4
+            dripping.cancel()
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_an_answer_may_take_longer_and_a_second_request_has_its_own_time():
+    async def run() -> None:
+        async with serving(App(wait=2 * LIMIT)) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            for _ in range(2):
+                writer.write(POST + b"1234")
+                await reader.readuntil(b"\r\n\r\n")
+                assert (await reader.readexactly(BIG)).startswith(b"1234")
+                await asyncio.sleep(1.5 * LIMIT)  # between two requests
+            writer.write(POST + b"12")
+            assert LIMIT * 0.9 < await time_to_end(reader) < LIMIT * 4
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_requests_sent_ahead_wait_for_the_answers_before_them():
+    async def run() -> None:
+        async with serving(App(wait=LIMIT)) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write((POST + b"1234") * 3 + POST)
+            for _ in range(3):
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(BIG)
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_who_reads_nothing_is_given_up_and_who_reads_is_not():
+    async def run() -> None:
+        app = App(streams=True)
+        async with serving(app) as address:
+            reader, writer = await asyncio.open_connection(*address, limit=1000)
+            writer.write(POST + b"1234")
+            for _ in range(20):
+                await reader.readexactly(1 << 18)
+                await asyncio.sleep(LIMIT / 10)
+            assert not app.was_left.is_set()
+            await asyncio.wait_for(app.was_left.wait(), LIMIT * 5)
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"NONSENSE\r\n\r\n", 400, None),
+        (b"GET /" + b"a" * (1 << 17), 431, "request_too_large"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (1 << 14), 431, "request_too_large"),
+    ],
+)
+def test_what_cannot_be_a_request_is_answered_in_openais_words(data, status, code):
+    async def run() -> None:
+        async with serving(App()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(data)
+            head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+            assert head.split()[1] == str(status).encode()
+            assert json.loads(body)["error"]["code"] == code
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_body_that_breaks_the_rules_is_answered_once_and_its_reader_let_go():
+    async def run() -> None:
+        app = App()
+        async with serving(app) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+            await asyncio.sleep(LIMIT / 10)
+            writer.write(b"no number\r\n")
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+            await asyncio.wait_for(app.was_left.wait(), 1)
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_nonsense_in_the_middle_of_an_answer_ends_it(caplog):
+    async def run() -> None:
+        app = App(streams=True)
+        async with serving(app) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(POST + b"1234")
+            await reader.readexactly(10_000)
+            writer.write(b"NONSENSE\r\n\r\n")
+            await time_to_end(reader)
+            await asyncio.wait_for(app.was_left.wait(), 1)
+            writer.close()
+
+    asyncio.run(run())
+    assert "Traceback" not in caplog.text
+
+
+def test_a_long_body_after_a_long_head_is_no_long_head():
+    async def run() -> None:
+        async with serving(App()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            length = 1 << 20
+            writer.write(b"POST / HTTP/1.1\r\nx: " + b"y" * 60_000 + b"\r\nContent-Length: %d\r\n\r\n" % length)
+            writer.write(b"z" * length)
+            assert b"200" in await reader.readline()
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_at_the_end_half_a_request_is_not_waited_for():
+    async def run() -> float:
+        async with serving(App()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(POST)
+            await asyncio.sleep(LIMIT / 3)
+            begin = asyncio.get_running_loop().time()
+        writer.close()
+        return asyncio.get_running_loop().time() - begin
+
+    assert asyncio.run(run()) < 0.9

@@ -1,0 +1,195 @@
+"""Start and end, several models and figures: the server as its operator meets it, on one rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from launchers import LAUNCH, run
+from serving import is_running, serving, wait_for
+from several_models import check_both_at_once
+
+import labinfer
+
+SMALL = ("--dtype", "float32", "--num-kv-blocks", "512")
+
+# The end.
+
+
+class TestEnd:
+    def test_at_a_signal_open_requests_come_to_their_ends_and_new_ones_are_refused(self):
+        with serving(*SMALL) as server:
+            tree = server.processes
+            stream = server.stream({"max_tokens": 700}).wait_begun()
+            server.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: server.get("/ready")[0] == 503, 5)
+            for reply in (server.complete(), server.ask("GET", "/ready")):
+                reply.check_error(503, "server_error", "draining")
+                reply.check_retry_after(20)
+            assert server.get("/health")[0] == 200
+            assert server.wait_end(tree) == 128 + signal.SIGTERM
+            stream.finish(1)
+            assert (stream.finish_reason, stream.was_cut, stream.error) == ("length", False, None)
+            assert len(stream.events) > 500
+            assert "1 request is open" in server.text
+            assert "Traceback" not in server.text and "rror" not in server.text
+
+    def test_what_takes_longer_than_it_may_ends_with_an_error(self):
+        with serving(*SMALL, "--drain-timeout", "0.5") as server:
+            stream = server.stream({"n": 16, "max_tokens": 1900}).wait_begun()
+            with ThreadPoolExecutor() as threads:
+                whole = threads.submit(server.complete, n=16, max_tokens=1900, ignore_eos=True)
+                wait_for(lambda: server.metric("vllm:num_requests_running") == 32, 5)
+                begin = time.monotonic()
+                assert server.stop(signal.SIGINT) == 128 + signal.SIGINT
+                assert time.monotonic() - begin < 4
+                whole.result(1).check_error(503, "server_error", "draining")
+            assert stream.finish(1).error["code"] == "draining"
+            assert "Traceback" not in server.text
+
+    def test_a_second_signal_ends_it_at_once(self):
+        with serving(*SMALL) as server:
+            tree = server.processes
+            stream = server.stream({"n": 16, "max_tokens": 1900}).wait_begun()
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(1.5)
+            assert server.process.poll() is None
+            begin = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait_end(tree) == 128 + signal.SIGTERM
+            assert time.monotonic() - begin < 2
+            assert stream.finish(1).error["type"] == "server_error"
+            assert "Traceback" not in server.text
+
+    def test_with_nothing_open_it_ends_soon_whoever_is_connected(self):
+        with serving(*SMALL) as server:
+            tree = server.processes
+            idle = [server.connect() for _ in range(3)]
+            idle[1].sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+            server.complete()
+            time.sleep(0.3)
+            begin = time.monotonic()
+            os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does
+            assert server.wait_end(tree) == 128 + signal.SIGINT
+            assert time.monotonic() - begin < 2
+            for connection in idle:
+                assert connection.recv(1) == b""
+                connection.close()
+            assert "Traceback" not in server.text and "rror" not in server.text
+
+    def test_it_ends_with_its_gateway(self):
+        with serving(*SMALL) as server:
+            tree, begin = server.processes, time.monotonic()
+            os.kill(server.gateway_pid, signal.SIGKILL)
+            assert server.wait_end(tree) == 70
+            assert time.monotonic() - begin < 3
+            assert server.lines[-1] == "labinfer: error: the gateway process was killed by SIGKILL; the server ends"
+
+    def test_its_gateway_ends_with_it(self):
+        with serving(*SMALL) as server:
+            tree = server.processes
+            stream = server.stream({}).wait_begun()
+            os.kill(server.process.pid, signal.SIGKILL)
+            assert server.wait_end(tree) == -signal.SIGKILL
+            assert stream.finish(1).error["code"] == "engine_failed"
+            assert not any(map(is_running, tree))
+            assert "Traceback" not in server.text
+
+
+# The start.
+
+
+def refused(*flags: str) -> str:
+    """The one line that a start is refused with, before anything is loaded."""
+    done = run("single", 1, LAUNCH, "serve", *flags, timeout=60)
+    assert done.returncode == 2, done.text
+    assert len(done.our_errors) == 1, done.text
+    assert "Traceback" not in done.text and "KV cache" not in done.text
+    return done.our_errors[0]
+
+
+class TestStart:
+    def test_a_port_that_is_taken(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in refused("--port", port)
+
+    def test_an_address_that_is_none_of_this_machines(self):
+        assert "cannot listen on 192.0.2.1" in refused("--host", "192.0.2.1", "--port", "0")
+        assert "cannot listen on no.such.host.invalid" in refused("--host", "no.such.host.invalid", "--port", "0")
+
+    def test_a_file_of_keys_that_is_wrong(self, tmp_path):
+        file = tmp_path / "keys"
+        assert f"cannot read --api-key-file {file}" in refused("--api-key-file", str(file))
+        file.write_text("alice short\n")
+        line = refused("--api-key-file", str(file))
+        assert "line 1: the key has 5 characters" in line and "short" not in line.replace(str(file), "")
+
+    def test_models_that_are_wrong(self, tmp_path):
+        assert "no-such-model" in refused("--model", "no-such-model", "--port", "0")
+        assert "there is a model a already" in refused("--model", "a=demo", "--model", "a=demo-draft")
+        assert "there is a model demo already" in refused("--model", "demo", "--model", "demo")
+
+    def test_a_checkpoint_that_recommends_nonsense(self, tmp_path):
+        demo = Path(labinfer.__file__).parent / "assets/demo"
+        for file in demo.iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        (tmp_path / "generation_config.json").unlink()
+        (tmp_path / "generation_config.json").write_text('{"temperature": -3}')
+        done = run("single", 1, LAUNCH, "serve", "--model", str(tmp_path), "--port", "0", timeout=60)
+        assert done.returncode == 2
+        (line,) = done.our_errors
+        assert "generation_config.json: temperature" in line
+
+    def test_everyone_is_let_in_with_a_warning(self):
+        with serving(*SMALL, "--host", "0.0.0.0") as server:
+            assert "authentication: none" in server.text
+            assert "labinfer: warning: anyone who can reach this machine can use it" in server.text
+            assert server.complete().status == 200
+
+
+# Several models, and figures.
+
+
+@pytest.fixture(scope="module")
+def two_models():
+    flags = ("--model", "a=demo", "--model", "b=demo-draft", "--dtype", "float32", "--num-kv-blocks", "256")
+    with serving(*flags) as server:
+        yield server
+
+
+class TestSeveralModels:
+    def test_both_answer_as_they_would_alone(self, two_models):
+        check_both_at_once(two_models)
+
+    def test_another_model_is_not_found(self, two_models):
+        for name in ("demo", "a/", "../demo", "A", ""):
+            reply = two_models.complete(model=name)
+            reply.check_error(404, "invalid_request_error", "model_not_found")
+        assert two_models.complete().body["model"] == "a"
+        assert [one["id"] for one in two_models.get("/v1/models")[1]["data"]] == ["a", "b"]
+
+    def test_figures_of_each_move(self, two_models):
+        names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "labinfer:steps_total")
+        time.sleep(0.3)  # the last word of an engine that comes to rest may be on its way
+        before = {(name, model): two_models.metric(name, model_name=model) for name in names for model in "ab"}
+        assert two_models.complete(model="b", max_tokens=9, ignore_eos=True).status == 200
+        time.sleep(0.3)
+        moved = {key: two_models.metric(key[0], model_name=key[1]) - value for key, value in before.items()}
+        assert moved[names[0], "b"] == 2 and moved[names[1], "b"] == 9 and moved[names[2], "b"] == 9
+        assert not any(moved[name, "a"] for name in names)
+
+    def test_times_in_the_queue_are_counted(self, two_models):
+        before = two_models.metric("vllm:request_queue_time_seconds_count", model_name="a")
+        streams = [two_models.stream({"model": "a", "max_tokens": 20, "n": 4}) for _ in range(3)]
+        for stream in streams:
+            stream.finish()
+        count = two_models.metric("vllm:request_queue_time_seconds_count", model_name="a")
+        assert count == before + 12
+        seconds = two_models.metric("vllm:request_queue_time_seconds_sum", model_name="a")
+        assert 0 < seconds < two_models.metric("vllm:e2e_request_latency_seconds_sum", model_name="a")

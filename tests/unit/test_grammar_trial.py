@@ -1,0 +1,176 @@
+"""Grammars that cost too much are refused by a process that is there to be ended; whatever passes is cheap to follow."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import labinfer
+from labinfer.errors import UserError
+from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.grammar_trial import TRIAL_SECONDS, GrammarTrial
+from labinfer.text.guidance import GuideMaker
+from labinfer.text.tokenizer import Tokenizer
+
+EOS, VOCAB = 2, 3072
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return Tokenizer(Path(labinfer.__file__).parent / "assets" / "demo")
+
+
+@pytest.fixture
+def trial(demo):
+    trial = GrammarTrial(lambda: demo)
+    yield trial
+    trial.close()
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def either(count: int) -> dict:
+    return {"anyOf": [{"type": "object", "properties": {f"p{number}": {"type": "integer"}}} for number in range(count)]}
+
+
+PATTERNS = {"json": {"allOf": [{"type": "string", "pattern": f"a{{{n},900}}.*b"} for n in range(1, 40)]}}
+"""llguidance alone takes minutes and 20 GB for it."""
+COSTLY = {
+    "repeats of repeats": {"regex": "(a{1,1000}){1,1000}"},
+    "repeats of repeats of repeats": {"regex": "((a{1,100}){1,100}){1,100}"},
+    "a long repeat": {"regex": "(.|\n){1,100000}x"},
+    "many states": {"regex": "(a|b)*a(a|b){60}"},
+    "many states, all text": {"regex": "(.|\n)*a(.|\n){200}"},
+    "unicode classes": {"regex": r"(\p{L}\p{N}\w\s){1,500}"},
+    "alternatives": {"regex": "|".join(f"{number}x{number * 7919}" for number in range(4800))},
+    "deep parentheses": {"regex": "(" * 20_000 + "a" + ")" * 20_000},
+    "optional chain": {"regex": "a?" * 5000 + "a" * 5000},
+    "deep schema": {"json": nested(60)},
+    "a large enumeration": {"json": {"enum": [f"{number * 7919}" for number in range(6000)]}},
+    "many properties": {"json": {"type": "object", "properties": {f"property{n}": {} for n in range(2500)}}},
+    "products of alternatives": {"json": {"allOf": [either(6) for _ in range(14)]}},
+    "one of many": {"json": {"oneOf": either(400)["anyOf"]}},
+    "long strings": {"json": {"type": "string", "minLength": 60_000, "maxLength": 60_001}},
+    "many items": {"json": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 50_000, "maxItems": 60_000}},
+    "items of items": {"json": {"type": "array", "maxItems": 999, "items": {"type": "array", "maxItems": 999}}},
+    "references": {
+        "json": {
+            "$ref": "#/$defs/a0",
+            "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(1500)} | {"a1500": {}},
+        }
+    },
+    "patterns together": PATTERNS,
+    "a divisor": {"json": {"type": "number", "multipleOf": 0.0000001234567}},
+    "large choice": {"choice": [f"{number * 104729:060d}" for number in range(1024)]},
+    "an ambiguous grammar": {"grammar": "start: a\na: a a a a | a a a | a a | /[a-z]/"},
+    "a grammar of repeats": {"grammar": "start: a{1,1000}\na: b{1,1000}\nb: c{1,1000}\nc: /[a-z]{1,1000}/"},
+    "empty rules": {"grammar": "start: a a a a a a a a\na: b b b b b b b b |\nb: c c c c c c c c |\nc: /x/ |"},
+}
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_passes_is_compiled_and_followed_in_bounded_time(trial, demo, name):
+    """On any machine a second is long for these; a limit that is hit on the way ends the answer."""
+    trial.check(StructuredOutputs(regex="a"))  # it has started
+    maker = GuideMaker(lambda: demo, VOCAB, (EOS,))
+    maker.make(StructuredOutputs(regex="a"))
+    wanted, begin = StructuredOutputs(**COSTLY[name]), time.monotonic()
+    try:
+        trial.check(wanted)
+    except UserError as error:
+        assert str(error).startswith("structured_outputs.") and len(str(error)) < 300
+        assert time.monotonic() - begin < TRIAL_SECONDS + 0.5
+        return
+    assert time.monotonic() - begin < TRIAL_SECONDS + 0.5
+    begin = time.monotonic()
+    guide = maker.make(wanted)
+    assert time.monotonic() - begin < 1.0
+    draw = random.Random(1)
+    for _ in range(100):
+        if not guide.mask:
+            break
+        bits = int.from_bytes(guide.mask, "little") & ~(1 << EOS)
+        tokens = [token for token in range(bits.bit_length()) if bits >> token & 1]
+        begin = time.monotonic()
+        guide.accept(draw.choice(tokens))
+        assert time.monotonic() - begin < 0.5
+
+
+def test_a_grammar_without_end_is_refused_and_the_next_one_is_tried(trial):
+    with pytest.raises(UserError, match="structured_outputs.json is refused: it takes more than 1 s to compile"):
+        trial.check(StructuredOutputs(**PATTERNS))
+    trial.check(StructuredOutputs(regex="[0-9]+"))
+
+
+def test_a_verdict_is_remembered(trial):
+    trial.check(StructuredOutputs(regex="[0-9]+"))
+    for _ in range(2):
+        with pytest.raises(UserError, match="takes more than"):
+            trial.check(StructuredOutputs(**PATTERNS))
+    assert trial._process is None  # the second time nothing was started
+    trial.check(StructuredOutputs(regex="[0-9]+"))
+    assert trial._process is None
+
+
+def test_a_process_that_dies_is_replaced(trial):
+    trial.check(StructuredOutputs(regex="a"))
+    trial._process.kill()
+    trial._process.wait()
+    with pytest.raises(UserError, match="structured_outputs.regex is refused: it takes too much memory"):
+        trial.check(StructuredOutputs(regex="b"))
+    trial.check(StructuredOutputs(regex="c"))
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"regex": "("}, "regex is refused: .*invalid regex"),
+        ({"grammar": "start: nothing"}, "grammar is refused: .*nothing"),
+        ({"json": {"type": "strong"}}, "json is refused"),
+    ],
+)
+def test_a_broken_grammar_is_refused_with_llguidances_reason(trial, form, says):
+    with pytest.raises(UserError, match=f"structured_outputs.{says}") as caught:
+        trial.check(StructuredOutputs(**form))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_limit_that_any_answer_hits_soon_is_found(trial):
+    properties = {f"property{number}": {"type": "null"} for number in range(1000)}
+    with pytest.raises(UserError, match="after 1 tokens: .* items"):
+        trial.check(StructuredOutputs(json={"type": "object", "properties": properties}))
+
+
+def test_threads_may_share_it(trial):
+    with ThreadPoolExecutor(8) as pool:
+        forms = [StructuredOutputs(regex=f"[0-9]{{{number}}}") for number in range(1, 40)]
+        assert list(pool.map(trial.check, forms)) == [None] * len(forms)
+
+
+def test_a_tokenizer_that_llguidance_does_not_read_is_refused(tmp_path):
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers import models
+
+    FastTokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    words = Tokenizer(tmp_path)
+    with pytest.raises(UserError, match="structured_outputs cannot be used with .*tokenizer.json: "):
+        GrammarTrial(lambda: words).check(StructuredOutputs(regex="a"))
+
+
+def test_it_ends_with_its_owner(demo):
+    trial = GrammarTrial(lambda: demo)
+    trial.check(StructuredOutputs(regex="a"))
+    process = trial._process
+    process.stdin.close()  # as the owner's death does
+    assert process.wait(10) == 0
+    process.stdout.close()
