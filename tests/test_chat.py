@@ -68,7 +68,10 @@ def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = l
     assert "taken back: 1 + 1 = ?" in terminal.say("/undo")
     assert terminal.say("/retry").startswith("3, 4, 5, 6")
 
-    terminal.type("half a message" + CTRL_C)
+    terminal.type("half a message")
+    terminal.wait_for("half a message")
+    time.sleep(0.2)  # Python misses a signal in the instant before it waits for a key
+    terminal.type(CTRL_C)
     terminal.wait_for("Ctrl-D or /exit leaves\n> ", seconds=5)
     terminal.say("/reset")
     terminal.type('"""' + ENTER + "17 + 25" + ENTER + '= ?"""' + ENTER)
