@@ -1,6 +1,7 @@
 """The command line. Flags are generated from the dataclasses of ``config.py``, so each option is written down once.
 
-``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench …`` measures.
+``launch.py [options]`` runs prompts; ``launch.py serve`` and ``chat`` answer whoever asks; ``launch.py plan`` shows the
+layout; ``launch.py bench …`` measures.
 Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag answer at once.
 """
 
@@ -37,6 +38,7 @@ from labinfer.config import (
     EngineOptions,
     JobOptions,
     ModelOptions,
+    ObserveOptions,
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
@@ -65,7 +67,7 @@ COMMANDS = {
     "chat": (
         "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
         "checkpoint or the server would have it, and an answer may fill the context.",
-        (ChatOptions, SamplingOptions, *SECTIONS),
+        (ChatOptions, SamplingOptions, *(section for section in SECTIONS if section is not ObserveOptions)),
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench latency": (

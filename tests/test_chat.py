@@ -256,6 +256,7 @@ class TestFailures:
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\nevent: error\ndata: {"error": {"message": "gave up"}}\n\n', "gave up"),
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\n', "closed the connection in the middle"),
             ("200 OK\r\n\r\ndata: nonsense\n\n", "no JSON object"),
+            ("301 Elsewhere\r\n\r\n", "Elsewhere (HTTP 301)"),
             ("", "closed connection without response"),
         ],
     )  # fmt: skip

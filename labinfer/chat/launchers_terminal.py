@@ -28,32 +28,34 @@ class LaunchersTerminal:
 
     Args:
         fd: open on it.
+
+    Raises:
+        OSError: it has no name here, as in some containers.
     """
 
     def __init__(self, fd: int):
-        self._fd = fd
+        self._fd, self._path = fd, os.ttyname(fd)
 
     @classmethod
     def find(cls) -> LaunchersTerminal | None:
         """Of this rank's launcher; None where nobody sits at one, or at another machine's."""
         if shutil.which("stty") is None:
             return None
-        if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun hands its own on
-            return cls(STANDARD_INPUT)
-        launcher = _mpi_launcher()
-        if launcher is None:
-            return None
+        fds: list[int] = []
         try:
-            fds = [
-                os.open(f"/proc/{launcher}/fd/{fd}", os.O_RDWR | os.O_NOCTTY)
-                for fd in (STANDARD_INPUT, STANDARD_OUTPUT)
-            ]
-        except OSError:  # a socket, or another user's
-            return None
-        is_terminal = all(map(os.isatty, fds))
-        for fd in fds[is_terminal:]:
-            os.close(fd)
-        return cls(fds[0]) if is_terminal else None
+            if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun hands its own on
+                return cls(STANDARD_INPUT)
+            if launcher := _mpi_launcher():
+                for fd in (STANDARD_OUTPUT, STANDARD_INPUT):
+                    fds.append(os.open(f"/proc/{launcher}/fd/{fd}", os.O_RDWR | os.O_NOCTTY))
+                if all(map(os.isatty, fds)):
+                    return cls(fds.pop())
+        except OSError:  # a socket, another user's, or without a name
+            pass
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -64,7 +66,7 @@ class LaunchersTerminal:
         saved = subprocess.run(
             ["stty", "-g"], stdin=self._fd, capture_output=True, text=True, check=True
         ).stdout.strip()
-        command = ["sh", "-c", 'read -r told || stty "$0" < "$1"', saved, os.ttyname(self._fd)]
+        command = ["sh", "-c", 'read -r told || stty "$0" < "$1"', saved, self._path]
         keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         attributes = termios.tcgetattr(self._fd)
         attributes[CONTROL_CHARACTERS][termios.VINTR] = DISABLED

@@ -58,6 +58,9 @@ class LineReader:
         return min((found for end in self._ends if (found := self._data.find(end)) >= 0), default=-1)
 
     def _read(self) -> None:
-        data = os.read(self._fd, CHUNK)
+        try:
+            data = os.read(self._fd, CHUNK)
+        except OSError:  # the terminal is gone
+            data = b""
         self._data += data
         self._is_at_end = not data

@@ -100,7 +100,11 @@ class RemoteServer:
                 if response.status != http.client.OK:
                     raise _refusal(response)
             yield response
-        except (OSError, http.client.HTTPException) as error:
+        except (
+            OSError,
+            http.client.HTTPException,
+            UnicodeError,
+        ) as error:  # the last is of a name that DNS cannot have
             what = f"cannot reach {self._url}" if response is None else f"the connection to {self._url} broke"
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise AnswerFailed(f"{what}: {reason}") from None

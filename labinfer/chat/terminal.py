@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 
 from labinfer.chat.history import History
@@ -71,7 +72,9 @@ class Terminal:
 
     def __init__(self, signals: SignalGuard, commands: Sequence[str] = (), launchers: LaunchersTerminal | None = None):
         self._signals, self._launchers = signals, launchers
-        self._lines = LineReader(STANDARD_INPUT, knows_ctrl_c=launchers is not None)
+        # Where it was closed, the number has been given to something else.
+        source = STANDARD_INPUT if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
+        self._lines = LineReader(source, knows_ctrl_c=launchers is not None)
         is_terminal = os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT)
         self.is_interactive = is_terminal or launchers is not None
         """Whether somebody sits there."""

@@ -70,7 +70,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     ("command", "flags"),
     [
         ("generate", GENERATE_FLAGS),
-        ("chat", ENGINE_FLAGS | SAMPLING_FLAGS | {"--url", "--api-key", "--system"}),
+        ("chat", ENGINE_FLAGS - {"--profile"} | SAMPLING_FLAGS | {"--url", "--api-key", "--system"}),
         ("plan", ENGINE_FLAGS),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),
