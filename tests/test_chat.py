@@ -202,6 +202,10 @@ class TestPipe:
         assert (done.returncode, done.stdout) == (1, "42\n43\n")
         assert done.stderr.startswith("error: there is no command /nonsense")
 
+    def test_without_a_standard_input_it_ends_at_once(self, server):
+        done = pipe(["sh", "-c", 'exec "$@" <&-', "sh", *with_server(server, "--api-key", KEY)], "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
     def test_two_ranks_under_mpirun(self):
         arguments = command("mpirun", 2, LAUNCH, "chat", "--dtype", "float32", *GREEDY)
         process = subprocess.Popen(
