@@ -41,10 +41,11 @@ run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another mo
 test: lint test-unit test-dist test-cluster ## everything a change must pass
 
 test-all: lint test-unit test-dist test-mpi-4 test-mpi-5 test-torchrun-3 ## the whole matrices as well (about half an hour)
+	$(LIMIT) 1800 $(BIN)/python -m pytest tests/server -m slow
 	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster
 
 test-unit: $(VENV)/.setup-test ## no process group
-	$(LIMIT) 600 $(BIN)/python -m pytest tests/unit tests/server tests/test_*.py
+	$(LIMIT) 600 $(BIN)/python -m pytest tests/unit tests/server tests/test_*.py -m "not slow"
 
 test-dist: test-mpi-1 test-mpi-2 test-mpi-3 test-torchrun-2 ## the same tests at several world sizes
 

@@ -73,7 +73,7 @@ async def stream(port: int, prompt: list[int], num_tokens: int) -> None:
         {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write((head + body).encode())
     status = await reader.readline()
     assert b" 200 " in status, (status, await reader.read(2000))

@@ -82,7 +82,9 @@ def wait_ready(port: int) -> None:
 def first_token(port: int) -> float:
     """Seconds to the first text of a streamed answer, whose end is awaited, too."""
     body = json.dumps({"prompt": [5, 6, 7, 8], "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": True})
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body.encode())
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body.encode(), {"Content-Type": "application/json"}
+    )
     begin = time.monotonic()
     with urllib.request.urlopen(request) as response:
         response.readline()

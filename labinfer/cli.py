@@ -42,7 +42,6 @@ from labinfer.config import (
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
-    ServerOptions,
     check_bounds,
     convert,
     convert_section,
@@ -52,6 +51,7 @@ from labinfer.config import (
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.executor.signals import SignalGuard
 from labinfer.plan import SamplingParams
+from labinfer.server.options import ServerOptions
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.weights.read_ahead import start_reading_ahead
 

@@ -24,7 +24,6 @@ QUANTIZATIONS = ("none", "int8", "int4")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 MAX_TIMEOUT = 1e9
-MAX_PORT = 65535
 TRANSPORTS = ("auto", "mpi", "torch")
 
 Section = typing.TypeVar("Section")
@@ -233,51 +232,6 @@ class SamplingOptions:
     seed: int = option(0, "the same seed gives the same tokens on every layout (fp32)", metavar="N")
     stop: tuple[str, ...] = option((), "end before this text; may be given several times", metavar="TEXT")
     ignore_eos: bool = option(False, "go on after an end-of-sequence token")
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Where the server listens, who may use it, and how much. A caller is an API key, or the user a request names."""
-
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all of this machine's", metavar="ADDRESS")
-    port: int = option(8000, "TCP port to listen on; 0 for one that is free", metavar="N")
-    api_key: tuple[str, ...] = option(
-        (),
-        "only requests with this key are answered; may be given several times. Other users of the machine can read "
-        "command lines: --api-key-file hides the keys from them",
-        metavar="KEY",
-        secret=True,
-    )
-    api_key_file: str = option("", "file of such keys: one a line, alone or after a name and a space", metavar="FILE")
-    max_concurrent_requests: int = option(0, "requests of one caller at once; 0 for any number", metavar="N")
-    max_waiting_per_caller: int = option(
-        0, "requests of one caller that wait for their turn beyond those; further ones are refused", metavar="N"
-    )
-    tokens_per_minute: int = option(
-        0, "tokens of prompts and answers together for one caller; 0 for any number", metavar="N"
-    )
-    max_open_requests: int = option(
-        1024, "requests of all callers that are open at once; 0 for any number", metavar="N"
-    )
-    request_timeout: float = option(600.0, "seconds after which a request is cancelled; 0 for never", metavar="S")
-    max_body_size: int = option(16, "MiB of a request's body at most", metavar="MIB", least=1)
-    drain_timeout: float = option(
-        20.0, "seconds that open requests have to come to their ends when the server is stopped", metavar="S"
-    )
-    log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
-
-    def __post_init__(self) -> None:
-        if self.port > MAX_PORT:
-            raise UserError(f"--port must be at most {MAX_PORT}, not {self.port}")
-        if self.max_waiting_per_caller and not self.max_concurrent_requests:
-            raise UserError(
-                f"--max-waiting-per-caller {self.max_waiting_per_caller} says how many wait when "
-                "--max-concurrent-requests are open; add --max-concurrent-requests"
-            )
-        for name in ("request_timeout", "drain_timeout"):
-            seconds = getattr(self, name)
-            if not seconds < MAX_TIMEOUT:  # also true for NaN
-                raise UserError(f"{flag_name(name)} must be under {MAX_TIMEOUT:g} seconds, not {seconds}")
 
 
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)

@@ -19,12 +19,12 @@ from labinfer.protocol import (
     ChatBody,
     CompletionBody,
     EmbeddingBody,
-    Message,
     Sampling,
     decode,
     read_chat,
     read_completion,
 )
+from labinfer.text.messages import Message
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 

@@ -34,7 +34,7 @@ from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import write_trace
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
-from labinfer.plan import POOLINGS, SamplingParams
+from labinfer.plan import POOLINGS, SamplingParams, WorkerStats
 from labinfer.prompts import Prompt, RequestReader
 from labinfer.spmd.environment import detect
 from labinfer.text.guidance import GuideMaker
@@ -274,9 +274,14 @@ class LLM:
                 report.wall_time = time.monotonic() - begin
                 report.counts = self.engine.scheduler.counts.copy()
                 report.counts.subtract(before)
-                report.workers = self.engine.pause()
-                if self._trace is not None:
-                    write_trace(self._trace, report.workers)
+                report.workers = self.pause()
+
+    def pause(self) -> list[WorkerStats]:
+        """Rank 0: the end of a run, for the other ranks, too. Returns what each of them did, and writes the trace if wanted."""
+        workers = self.engine.pause()
+        if self._trace is not None:
+            write_trace(self._trace, workers)
+        return workers
 
     def follow(self) -> None:
         """Ranks other than 0: take part until rank 0's run ends."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from labinfer.errors import UserError
+from labinfer.nesting import MAX_DEPTH, is_too_deep
 from labinfer.structured_outputs import StructuredOutputs
 
 MAX_SEED = 2**63 - 1
@@ -120,19 +121,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.best_of and self.best_of < self.n:
             raise UserError(f"best_of {self.best_of} is less than n {self.n}")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise UserError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(self.stop)}")
+            raise UserError(f"stop may have {MAX_STOP_STRINGS} strings at most, not {len(self.stop)}")
         if len(self.bad_words) > MAX_BAD_WORDS:
-            raise UserError(f"at most {MAX_BAD_WORDS} bad words are allowed, not {len(self.bad_words)}")
-        for name, kind in (("stop", "stop string"), ("bad_words", "bad word")):
+            raise UserError(f"bad_words may have {MAX_BAD_WORDS} strings at most, not {len(self.bad_words)}")
+        for name in ("stop", "bad_words"):
             for text in getattr(self, name):
                 if not 0 < len(text) <= MAX_STOP_LENGTH:
-                    raise UserError(f"a {kind} must have 1 to {MAX_STOP_LENGTH} characters, not {text!r:.60}")
+                    raise UserError(f"{name}: a string must have 1 to {MAX_STOP_LENGTH} characters, not {text!r:.60}")
         _check_bias(self.logit_bias)
         if not isinstance(self.logits_processors, dict):
             raise UserError(f"logits_processors must map names to arguments, not {self.logits_processors!r:.60}")
+        if is_too_deep(self.logits_processors):
+            raise UserError(f"logits_processors are nested more than {MAX_DEPTH} deep; make them flatter")
         try:
             msgspec.msgpack.encode(self.logits_processors)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(f"logits_processors cannot be sent to the ranks: {error}") from None
 
     def _check_structured(self) -> None:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from labinfer.errors import UserError
-from labinfer.plan import MAX_COUNT, SamplingParams
+from labinfer.plan import MAX_COUNT, MAX_SEED, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
-from labinfer.text.tools import FunctionName, PastCall, ToolChoice, ToolList, ToolUse
+from labinfer.text.messages import Messages
+from labinfer.text.tools import FunctionName, ToolChoice, ToolList, ToolUse
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -27,47 +28,25 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 """The model's vocabulary bounds it further."""
 Body = TypeVar("Body")
 
-NEUTRAL_VALUES = {
-    "suffix": "",
-    "tools": [],
-    "tool_choice": "none",
+NEUTRAL_VALUES: dict[str, list[Any]] = {
+    "suffix": [""],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "modalities": [["text"]],
+    "reasoning_effort": [],
+    "verbosity": [],
+    "prediction": [],
+    "web_search_options": [],
+    "audio": [],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "chat_template_kwargs": [{}],
+    "add_generation_prompt": [True],
 }
-"""Fields of OpenAI's bodies that are accepted only with the value that changes nothing."""
-
-
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    text: str
-    type: str = "text"
-
-
-class Message(msgspec.Struct, omit_defaults=True):
-    """A chat message; other keys are dropped."""
-
-    role: str
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[PastCall] | None = None
-    """Of an assistant; its content may then be null."""
-    tool_call_id: str | None = None
-    """Which call a message of the role ``tool`` answers."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        message: dict[str, Any] = {"role": self.role, "content": content or ""}
-        if self.name:
-            message["name"] = self.name
-        if self.tool_calls:
-            message["content"] = content
-            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
-        if self.tool_call_id:
-            message["tool_call_id"] = self.tool_call_id
-        return message
-
-
-Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
+"""Fields of OpenAI's bodies, then of vLLM's, that are accepted only with the values that change nothing; null is one
+for all of them."""
 
 
 class Sampling(msgspec.Struct, kw_only=True):
@@ -88,6 +67,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[TokenId] | None = None
     logits_processors: dict[str, Any] | None = None
     seed: int | None = None
+    """Any; those out of bounds of ``SamplingParams`` are taken modulo 2**63."""
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
@@ -118,6 +98,8 @@ class Sampling(msgspec.Struct, kw_only=True):
             UserError: a field is out of bounds.
         """
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if "seed" in given:
+            given["seed"] %= MAX_SEED + 1
         return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
 
 
@@ -134,9 +116,11 @@ Inputs = Annotated[str | list[str | TokenId | list[TokenId]], msgspec.Meta(extra
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
     """A last chunk with the numbers of tokens."""
-    include_obfuscation: bool = False
+    continuous_usage_stats: bool | None = None
+    """Every chunk has those so far."""
+    include_obfuscation: bool | None = None
     """Accepted; nothing is added to hide the lengths of tokens."""
 
 
@@ -179,9 +163,11 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    suffix: str | None = None
-    tools: list | None = None
+    suffix: Any = None
+    tools: Any = None
     tool_choice: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
     def wanted_form(self) -> StructuredOutputs | None:
@@ -201,17 +187,6 @@ class OpenAIBody(Sampling, kw_only=True, forbid_unknown_fields=True):
     supported: ClassVar[tuple[str, ...]] = ()
     """Those of ``NEUTRAL_VALUES`` that may have other values in this kind of body."""
 
-    def check_neutral(self) -> None:
-        """Raises:
-        UserError: a field that is not supported has a value that would change something.
-        """
-        for name, neutral in NEUTRAL_VALUES.items():
-            if name in self.supported:
-                continue
-            value = getattr(self, name)
-            if value is not None and (value != neutral or type(value) is not type(neutral)):  # 0 is not False here
-                raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
-
 
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Inputs
@@ -224,6 +199,17 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    audio: Any = None
+    chat_template_kwargs: Any = None
+    add_generation_prompt: Any = None
 
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
@@ -249,7 +235,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         """
         if self.logprobs not in (None, False, True) or type(self.logprobs) is int:
             raise UserError(f"logprobs must be true or false in a chat request, not {self.logprobs!r:.60}")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise UserError("top_logprobs needs logprobs: true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -260,12 +246,15 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Only as many as the model has."""
     user: str | None = None
-    pooling: Literal["last", "mean"] = "last"
+    pooling: Literal["last", "mean"] | None = "last"
     """See ``plan.POOLINGS``."""
+
+    def __post_init__(self) -> None:
+        self.encoding_format, self.pooling = self.encoding_format or "float", self.pooling or "last"
 
     def prompts(self) -> list[dict[str, Any]]:
         """Each input as ``RequestReader.read`` takes a prompt, in order.
@@ -299,6 +288,7 @@ class ParsedBody:
     cache_salt: str
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     tool_use: ToolUse
 
 
@@ -325,10 +315,26 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
     return _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
 
 
+def check_neutral(body: msgspec.Struct, supported: tuple[str, ...] = ()) -> None:
+    """Raises:
+    UserError: a field of ``NEUTRAL_VALUES`` that is not supported has a value that would change something.
+    """
+    for name in body.__struct_fields__:
+        if name not in NEUTRAL_VALUES or name in supported:
+            continue
+        value = getattr(body, name)
+        is_neutral = any(
+            value == one and type(value) is type(one) for one in NEUTRAL_VALUES[name]
+        )  # 1 is not True here
+        if value is not None and not is_neutral:
+            raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
+
+
 def _read(
     body: OpenAIBody, prompts: list[dict[str, Any]], logprobs: Any, tool_use: ToolUse, defaults: SamplingParams
 ) -> ParsedBody:
-    body.check_neutral()
+    check_neutral(body, body.supported)
+    options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream: true; leave it out")
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -351,7 +357,8 @@ def _read(
         user=body.user or "",
         cache_salt=body.cache_salt or "",
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
         tool_use=tool_use,
     )
 

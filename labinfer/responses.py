@@ -8,6 +8,7 @@ from typing import Any
 
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
+from labinfer.text.spelling import Spelling, unnamed
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tool_calls import parse_answer
 from labinfer.text.tools import ToolUse
@@ -99,13 +100,27 @@ def text_logprobs(
     if echo is not None:
         found = [None, *(echo.logprobs or []), *found]  # the first token follows nothing
         token_ids = echo.token_ids + token_ids
-    tokens = [spell(token_id, tokenizer) for token_id in token_ids]
+    spelled = [spell(token_id, tokenizer) for token_id in token_ids]
+    lengths = [one.num_characters for one in spelled]
     return {
-        "tokens": tokens,
+        "tokens": [one.token for one in spelled],
         "token_logprobs": [one and one.logprob for one in found],
-        "top_logprobs": [one and {spell(i, tokenizer): value for i, value in one.top.items()} for one in found],
-        "text_offset": list(itertools.accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
+        "top_logprobs": [one and _top_by_text(one, tokenizer) for one in found],
+        "text_offset": list(itertools.accumulate(lengths[:-1], initial=offset)) if lengths else [],
     }
+
+
+def num_characters(token_ids: list[int], tokenizer: Tokenizer | None) -> int:
+    """By which the ``text_offset`` of what comes after them is larger."""
+    return sum(spell(token_id, tokenizer).num_characters for token_id in token_ids)
+
+
+def _top_by_text(one: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:
+    """The likeliest tokens and the one that was chosen; of those that read alike, the likelier."""
+    found: dict[str, float] = {}
+    for token_id, logprob in [*one.top.items(), (one.token_id, one.logprob)]:  # in falling order
+        found.setdefault(spell(token_id, tokenizer).token, logprob)
+    return found
 
 
 def plain_logprobs(measured: list[TokenLogprobs]) -> list[dict[str, Any]]:
@@ -120,16 +135,19 @@ def extras(completion: Completion, output: RequestOutput) -> dict[str, Any]:
         fields["stop_reason"] = completion.stop_reason
     if completion.score is not None:
         fields["score"] = completion.score
-    if output.prompt_logprobs is not None:
-        fields["prompt_logprobs"] = plain_logprobs(output.prompt_logprobs)
-    return fields
+    return fields | prompt_extras(output.prompt_logprobs)
 
 
-def spell(token_id: int, tokenizer: Tokenizer | None) -> str:
-    """A token as it reads alone."""
-    return tokenizer.decode([token_id]) if tokenizer else f"token_id:{token_id}"
+def prompt_extras(measured: list[TokenLogprobs] | None) -> dict[str, Any]:
+    """The same of the prompt's log-probabilities, where they are wanted; in a stream of each choice's first tokens."""
+    return {} if measured is None else {"prompt_logprobs": plain_logprobs(measured)}
+
+
+def spell(token_id: int, tokenizer: Tokenizer | None) -> Spelling:
+    """How a token reads alone."""
+    return tokenizer.spell(token_id) if tokenizer else unnamed(token_id)
 
 
 def _spelled(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    text = spell(token_id, tokenizer)
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    spelling = spell(token_id, tokenizer)
+    return {"token": spelling.token, "logprob": logprob, "bytes": spelling.bytes and list(spelling.bytes)}

@@ -37,11 +37,16 @@ class Finished:
     @property
     def own_stderr(self) -> str:
         """Standard error up to where torchrun begins its own account of the failure."""
-        lines = self.stderr.splitlines()
-        for index, line in enumerate(lines):
-            if "torch/distributed/elastic" in line and "run.py" not in line:
-                return "\n".join(lines[:index])
-        return self.stderr
+        return without_torchrun(self.stderr)
+
+
+def without_torchrun(text: str) -> str:
+    """What comes before torchrun's own account of a failure."""
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        if "torch/distributed/elastic" in line and "run.py" not in line:
+            return "\n".join(lines[:index])
+    return text
 
 
 def command(launcher: str, ranks: int, script: str, *args: str) -> list[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launchers import LAUNCH, ROOT, command, descendants, environment, free_port, kill_tree
+from launchers import LAUNCH, ROOT, command, descendants, environment, free_port, kill_tree, without_torchrun
 
 START_SECONDS = 90.0
 ANSWER_SECONDS = 120.0
@@ -62,6 +62,11 @@ class Server:
     def text(self) -> str:
         """What it has said so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def own_text(self) -> str:
+        """Up to where torchrun begins its own account of a failure."""
+        return without_torchrun(self.text)
 
     @property
     def lines(self) -> list[str]:
@@ -121,11 +126,11 @@ class Server:
 
     def metrics(self, name: str, key: str = "", **labels: str) -> list[float]:
         _, text = self.get("/metrics", key)
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        wanted = [re.compile(f'[{{,]{label}="{value}"') for label, value in labels.items()]
         return [
             float(line.rpartition(" ")[2])
             for line in text.splitlines()
-            if line.startswith((name + "{", name + " ")) and all(label in line for label in wanted)
+            if line.startswith((name + "{", name + " ")) and all(label.search(line) for label in wanted)
         ]
 
     def wait_idle(self, seconds: float = 20.0, key: str = "") -> None:

@@ -9,7 +9,7 @@ from serving import Server
 from labinfer import LLM, SamplingParams
 
 MODELS = {"a": "demo", "b": "demo-draft"}
-PROMPTS = ["red blue", "17 + 25 = ?", "中文", "seven", "hello hello", "sort 3 1 2", "the sea", "0"]
+PROMPTS = ["red blue", "17 + 25 = ?", "中文", "hello hello", "the sea"]
 
 
 def check_both_at_once(server: Server) -> None:

@@ -54,14 +54,14 @@ def announce(models: dict[str, LLM]) -> None:
     else:
         sys.stderr.write(format_table(("model", *HEADER), rows) + "\n")
     for name, llm in models.items():
-        _announce_capacity(f"KV cache of {name}" if len(models) > 1 else "KV cache", llm)
+        _announce_capacity(f" of {name}" if len(models) > 1 else "", llm)
 
 
-def _announce_capacity(what: str, llm: LLM) -> None:
+def _announce_capacity(whose: str, llm: LLM) -> None:
     parts, block_size = llm.parts, llm.options.cache.block_size
     logger.info(
-        "%s: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
-        what,
+        "KV cache%s: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
+        whose,
         parts.capacity.num_blocks,
         block_size,
         format_bytes(parts.capacity.num_blocks * parts.layout.block_bytes(parts.place, block_size)),
@@ -69,8 +69,8 @@ def _announce_capacity(what: str, llm: LLM) -> None:
         parts.layout.max_model_len,
     )
     if limit := parts.capacity.describe_limit(parts.layout.topology.places):
-        logger.info("%s: %s", what, limit)
+        logger.info("KV cache%s: %s", whose, limit)
     if parts.capacity.num_host_blocks:
-        logger.info("host memory for swapped sequences: %d blocks", parts.capacity.num_host_blocks)
+        logger.info("host memory for swapped sequences%s: %d blocks", whose, parts.capacity.num_host_blocks)
     if parts.step_times is not None:
-        logger.info("measured: %s", parts.step_times.describe())
+        logger.info("measured%s: %s", whose, parts.step_times.describe())

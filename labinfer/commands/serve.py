@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import logging
 import socket
+from pathlib import Path
 
 import msgspec
 
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
-from labinfer.config import EngineOptions, ServerOptions
+from labinfer.config import EngineOptions
 from labinfer.errors import BrokenLink, UserError
 from labinfer.executor.signals import GRACE_SECONDS
 from labinfer.llm import LLM, follow_all
 from labinfer.server.access import ApiKeys
 from labinfer.server.engine_host import EngineHost
 from labinfer.server.gateway_process import GatewayProcess
+from labinfer.server.options import ServerOptions
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-EVERYWHERE = ("0.0.0.0", "::")
 
 
 def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
@@ -30,6 +32,10 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
     """
+    if session.options.observe.profile and len(models) > 1:
+        raise UserError(f"--profile {session.options.observe.profile} is for one model; serve one, or leave it out")
+    if own.api_key_file:  # the gateway has another working directory
+        own = dataclasses.replace(own, api_key_file=str(Path(own.api_key_file).resolve()))
     group, gateway = session.join(), None
     is_rank0 = group.rank == 0
     with group.together():
@@ -58,7 +64,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
                 raise gateway.explain(error) from None
             gateway.end()
             for llm in llms.values():
-                llm.engine.pause()
+                llm.pause()
         else:
             reports = [llm.parts.stats for llm in llms.values()]
             group.lifeline.make_report = lambda: msgspec.msgpack.encode([stats.peek() for stats in reports])
@@ -93,7 +99,15 @@ def _announce_address(host: str, port: int, num_keys: int, names: list[str]) -> 
     logger.info("serving %s at http://%s:%d/v1", ", ".join(names), shown, port)
     who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
     logger.info("authentication: %s", who)
-    if host in EVERYWHERE and not num_keys:
+    if not num_keys and not _is_own(host):
         logger.warning(
             "warning: anyone who can reach this machine can use it; give --api-key-file, or --host 127.0.0.1"
         )
+
+
+def _is_own(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -31,6 +31,10 @@ class Caller:
     cache_salt: str = field(default="", repr=False)
     """Callers with different keys have different ones, so that they never share KV blocks."""
 
+    def user_for(self, named: str) -> str:
+        """Whom the engine takes turns with (``--scheduling-policy fair``): users of different keys are different ones."""
+        return f"{self.name}/{named}" if self != ANONYMOUS else named
+
     def salt_for(self, requested: str | None) -> str:
         """The salt of a request with a ``cache_salt`` of its own: it parts a caller's requests, and joins no others'."""
         return self.cache_salt + (requested or "")

@@ -136,7 +136,9 @@ class Generation:
         while not self.is_done or self._changed:
             if not self._changed:
                 await self._wait()
-            for number, index in self._take_changed():
+            if self._changed:  # one at a time: more may come while this one is sent
+                number, index = next(iter(self._changed))
+                del self._changed[number, index]
                 yield number, self.opened[number].take_delta(index)
 
     async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
@@ -152,7 +154,6 @@ class Generation:
         """Wait until all is complete; see ``outputs``."""
         while not self.is_done:
             await self._wait()
-            self._take_changed()
 
     @property
     def is_done(self) -> bool:
@@ -183,11 +184,6 @@ class Generation:
         self._changed[number, update.index] = None
         self._news.set()
         return stopped and update.finish_reason is None
-
-    def _take_changed(self) -> list[tuple[int, int]]:
-        changed = list(self._changed)
-        self._changed.clear()
-        return changed
 
     async def _wait(self) -> None:
         if self._error is None:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
 import msgspec
@@ -131,7 +131,7 @@ def refused(error: Exception) -> api_errors.ApiError:
     return api_errors.bad_request(text, found[1] if found else None)
 
 
-def refused_field(error: UserError, fields: tuple[str, ...]) -> api_errors.ApiError:
+def refused_field(error: UserError, fields: Collection[str]) -> api_errors.ApiError:
     """The same for a ``UserError``, whose first word is the field where one is at fault."""
     text = str(error)
     first = re.split(r"[\s.:=\[]", text, maxsplit=1)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +11,16 @@ from starlette.responses import Response
 
 from labinfer.outputs import Delta
 from labinfer.protocol import ChatBody, ParsedBody, read_chat
-from labinfer.responses import CHAT_PREFIX, CHUNK_SUFFIX, called_reason, chat_choice, chat_logprobs, extras, usage_of
+from labinfer.responses import (
+    CHAT_PREFIX,
+    CHUNK_SUFFIX,
+    called_reason,
+    chat_choice,
+    chat_logprobs,
+    extras,
+    prompt_extras,
+    usage_of,
+)
 from labinfer.server.call import Call
 from labinfer.server.event_stream import EventStream, event
 from labinfer.server.generating import Running, checked, read_requests
@@ -18,6 +28,7 @@ from labinfer.server.service import Model
 from labinfer.text.tool_calls import CallArguments, CallStart, Content, Event, ToolCallParser
 
 KIND = "chat.completion"
+NOTHING_YET = {"logprobs": None, "finish_reason": None}
 
 
 async def answer(call: Call) -> Response | EventStream:
@@ -31,12 +42,15 @@ async def answer(call: Call) -> Response | EventStream:
     if parsed.stream:
         return running.stream(ChatStream(head | {"object": KIND + CHUNK_SUFFIX}, model, parsed, running).events())
     outputs = await running.outputs()
-    tokenizer = model.reader.tokenizer
-    choices = [
-        chat_choice(completion, tokenizer, parsed.tool_use) | extras(completion, outputs[0])
-        for completion in outputs[0].completions
-    ]
-    return call.json(head | {"choices": choices, "usage": usage_of(outputs)})
+
+    def whole() -> Response:
+        choices = [
+            chat_choice(completion, model.reader.tokenizer, parsed.tool_use) | extras(completion, outputs[0])
+            for completion in outputs[0].completions
+        ]
+        return call.json(head | {"choices": choices, "usage": usage_of(outputs)})
+
+    return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
 
 
 class ChatStream:
@@ -52,12 +66,13 @@ class ChatStream:
         parallel = parsed.tool_use.parallel_tool_calls is not False
         self._parsers = [ToolCallParser(parallel) if offers else None for _ in range(parsed.sampling.n)]
         self._called: set[int] = set()  # answers that have called a tool
+        self._begun: set[int] = set()  # answers that have a chunk of what the model says
         if parsed.include_usage:
             self._head["usage"] = None
 
     async def events(self) -> AsyncIterator[bytes]:
         for index in range(self._parsed.sampling.n):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+            yield self._send({"index": index, "delta": {"role": "assistant", "content": ""}} | NOTHING_YET)
         async for _, delta in self._running.deltas():
             logprobs = chat_logprobs(delta.logprobs, self._model.reader.tokenizer) if delta.logprobs else None
             for part in self._parts(delta):
@@ -103,4 +118,11 @@ class ChatStream:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         if stop_reason is not None:
             choice["stop_reason"] = stop_reason
-        return event(self._head | {"choices": [choice]})
+        if index not in self._begun:
+            self._begun.add(index)
+            choice |= prompt_extras(self._running.opened[0].prompt_logprobs)
+        return self._send(choice)
+
+    def _send(self, choice: dict[str, Any]) -> bytes:
+        used = {"usage": self._running.usage()} if self._parsed.continuous_usage else {}
+        return event(self._head | {"choices": [choice]} | used)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -21,6 +22,7 @@ STALL_SECONDS = 60.0
 """A client that reads nothing for so long, with more to read than the system and we keep for it, is given up."""
 LINGER_SECONDS = 2.0
 """For a client to read why it was refused: to close at once, with data of its own unread, would take that from it."""
+UPGRADE_FIELDS = (b"connection", b"upgrade", b"http2-settings")
 MAX_HEAD = 1 << 16
 """Bytes of a request before its body."""
 
@@ -47,18 +49,39 @@ class ClientConnection(HttpToolsProtocol):
         if self._is_refused:
             return
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        while data:
+            data = self._feed(data)
         if self._in_head and self._head_bytes > MAX_HEAD and not self._is_refused:
             self._refuse(api_errors.too_large_head(MAX_HEAD))
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(api_errors.bad_request("this is no HTTP request that can be understood"))
 
     def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
             self.transport.abort()  # half a request: nothing is lost, and nobody is to wait for the rest
         else:
             super().shutdown()
+
+    def _feed(self, data: bytes) -> bytes:
+        """Returns what is still to be fed. A request to speak another protocol is taken for one in this protocol (RFC 9110,
+        section 7.8), as Java's clients send it first of all; uvicorn alone would lose its body.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            if self._is_upgrade:
+                head = [
+                    b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+                ]
+                head += [b"%b: %b" % field for field in self.headers if field[0] not in UPGRADE_FIELDS]
+                self.parser = httptools.HttpRequestParser(self)
+                return b"\r\n".join([*head, b"", data[stop.args[0] :]])
+        except httptools.HttpParserError:
+            self._refuse(api_errors.bad_request("this is no HTTP request that can be understood"))
+        return b""
+
+    @property
+    def _is_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     # What uvicorn's parser has come to.
 
@@ -68,10 +91,14 @@ class ClientConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self._is_upgrade:
+            return  # it comes again without
         self._in_head, self._head_bytes = False, 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
         self._in_head, self._head_bytes = True, 0
         self._stop_timer()
         super().on_message_complete()

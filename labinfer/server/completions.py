@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,7 +12,16 @@ from starlette.responses import Response
 
 from labinfer.outputs import Delta
 from labinfer.protocol import CompletionBody, ParsedBody, read_completion
-from labinfer.responses import COMPLETION_PREFIX, Echo, extras, text_choice, text_logprobs, usage_of
+from labinfer.responses import (
+    COMPLETION_PREFIX,
+    Echo,
+    extras,
+    num_characters,
+    prompt_extras,
+    text_choice,
+    text_logprobs,
+    usage_of,
+)
 from labinfer.server.call import Call
 from labinfer.server.event_stream import EventStream, event
 from labinfer.server.generating import Running, checked, read_requests
@@ -31,14 +41,18 @@ async def answer(call: Call) -> Response | EventStream:
     if parsed.stream:
         return running.stream(CompletionStream(head, model, parsed, running).events())
     outputs = await running.outputs()
-    choices = []
-    for number, output in enumerate(outputs):
-        echo = _echo(model, parsed, running, number)
-        for completion in output.completions:
-            index = number * parsed.sampling.n + completion.index
-            choice = text_choice(replace(completion, index=index), model.reader.tokenizer, echo)
-            choices.append(choice | extras(completion, output))
-    return call.json(head | {"choices": choices, "usage": usage_of(outputs)})
+
+    def whole() -> Response:
+        choices = []
+        for number, output in enumerate(outputs):
+            echo = _echo(model, parsed, running, number)
+            for completion in output.completions:
+                index = number * parsed.sampling.n + completion.index
+                choice = text_choice(replace(completion, index=index), model.reader.tokenizer, echo)
+                choices.append(choice | extras(completion, output))
+        return call.json(head | {"choices": choices, "usage": usage_of(outputs)})
+
+    return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
 
 
 class CompletionStream:
@@ -57,10 +71,15 @@ class CompletionStream:
     async def events(self) -> AsyncIterator[bytes]:
         async for number, delta in self._running.deltas():
             index = number * self._parsed.sampling.n + delta.index
-            echo = None if index in self._lengths else _echo(self._model, self._parsed, self._running, number)
+            is_first = index not in self._lengths
+            echo = _echo(self._model, self._parsed, self._running, number) if is_first else None
             choice = self._choice(index, delta, echo)
-            if choice["text"] or choice["logprobs"] or delta.finish_reason is not None:
-                yield event(self._head | {"choices": [choice]})
+            if is_first:
+                choice |= prompt_extras(self._running.opened[number].prompt_logprobs)
+            says_something = is_first or choice["text"] or choice["logprobs"] or choice.get("token_ids")
+            if says_something or delta.finish_reason is not None:
+                used = {"usage": self._running.usage()} if self._parsed.continuous_usage else {}
+                yield event(self._head | {"choices": [choice]} | used)
         if self._parsed.include_usage:
             yield event(self._head | {"choices": [], "usage": self._running.usage()})
 
@@ -70,7 +89,7 @@ class CompletionStream:
         if delta.logprobs is not None:
             tokenizer = self._model.reader.tokenizer
             logprobs = text_logprobs(delta.token_ids, delta.logprobs, tokenizer, echo, offset)
-            self._lengths[index] += sum(map(len, logprobs["tokens"]))
+            self._lengths[index] += num_characters((echo.token_ids if echo else []) + delta.token_ids, tokenizer)
         choice: dict[str, Any] = {
             "index": index,
             "text": text,

@@ -34,4 +34,9 @@ async def answer(call: Call) -> Response:
 
     requests = await asyncio.to_thread(checked, read)
     running = await Running.start(call, model, requests, streams=False, user=body.user)
-    return call.json(embedding_response(await running.outputs(), model.info.name, body.encoding_format))
+    outputs = await running.outputs()
+
+    def whole() -> Response:
+        return call.json(embedding_response(outputs, model.info.name, body.encoding_format))
+
+    return await asyncio.to_thread(whole)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -39,6 +40,8 @@ from labinfer.server.stats import NUM_STEP_BUCKETS, EngineStats, RankStats, step
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
+MAX_CHUNKS = 16
+"""That are read between two steps."""
 IDLE_SECONDS = 0.25
 """How long rank 0 sleeps at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
 STATS_SECONDS = 1.0
@@ -52,6 +55,8 @@ class EngineLink:
 
     def __init__(self, connection: socket.socket):
         self._socket, self._reader = connection, FrameReader(FromGateway)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
 
     def send(self, frame: FromEngine) -> None:
         """Raises:
@@ -68,15 +73,19 @@ class EngineLink:
         Raises:
             BrokenLink: the gateway is gone.
         """
-        if not select.select([self._socket], [], [], seconds)[0]:
-            return []
-        try:
-            data = self._socket.recv(CHUNK_BYTES)
-        except OSError as error:
-            raise BrokenLink(f"the gateway process is gone: {error}") from None
-        if not data:
-            raise BrokenLink("the gateway process has ended")
-        return self._reader.feed(data)
+        frames: list[FromGateway] = []
+        for _ in range(MAX_CHUNKS):
+            if not self._poll.poll(1e3 * seconds):
+                break
+            try:
+                data = self._socket.recv(CHUNK_BYTES)
+            except OSError as error:
+                raise BrokenLink(f"the gateway process is gone: {error}") from None
+            if not data:
+                raise BrokenLink("the gateway process has ended")
+            frames += self._reader.feed(data)
+            seconds = 0.0
+        return frames
 
 
 @dataclass
@@ -122,7 +131,9 @@ class Served:
         parts, options = self.llm.parts, self.llm.options
         return ServedModel(
             self.name,
-            options.model.tokenizer or str(parts.directory),
+            str(
+                Path(options.model.tokenizer or parts.directory).resolve()
+            ),  # the gateway has another working directory
             bool(options.model.tokenizer),
             self.recommended,
             parts.layout.config.vocab_size,
@@ -254,7 +265,7 @@ class EngineHost:
         self._stats_left -= 1
         reports = {0: [served.llm.parts.stats.peek() for served in self._served.values()]}
         if self._lifeline is not None:
-            reports |= {rank: self._decode(data) for rank, data in sorted(self._lifeline.reports.items())}
+            reports |= {rank: self._decode(data) for rank, data in sorted(self._lifeline.reports.items()) if data}
             self._lifeline.ask_reports()  # for the next time
         stats = [
             _describe(served, [report[number] for report in reports.values()], now)

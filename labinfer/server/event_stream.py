@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0
 """Without anything to send for so long, a comment tells proxies and clients that the stream is alive."""
+STALLED_SECONDS = 120.0
+"""A client that takes nothing for so long is given up."""
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -53,9 +55,14 @@ class EventStream:
         on_end: Callable[[], None],
     ):
         self._events, self._on_disconnect, self._on_end = events, on_disconnect, on_end
-        fields = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"} | headers
+        fields = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        } | headers
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
         self._last_sent = 0.0
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         side_tasks = []
@@ -64,7 +71,7 @@ class EventStream:
             self._last_sent = time.monotonic()
             side_tasks = [
                 asyncio.create_task(self._watch(receive)),
-                asyncio.create_task(self._keep_alive(send)),
+                asyncio.create_task(self._keep_alive(send, asyncio.current_task())),
             ]
             try:
                 async for data in self._events:
@@ -84,18 +91,21 @@ class EventStream:
             self._on_end()
 
     async def _send(self, send: Send, data: bytes) -> None:
-        self._last_sent = time.monotonic()
+        self._last_sent, self._is_sending = time.monotonic(), True
         await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_sending = False
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._on_disconnect()
 
-    async def _keep_alive(self, send: Send) -> None:
+    async def _keep_alive(self, send: Send, sender: asyncio.Task) -> None:
         while True:
-            pause = self._last_sent + KEEP_ALIVE_SECONDS - time.monotonic()
-            if pause <= 0:
+            quiet = time.monotonic() - self._last_sent
+            if self._is_sending and quiet > STALLED_SECONDS:
+                sender.cancel()
+                return
+            if quiet >= KEEP_ALIVE_SECONDS and not self._is_sending:
                 await self._send(send, KEEP_ALIVE)
-            else:
-                await asyncio.sleep(pause)
+            await asyncio.sleep(min(KEEP_ALIVE_SECONDS, max(1.0, KEEP_ALIVE_SECONDS - quiet)))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from labinfer.config import ServerOptions
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.errors import BrokenLink
+from labinfer.server.options import ServerOptions
 from labinfer.server.stats import EngineStats
 
 LENGTH_BYTES = 4
@@ -149,7 +149,7 @@ class FrameReader:
                 break
             try:
                 frames.append(self._decoder.decode(memoryview(self._data)[begin + LENGTH_BYTES : end]))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise BrokenLink(f"a frame does not decode: {error}") from None
             begin = end
         del self._data[:begin]

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import msgspec
 import uvicorn
 
-from labinfer.errors import BrokenLink
+from labinfer.errors import BrokenLink, UserError
 from labinfer.server.app import make_app
 from labinfer.server.async_llm_engine import AsyncLLMEngine
 from labinfer.server.client_connection import ClientConnection
@@ -45,6 +45,7 @@ def main(link: int, listener: int) -> None:
     """Serve until rank 0 says goodbye or is gone."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # rank 0 gets them too, and brings things to an orderly end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     connection = socket.socket(fileno=link)
     setup = _receive_setup(connection)
     os.sched_setaffinity(0, setup.cpus)
@@ -72,12 +73,19 @@ async def _serve(connection: socket.socket, listener: socket.socket, setup: Setu
     service.metrics.watch_connections(lambda: len(server.server_state.connections))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     preparing = asyncio.create_task(service.prepare())
+    running = asyncio.create_task(engine.run())
     try:
-        await engine.run()
-    except BrokenLink:
-        pass  # rank 0 or its launcher says why
+        await asyncio.wait((running, preparing), return_when=asyncio.FIRST_EXCEPTION)
+        if preparing.done():
+            preparing.result()
+            await running
+    except UserError as error:
+        logger.error("error: %s", error)
+    except BrokenLink as error:  # rank 0 or its launcher says why
+        logger.debug("%s", error)
     finally:
         preparing.cancel()
+        running.cancel()
         server.should_exit = True
         await serving
 

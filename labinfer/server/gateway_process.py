@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import labinfer
-from labinfer.config import ServerOptions
 from labinfer.errors import BrokenLink
 from labinfer.server.frames import Setup, pack
+from labinfer.server.options import ServerOptions
 
 GATEWAY = "labinfer.server.gateway"
 END_SECONDS = 6.0
@@ -34,12 +34,17 @@ class GatewayProcess:
         self.connection, theirs = socket.socketpair()
         with theirs, listener:
             descriptors = (theirs.fileno(), listener.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", GATEWAY, *map(str, descriptors)],
-                pass_fds=descriptors,
-                cwd=Path(labinfer.__file__).parent.parent,  # so that it finds this package
-                stdin=subprocess.DEVNULL,
-            )
+            # Inherited: Ctrl-C is not for the gateway, from its first moment on.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", GATEWAY, *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    cwd=Path(labinfer.__file__).parent.parent,  # so that it finds this package
+                    stdin=subprocess.DEVNULL,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.connection.sendall(pack(Setup(options, model_names, cpus, log_level)))
 
     def explain(self, error: BrokenLink) -> BrokenLink:

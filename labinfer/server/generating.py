@@ -7,14 +7,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
-
 from labinfer.embedding import EmbeddingOutput
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
-from labinfer.plan import SamplingParams
-from labinfer.protocol import ParsedBody
+from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody, ParsedBody
 from labinfer.responses import usage
 from labinfer.server import api_errors
 from labinfer.server.api_errors import ApiError
@@ -34,17 +31,10 @@ from labinfer.server.service import Model
 
 RETRY_SECONDS = 1.0
 """When a full queue may have room again; nobody knows."""
-SAMPLING_FIELDS = msgspec.structs.fields(SamplingParams)
-FIELD_NAMES = (
-    *(field.name for field in SAMPLING_FIELDS),
-    "messages",
-    "prompt",
-    "input",
-    "dimensions",
-    "tools",
-    "tool_choice",
-    "model",
-)
+FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
+    "tokens"
+}
+"""Of all bodies; ``tokens`` is that of ``/detokenize``."""
 
 ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone, EngineFailed)
 """How a generation may fail."""
@@ -69,11 +59,11 @@ async def read_requests(call: Call, model: Model, parsed: ParsedBody) -> list[Re
     sampling = parsed.sampling
     if parsed.stream and not sampling.can_stream:
         raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")
-    salt = call.caller.salt_for(parsed.cache_salt)
+    salt, user = call.caller.salt_for(parsed.cache_salt), call.caller.user_for(parsed.user)
 
     def read() -> list[Request]:
         return [
-            model.reader.read(None, prompt | {"cache_salt": salt}, sampling, parsed.priority, parsed.user)
+            model.reader.read(None, prompt | {"cache_salt": salt}, sampling, parsed.priority, user)
             for prompt in parsed.prompts
         ]
 
@@ -124,6 +114,10 @@ class Running:
             running._lease = await running._until_disconnect(generation.after(turn))
             await running._until_disconnect(generation.start())
             is_started = True
+        except ApiError:
+            if running._lease is not None:  # what nobody has run costs nothing
+                running._lease.spend(-call.facts["prompt_tokens"])
+            raise
         except LimitReached as error:
             raise api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind) from None
         except ServerFull as error:
@@ -189,10 +183,10 @@ class Running:
     def close(self) -> None:
         """Free everything, count and note what came of it. A second call does nothing."""
         self._generation.close()
-        if self._lease is not None:
-            self._count(self._lease)
-            self._lease.close()
-            self._lease = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with lease:
+                self._count(lease)
 
     async def _until_disconnect(self, work: Awaitable[Result]) -> Result:
         try:

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from labinfer.config import ServerOptions
 from labinfer.server.access import Caller
+from labinfer.server.options import ServerOptions
 
 LimitKind = Literal["requests", "tokens"]
 """As the ``type`` of OpenAI's errors has it."""

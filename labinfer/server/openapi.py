@@ -16,6 +16,7 @@ import labinfer
 from labinfer.plan import BOUNDS, MAX_BAD_WORDS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from labinfer.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, EmbeddingBody, OpenAIBody
 from labinfer.server.tokenization import DetokenizeBody, TokenizeBody
+from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
 JSON, STREAM = "application/json", "text/event-stream"
@@ -35,7 +36,7 @@ ERRORS = {
 }
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _fields(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -56,80 +57,82 @@ COUNT = {"type": "integer", "minimum": 0}
 
 # Answers.
 
-USAGE = _object(
+USAGE = _fields(
     prompt_tokens=COUNT,
     completion_tokens=COUNT,
     total_tokens=COUNT,
-    prompt_tokens_details=_object(cached_tokens=COUNT),
+    prompt_tokens_details=_fields(cached_tokens=COUNT),
 )
-CALL = _object(id=STRING, type={"const": "function"}, function=_object(name=STRING, arguments=STRING))
+CALL = _fields(id=STRING, type={"const": "function"}, function=_fields(name=STRING, arguments=STRING))
 MESSAGE = _with(
-    _object(role={"const": "assistant"}, content=_or_null(STRING)), tool_calls=_list_of(CALL) | {"minItems": 1}
+    _fields(role={"const": "assistant"}, content=_or_null(STRING)), tool_calls=_list_of(CALL) | {"minItems": 1}
 )
-SPELLED = _object(token=STRING, logprob=NUMBER, bytes=_list_of({"type": "integer", "minimum": 0, "maximum": 255}))
-CHAT_LOGPROBS = _object(content=_list_of(_with(SPELLED, top_logprobs=_list_of(SPELLED))))
-TEXT_LOGPROBS = _object(
+BYTES = _list_of({"type": "integer", "minimum": 0, "maximum": 255})
+SPELLED = _fields(token=STRING, logprob=NUMBER, bytes=_or_null(BYTES))
+CHAT_LOGPROBS = _fields(content=_list_of(_with(SPELLED, top_logprobs=_list_of(SPELLED))))
+TEXT_LOGPROBS = _fields(
     tokens=_list_of(STRING),
     token_logprobs=_list_of(_or_null(NUMBER)),
     top_logprobs=_list_of(_or_null({"type": "object", "additionalProperties": NUMBER})),
     text_offset=_list_of(COUNT),
 )
-PLAIN_LOGPROBS = _object(token_id=COUNT, logprob=NUMBER, top={"type": "object", "additionalProperties": NUMBER})
+PLAIN_LOGPROBS = _fields(token_id=COUNT, logprob=NUMBER, top={"type": "object", "additionalProperties": NUMBER})
 
 
 FINISH_REASONS = ["stop", "length", "tool_calls"]
 STOP_REASON = {"type": ["string", "integer"]}
 PART_OF_CALL = _with(
-    _object(index=COUNT, function=_with(_object(arguments=STRING), name=STRING)), id=STRING, type={"const": "function"}
+    _fields(index=COUNT, function=_with(_fields(arguments=STRING), name=STRING)), id=STRING, type={"const": "function"}
 )
 DELTA = _with(
     {"type": "object", "properties": {}}, role={"const": "assistant"}, content=STRING, tool_calls=_list_of(PART_OF_CALL)
 )
-ERROR = _object(error=_object(message=STRING, type=STRING, param=_or_null(STRING), code=_or_null(STRING)))
+ERROR = _fields(error=_fields(message=STRING, type=STRING, param=_or_null(STRING), code=_or_null(STRING)))
 
 
 def _answer(kind: str, **choice: Any) -> dict[str, Any]:
     """Of chat or completions. The optional fields of a choice are not OpenAI's."""
     one = _with(
-        _object(index=COUNT, **choice, finish_reason={"enum": FINISH_REASONS}),
+        _fields(index=COUNT, **choice, finish_reason={"enum": FINISH_REASONS}),
         stop_reason=STOP_REASON,
         score=NUMBER,
         prompt_logprobs=_list_of(PLAIN_LOGPROBS),
     )
     choices = _list_of(one) | {"minItems": 1}
-    return _object(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=choices, usage=USAGE)
+    return _fields(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=choices, usage=USAGE)
 
 
 def _event(kind: str, **choice: Any) -> dict[str, Any]:
     """Of a streamed answer: a chunk of it, an error, or the end."""
     one = _with(
-        _object(index=COUNT, **choice, finish_reason={"enum": [*FINISH_REASONS, None]}),
+        _fields(index=COUNT, **choice, finish_reason={"enum": [*FINISH_REASONS, None]}),
         stop_reason=STOP_REASON,
+        prompt_logprobs=_list_of(PLAIN_LOGPROBS),
         token_ids=_list_of(COUNT),
     )
     chunk = _with(
-        _object(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=_list_of(one)),
+        _fields(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=_list_of(one)),
         usage=_or_null(USAGE),
     )
     data = STRING | {"contentMediaType": JSON, "contentSchema": {"anyOf": [chunk, ERROR]}}
-    return _object(data={"anyOf": [{"const": "[DONE]"}, data]})
+    return _fields(data={"anyOf": [{"const": "[DONE]"}, data]})
 
 
-EMBEDDING = _object(
+EMBEDDING = _fields(
     object={"const": "embedding"}, index=COUNT, embedding={"oneOf": [_list_of(NUMBER) | {"minItems": 1}, STRING]}
 )
-EMBEDDINGS = _object(
+EMBEDDINGS = _fields(
     object={"const": "list"},
     data=_list_of(EMBEDDING),
     model=STRING,
-    usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
+    usage=_fields(prompt_tokens=COUNT, total_tokens=COUNT),
 )
 MODEL = _with(
-    _object(id=STRING, object={"const": "model"}, created=COUNT, owned_by=STRING),
+    _fields(id=STRING, object={"const": "model"}, created=COUNT, owned_by=STRING),
     max_model_len=COUNT,
 )
-TOKENS = _with(_object(tokens=_list_of(COUNT), count=COUNT, max_model_len=COUNT), token_strs=_list_of(STRING))
-CANCELLED = _object(id=STRING, object={"const": "request.cancelled"}, cancelled={"const": True})
+TOKENS = _with(_fields(tokens=_list_of(COUNT), count=COUNT, max_model_len=COUNT), token_strs=_list_of(STRING))
+CANCELLED = _fields(id=STRING, object={"const": "request.cancelled"}, cancelled={"const": True})
 
 # Operations.
 
@@ -182,27 +185,27 @@ OPERATIONS = (
         CANCELLED,
         errors=(*ANYWHERE, 404),
     ),
-    Operation("GET", "/v1/models", "The models.", _object(object={"const": "list"}, data=_list_of(MODEL))),
+    Operation("GET", "/v1/models", "The models.", _fields(object={"const": "list"}, data=_list_of(MODEL))),
     Operation("GET", "/v1/models/{model}", "One of them.", MODEL, errors=(*ANYWHERE, 404)),
     Operation("POST", "/tokenize", "A text or a conversation as token ids.", TOKENS, TokenizeBody, errors=READING),
-    Operation("POST", "/detokenize", "Token ids as text.", _object(prompt=STRING), DetokenizeBody, errors=READING),
-    Operation("GET", "/health", "The server is alive.", _object(status={"const": "ok"}), needs_key=False),
+    Operation("POST", "/detokenize", "Token ids as text.", _fields(prompt=STRING), DetokenizeBody, errors=READING),
+    Operation("GET", "/health", "The server is alive.", _fields(status={"const": "ok"}), needs_key=False),
     Operation(
         "GET",
         "/ready",
         "It takes requests.",
-        _object(status={"const": "ready"}, models=_list_of(STRING)),
+        _fields(status={"const": "ready"}, models=_list_of(STRING)),
         needs_key=False,
         errors=(*ANYWHERE, 503),
     ),
-    Operation("GET", "/version", "Its version.", _object(version=STRING), needs_key=False),
+    Operation("GET", "/version", "Its version.", _fields(version=STRING), needs_key=False),
     Operation("GET", "/metrics", "Figures for Prometheus.", STRING, content_type="text/plain"),
     Operation("GET", "/openapi.json", "This document.", {"type": "object"}, needs_key=False),
 )
 
 # What the structs leave to ``SamplingParams``, and what only this server's models say.
 
-NUMBERS = {name: {"minimum": low, "maximum": high} for name, (_, low, high, _) in BOUNDS.items()}
+NUMBERS = {name: {"minimum": low, "maximum": high} for name, (_, low, high, _) in BOUNDS.items() if name != "seed"}
 FEW = {"minimum": 0, "maximum": MAX_LOGPROBS}
 SHORT = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 FIELDS = NUMBERS | {
@@ -212,7 +215,7 @@ FIELDS = NUMBERS | {
     "stop": SHORT | {"maxItems": MAX_STOP_STRINGS, "items": STRING | SHORT},
     "bad_words": SHORT | {"maxItems": MAX_BAD_WORDS, "items": STRING | SHORT},
     "logit_bias": {
-        "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+        "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
         "additionalProperties": NUMBER | {"minimum": -100, "maximum": 100},
     },
     "early_stopping": {"enum": [True, False, "never", None]},
@@ -241,6 +244,8 @@ def describe_api(model_names: Iterable[str], vocab_size: int, needs_key: bool) -
     _, schemas = msgspec.json.schema_components(bodies, ref_template=COMPONENT.format(kind="schemas", name="{name}"))
     for body in bodies:
         _bound(body, schemas[body.__name__]["properties"], names)
+    for part in UNREAD_PARTS:
+        schemas[part.__name__] = {"description": part.__doc__, "not": {}}
     for part, bounds in OF_PARTS.items():
         for name, bound in bounds.items():
             schemas[part]["properties"][name] |= bound
@@ -267,16 +272,16 @@ def describe_api(model_names: Iterable[str], vocab_size: int, needs_key: bool) -
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
     """Add what a body's struct does not say of its fields."""
+    supported = getattr(body, "supported", ())
     for name in properties:
         properties[name] |= FIELDS.get(name, {})
         if "oneOf" in properties[name]:
             properties[name].pop("anyOf")  # the same with less detail
+        if name in NEUTRAL_VALUES and name not in supported:
+            properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     properties["model"] = {"enum": [*model_names, None], "default": None}
     if issubclass(body, OpenAIBody):
         properties["logprobs"] = LOGPROBS[body] | {"default": None}
-        for name, neutral in NEUTRAL_VALUES.items():
-            if name not in body.supported:
-                properties[name] = {"enum": [neutral, None], "default": None}
 
 
 def _bound_token_ids(schema: Any, largest: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 import labinfer
+from labinfer.responses import CHAT_PREFIX, COMPLETION_PREFIX
 from labinfer.server import api_errors
 from labinfer.server.call import Call
 from labinfer.server.openapi import describe_api
@@ -51,8 +52,8 @@ async def cancel(call: Call) -> Response:
     The id is that of the response, with or without ``chatcmpl-`` or ``cmpl-``, and that of the header ``x-request-id``.
     """
     given = call.http.path_params["id"]
-    id = given.removeprefix("chatcmpl-").removeprefix("cmpl-")
-    if not call.service.engine.cancel(id, call.caller.name):
+    ids = (given, given.removeprefix(CHAT_PREFIX), given.removeprefix(COMPLETION_PREFIX))
+    if not any(call.service.engine.cancel(id, call.caller.name) for id in ids):
         raise api_errors.not_found_request(given)
     return call.json({"id": given, "object": "request.cancelled", "cancelled": True})
 

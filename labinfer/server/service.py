@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from labinfer.config import ServerOptions
 from labinfer.plan import MAX_SEED, SamplingParams
 from labinfer.prompts import RequestReader
 from labinfer.server import api_errors
@@ -19,6 +18,7 @@ from labinfer.server.async_llm_engine import AsyncLLMEngine
 from labinfer.server.frames import ServedModel
 from labinfer.server.limits import Limits
 from labinfer.server.metrics import Metrics
+from labinfer.server.options import ServerOptions
 from labinfer.server.request_log import RequestLog
 
 COMPLETION_TOKENS = 16

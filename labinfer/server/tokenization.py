@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.responses import Response
 
 from labinfer.errors import UserError
-from labinfer.protocol import Messages, TokenId
+from labinfer.protocol import TokenId, check_neutral
 from labinfer.server.call import Call
 from labinfer.server.generating import checked
+from labinfer.text.messages import Messages
 from labinfer.text.tools import ToolList, ToolUse
 
 
@@ -23,10 +24,15 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     messages: Messages | None = None
     tools: ToolList | None = None
     """Beside messages, as in a chat request."""
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = True
     """Whether a text gets what the checkpoint puts before every text; a conversation has what its template says."""
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
     """Also what each token reads as alone."""
+
+    add_generation_prompt: Any = None
+    chat_template_kwargs: Any = None
+
+    supported: ClassVar[tuple[str, ...]] = ("tools",)
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -42,25 +48,29 @@ async def tokenize(call: Call) -> Response:
     model = call.service.model(body.model)
 
     def encode() -> list[int]:
+        check_neutral(body, body.supported)
         if (body.prompt is None) == (body.messages is None):
             raise UserError("prompt or messages: give one of the two")
         if body.tools and body.messages is None:
             raise UserError("tools go with messages; leave them out")
         tokenizer = model.reader.need_tokenizer()
         if body.prompt is not None:
-            return tokenizer.encode(body.prompt, body.add_special_tokens)
+            return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
         messages = [message.as_dict() for message in body.messages]
         return tokenizer.encode_chat(messages, ToolUse(tools=body.tools).offered)
 
-    token_ids = await asyncio.to_thread(checked, encode)
-    answer: dict[str, Any] = {
-        "tokens": token_ids,
-        "count": len(token_ids),
-        "max_model_len": model.info.max_model_len,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [model.reader.tokenizer.decode([token]) for token in token_ids]
-    return call.json(answer)
+    def whole() -> Response:
+        token_ids = checked(encode)
+        answer: dict[str, Any] = {
+            "tokens": token_ids,
+            "count": len(token_ids),
+            "max_model_len": model.info.max_model_len,
+        }
+        if body.return_token_strs:
+            answer["token_strs"] = [model.reader.tokenizer.spell(token).token for token in token_ids]
+        return call.json(answer)
+
+    return await asyncio.to_thread(whole)
 
 
 async def detokenize(call: Call) -> Response:

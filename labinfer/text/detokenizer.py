@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from labinfer.text.spelling import REPLACEMENT
 from labinfer.text.tokenizer import Tokenizer
 
-REPLACEMENT = "\ufffd"
 MAX_BROKEN = 3
 """Characters U+FFFD at the end of a text that its next byte may still turn into another one: a UTF-8 character has at most
 four bytes."""

@@ -42,6 +42,8 @@ WALK_SECONDS, WALK_TOKENS = 0.2, 32
 """How far an answer of any allowed tokens is followed."""
 MAX_BYTES = 1 << 30
 """Of its address space."""
+STACK_BYTES = 4 << 20
+"""Half of what rank 0 has for it: llguidance follows rules and references by recursion, and has no limit to that."""
 MAX_REMEMBERED = 256
 """Grammars whose verdicts are kept."""
 
@@ -147,8 +149,13 @@ def main(json_file: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limits = LLParserLimits(**LIMITS)
     print(json.dumps(problem), flush=True)
-    for line in sys.stdin.buffer:
-        print(json.dumps(try_grammar(tokenizer, line.decode(), limits)), flush=True)
+
+    def answer() -> None:
+        for line in sys.stdin.buffer:
+            print(json.dumps(try_grammar(tokenizer, line.decode(), limits)), flush=True)
+
+    threading.stack_size(STACK_BYTES)
+    threading.Thread(target=answer).start()
 
 
 def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from labinfer.errors import UserError
+from labinfer.text.spelling import Spelling, spell
 from labinfer.weights.json_file import read_json
 
 if TYPE_CHECKING:
     from labinfer.text.chat_template import ChatTemplate
 
+MAX_SPELLINGS = 1 << 16
+"""Tokens whose spelling is remembered: log-probabilities spell the same few thousand again and again."""
+
 
 class _Backend(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
     def decode(self, token_ids: list[int]) -> str: ...
+    def name(self, token_id: int) -> str | None: ...
     @property
     def vocab_size(self) -> int: ...
     def has_added_token(self, text: str) -> bool: ...
@@ -37,6 +43,9 @@ class _FastBackend:
 
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def name(self, token_id: int) -> str | None:
+        return self._tokenizer.id_to_token(token_id)
 
     @property
     def vocab_size(self) -> int:
@@ -70,6 +79,9 @@ class _SentencePieceBackend:
         ]
         return self._processor.decode(known)
 
+    def name(self, token_id: int) -> str | None:
+        return self._processor.id_to_piece(token_id) if token_id < self._processor.get_piece_size() else None
+
     @property
     def vocab_size(self) -> int:
         return self._processor.get_piece_size()
@@ -97,6 +109,7 @@ class Tokenizer:
                 f"{directory} has no tokenizer.json and no tokenizer.model; give --tokenizer DIR, or prompts as token ids"
             )
         self._template, self._tool_template = _load_templates(directory)
+        self._spell = lru_cache(MAX_SPELLINGS)(self._spell_anew)
 
     @property
     def vocab_size(self) -> int:
@@ -127,6 +140,13 @@ class Tokenizer:
     def decode(self, token_ids: list[int]) -> str:
         """Text of the ids without special tokens; incomplete UTF-8 at the end shows as U+FFFD."""
         return self._backend.decode(token_ids)
+
+    def spell(self, token_id: int) -> Spelling:
+        """How one token reads alone."""
+        return self._spell(token_id)
+
+    def _spell_anew(self, token_id: int) -> Spelling:
+        return spell(token_id, self._backend.decode([token_id]), self._backend.name(token_id))
 
     def encode_chat(self, messages: list[dict], tools: list[dict] | None = None) -> list[int]:
         """Ids of a conversation that ends where the assistant's answer begins; see ``ChatTemplate.render``.

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from labinfer.errors import UserError
+from labinfer.nesting import MAX_DEPTH, is_too_deep
 from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG
 
 MAX_TOOLS = 128
-MAX_SCHEMA_DEPTH = 64
-"""Objects and arrays inside each other in a function's parameters: whatever reads them can follow so far."""
 MAX_FORCED_CALLS = 8
 """Calls in an answer that must have one."""
 
@@ -90,7 +89,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         tools = self.tools or []
         names = [tool.function.name for tool in tools]
-        if not tools and self.tool_choice not in (None, "none"):
+        if not tools and self.tool_choice not in (None, "none", "auto"):
             raise UserError(f"tool_choice {_spell(self.tool_choice)} needs tools to choose from")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise UserError(
@@ -180,19 +179,8 @@ def _check_parameters(function: Function) -> None:
     kind = function.parameters.get("type", "object")
     if kind != "object":
         raise UserError(f'parameters of {function.name!r} must be a schema of type "object", not {kind!r:.60}')
-    level: list[Any] = [function.parameters]
-    for _ in range(MAX_SCHEMA_DEPTH):
-        level = [child for value in level for child in _children(value)]
-    if level:
-        raise UserError(
-            f"parameters of {function.name!r} are nested more than {MAX_SCHEMA_DEPTH} deep; make them flatter"
-        )
-
-
-def _children(value: Any) -> list[Any]:
-    """Objects and arrays right inside a value."""
-    inside = value.values() if isinstance(value, dict) else value
-    return [child for child in inside if isinstance(child, (dict, list))]
+    if is_too_deep(function.parameters):
+        raise UserError(f"parameters of {function.name!r} are nested more than {MAX_DEPTH} deep; make them flatter")
 
 
 def _schema(function: Function) -> dict[str, Any]:

@@ -141,6 +141,27 @@ def test_requests_sent_ahead_wait_for_the_answers_before_them():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("cut", [0, 40, 130, 10_000])
+def test_a_request_for_another_protocol_is_answered_in_this_one(protocol, cut):
+    async def run() -> None:
+        async with serving(App()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            fields = (
+                b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n" % protocol
+            )
+            data = POST.replace(b"\r\n\r\n", b"\r\n" + fields + b"\r\n") + b"1234" + POST + b"5678"
+            for part in (data[:cut], data[cut:]):
+                writer.write(part)
+                await asyncio.sleep(LIMIT / 10)
+            for body in (b"1234", b"5678"):
+                assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+                assert (await reader.readexactly(BIG)).strip() == body
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_who_reads_nothing_is_given_up_and_who_reads_is_not():
     async def run() -> None:
         app = App(streams=True)

@@ -17,6 +17,7 @@ from labinfer.server.app import ENDPOINTS
 ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
 OPEN = ("/health", "/ready", "/version", "/openapi.json")
 SMALL = ("--dtype", "float32", "--num-kv-blocks", "512")
+JSON = "Content-Type: application/json\r\n"
 LONG_TEXT = "the sea and the sky and the wind over the water " * 8
 
 
@@ -76,6 +77,9 @@ class TestKeys:
         assert guarded.post("/v1/requests/cmpl-mine/cancel", b"", ALICE)[0] == 200
         assert stream.finish().error["code"] == "request_cancelled"
         assert guarded.post("/v1/requests/cmpl-mine/cancel", b"", ALICE)[0] == 404
+        stream = guarded.stream({}, ALICE, **{"x-request-id": "cmpl-mine"}).wait_begun()
+        assert guarded.post("/v1/requests/cmpl-mine/cancel", b"", ALICE)[0] == 200  # by its own id or the answer's
+        assert stream.finish().error["code"] == "request_cancelled"
         guarded.wait_idle(key=ALICE)
 
     def test_two_callers_may_choose_the_same_id(self, guarded):
@@ -155,7 +159,7 @@ class TestLimits:
         server = after_limits
         first = [server.stream({"user": "cleo"}).wait_begun() for _ in range(2)]
         body = json.dumps({"prompt": "red", "user": "cleo"}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
         for _ in range(5):
             with server.connect() as connection:
                 connection.sendall(head + body)
@@ -197,6 +201,11 @@ class TestLimits:
             reply.check_retry_after(60)
             assert server.complete(user="hal").status == 200
 
+    def test_one_call_may_not_keep_everybody_waiting(self, after_limits):
+        reply = after_limits.complete(prompt=[[5]] * 2048, n=2, user="jo")
+        reply.check_error(400, "invalid_request_error", None)
+        assert "2 answers to each of 2048 prompts" in reply.error["message"]
+
     def test_a_prompt_that_fits_nowhere_costs_nothing(self, after_limits):
         for _ in range(2):
             reply = after_limits.complete(user="ian", prompt=[5] * 5000)
@@ -229,7 +238,7 @@ class TestSlowAndGone:
 
     def test_a_client_that_does_not_read_holds_nothing_for_longer(self, hasty):
         body = json.dumps({"prompt": "red", "n": 16, "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
         connection = hasty.connect()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with connection:
@@ -239,7 +248,7 @@ class TestSlowAndGone:
 
     def test_whoever_hangs_up_leaves_nothing_behind(self, hasty):
         body = json.dumps({"prompt": "red", "n": 4, "max_tokens": 1900, "ignore_eos": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
         aborted = hasty.metric("vllm:request_success_total", finished_reason="abort")
         for data in (head + body, head + body[:-1]):
             with hasty.connect() as connection:
@@ -254,8 +263,9 @@ class TestSlowAndGone:
         halves = (
             b"",
             b"POST /v1/completions HT",
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n" + b"{" * 70_000,
-            b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
+            + b"{" * 70_000,
+            b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
         )
         held = []
         try:
@@ -284,7 +294,10 @@ class TestSlowAndGone:
             (b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
             (b"GET /" + b"a" * 300_000, 431),
             (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000, 431),
-            (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", 413),
+            (
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n",
+                413,
+            ),
         ],
     )
     def test_what_is_no_request_gets_an_error_object(self, hasty, data, status):

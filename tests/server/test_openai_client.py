@@ -10,6 +10,8 @@ import openai
 import pytest
 from serving import Server, serving
 
+from labinfer.protocol import NEUTRAL_VALUES
+
 MESSAGES = [{"role": "user", "content": "17 + 25 = ?"}]
 TOOLS = [
     {
@@ -116,6 +118,53 @@ class TestChat:
             for one in choice.logprobs.content
         ]
         assert [one.token for one in streamed] == [one.token for one in content]
+
+    def test_the_prompts_log_probabilities_come_once_a_choice(self, client):
+        fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 4, "n": 2, "temperature": 1.0}
+        fields["extra_body"] = {"prompt_logprobs": 1}
+        whole = client.chat.completions.create(**fields).choices[0].prompt_logprobs
+        found = [
+            (choice.index, choice.prompt_logprobs)
+            for chunk in client.chat.completions.create(**fields, stream=True)
+            for choice in chunk.choices
+            if getattr(choice, "prompt_logprobs", None)
+        ]
+        assert sorted(found, key=lambda one: one[0]) == [(0, whole), (1, whole)]
+
+    def test_usage_may_come_with_every_chunk(self, client, lenient):
+        fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 6, "temperature": 1.5, "seed": 1}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = list(client.chat.completions.create(**fields, stream=True, stream_options=options))
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts)
+        assert chunks[-1].usage.completion_tokens == counts[-2] > 1
+        options["include_usage"] = False
+        completion = {"model": "demo", "prompt": "red", "max_tokens": 3, "extra_body": {"ignore_eos": True}}
+        pieces = list(lenient.completions.create(**completion, stream=True, stream_options=options))
+        assert all(piece.choices for piece in pieces)
+        assert pieces[-1].usage.completion_tokens == 3
+
+    def test_what_other_clients_send_changes_nothing(self, client):
+        fields = {"model": "demo", "temperature": 0, "max_tokens": 8}
+        system = {"role": "system", "content": "Be short."}
+        plain = client.chat.completions.create(messages=[system, *MESSAGES], **fields)
+        extra = dict.fromkeys(NEUTRAL_VALUES) | {
+            "logprobs": False,
+            "top_logprobs": 0,
+            "tools": [],
+            "tool_choice": "auto",
+            "stop": [],
+            "stream_options": None,
+            "modalities": ["text"],
+            "seed": -5,
+        }
+        part = {"type": "text", "text": MESSAGES[0]["content"], "cache_control": {"type": "ephemeral"}}
+        developer = {"role": "developer", "content": "Be short."}
+        other = client.chat.completions.create(
+            messages=[developer, {"role": "user", "content": [part]}], **fields, extra_body=extra
+        )
+        assert other.choices[0] == plain.choices[0]
+        assert other.usage.prompt_tokens == plain.usage.prompt_tokens
 
     def test_a_stop_string(self, client):
         fields = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
@@ -226,8 +275,54 @@ class TestCompletions:
         with pytest.raises(openai.BadRequestError, match="suffix"):
             client.completions.create(model="demo", prompt="red", suffix="blue")
 
+    def test_the_chosen_token_is_among_the_likeliest(self, client):
+        fields = {"model": "demo", "prompt": "red blue", "max_tokens": 30, "temperature": 2.0, "seed": 4, "logprobs": 1}
+        told = client.completions.create(**fields).choices[0].logprobs
+        assert all(token in top for token, top in zip(told.tokens, told.top_logprobs, strict=True))
+        assert any(len(top) == 2 for top in told.top_logprobs)
+
+    def test_the_prompts_log_probabilities_come_with_each_first_chunk(self, lenient):
+        fields = {"model": "demo", "prompt": ["red blue", "one two"], "max_tokens": 3, "n": 2, "temperature": 1.0}
+        fields["extra_body"] = {"prompt_logprobs": 1}
+        whole = [choice.prompt_logprobs for choice in lenient.completions.create(**fields).choices]
+        assert all(whole) and whole[0] == whole[1] != whole[2]
+        streamed: dict[int, list] = {}
+        for chunk in lenient.completions.create(**fields, stream=True):
+            for choice in chunk.choices:
+                streamed.setdefault(choice.index, []).append(getattr(choice, "prompt_logprobs", None))
+        for index, found in streamed.items():
+            assert found[0] == whole[index]
+            assert not any(found[1:])
+
+    def test_an_end_of_sequence_token_goes_by_its_name(self, client):
+        messages = "<|im_start|>user\n17 + 25 = ?<|im_end|>\n<|im_start|>assistant\n"
+        fields = {"model": "demo", "prompt": messages, "max_tokens": 16, "temperature": 0, "logprobs": 0}
+        choice = client.completions.create(**fields).choices[0]
+        assert (choice.text, choice.finish_reason, choice.logprobs.tokens[-1]) == ("42", "stop", "<|im_end|>")
+        assert choice.logprobs.text_offset[-1] == len(choice.text)
+
+
+class TestTokenization:
+    def test_tokens_as_they_read(self, server):
+        body = {"messages": MESSAGES, "return_token_strs": True, "add_generation_prompt": True, "tools": None}
+        status, answer = server.post("/tokenize", body | {"add_special_tokens": None, "chat_template_kwargs": None})
+        assert status == 200 and answer["count"] == len(answer["token_strs"])
+        assert answer["token_strs"][0] == "<|im_start|>"
+
+    def test_a_token_that_the_model_has_not_is_refused(self, server):
+        status, answer = server.post("/detokenize", {"tokens": [5, 10**8]})
+        assert (status, answer["error"]["param"]) == (400, "tokens")
+
+    def test_a_prompt_for_nobody_is_refused(self, server):
+        status, answer = server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False})
+        assert (status, answer["error"]["param"]) == (400, "add_generation_prompt")
+
 
 class TestEmbeddings:
+    def test_null_is_left_out(self, client):
+        body = {"model": "demo", "input": "red", "encoding_format": None, "dimensions": None, "pooling": None}
+        assert isinstance(client.post("/embeddings", cast_to=object, body=body)["data"][0]["embedding"], list)
+
     def test_floats_and_base64_are_the_same_unit_vectors(self, client, lenient):
         plain = client.embeddings.create(model="demo", input=["red", "blue"], encoding_format="float")
         coded = lenient.embeddings.create(model="demo", input=["red", "blue"], encoding_format="base64")
@@ -273,7 +368,16 @@ class TestRefusals:
             ({"top_p": 0}, "top_p"),
             ({"n": 1000}, "n"),
             ({"logit_bias": {"99999999": 1}}, "logit_bias"),
-            ({"stop": ["a"] * 100}, None),
+            ({"stop": ["a"] * 100}, "stop"),
+            ({"stop": ""}, "stop"),
+            ({"bad_words": [""]}, "bad_words"),
+            ({"suffix": "x"}, "suffix"),
+            ({"top_logprobs": 2}, "top_logprobs"),
+            ({"reasoning_effort": "low"}, "reasoning_effort"),
+            ({"functions": [{"name": "f"}]}, "functions"),
+            ({"echo": True}, "echo"),
+            ({"messages": [{"role": "User", "content": "hi"}]}, "messages"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
             ({"nonsense": 1}, "nonsense"),
             ({"messages": []}, None),
             ({"messages": "hello"}, "messages"),
@@ -295,6 +399,23 @@ class TestRefusals:
             assert caught.value.body["type"] == "invalid_request_error"
             if param:
                 assert caught.value.body["param"] == param
+
+    @pytest.mark.parametrize("depth", [65, 200, *range(900, 1010, 10), 100_000])
+    def test_what_is_nested_too_deeply(self, server, depth):
+        deep = b'{"x": ' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+        status, answer = server.post("/v1/completions", b'{"prompt": "red", "logits_processors": ' + deep + b"}")
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+    def test_stream_options_without_a_stream(self, client):
+        body = {"model": "demo", "messages": MESSAGES, "stream_options": {"include_usage": True}}
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.post("/chat/completions", cast_to=object, body=body)
+        assert caught.value.param == "stream_options"
+
+    def test_a_part_that_is_no_text_is_named(self, client):
+        part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        with pytest.raises(openai.BadRequestError, match="this model reads text only"):
+            client.chat.completions.create(model="demo", messages=[{"role": "user", "content": [part]}])
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"messages": NaN}'])
     def test_what_is_no_json(self, server, body):

@@ -1,6 +1,7 @@
 """``/openapi.json`` is true: what it allows is answered, what it forbids is refused, and nothing makes the server fail.
 
-schemathesis makes the requests of the document, and others that break it, and checks the answers against it.
+schemathesis makes the requests of the document, and others that break it, and checks the answers against it. It does the
+same with OpenAI's own schema of these routes, where anything may be refused, but nothing may make the server fail.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 import schemathesis
+from openai_document import OpenAIDocument
 from schemathesis.config import SchemathesisConfig
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from serving import Server, serving
 
 from labinfer.server.app import ENDPOINTS
@@ -19,7 +21,7 @@ from labinfer.server.openapi import describe_api
 
 VOCAB_SIZE = 3072
 """Of the demo model."""
-MAX_PROMPTS = 2
+MAX_PROMPTS, MAX_TOKENS = 2, 4
 CONFIG = {"seed": 1, "generation": {"deterministic": True, "database": "none", "no-shrink": True}}
 REASONS = (
     "the prompt has [0-9]+ tokens, but at most",
@@ -37,6 +39,7 @@ REASONS = (
     "prompt: [0-9]+ answers to each of",
     "dimensions [0-9]+ are not offered",
     "there is no logits processor",
+    "logits_processors cannot be sent to the ranks",
     "ignore_eos does not go with structured_outputs",
     "structured_outputs needs exactly one of",
     r"structured_outputs\.[a-z_]+ (is refused|is not valid JSON|may have|must be a JSON schema)",
@@ -52,15 +55,32 @@ REASONS = (
 """Why a request may be refused that breaks no rule a JSON schema has."""
 
 
-def make_schema(document: dict, num_examples: int):
+def make_schema(document: dict, num_examples: int, coverage: str = "all"):
+    """
+    Args:
+        num_examples: at random, of each operation.
+        coverage: which of the values that the document distinguishes are tried as well: "all", those that are allowed
+            ("positive"), or none ("").
+    """
     generation = CONFIG["generation"] | {"max-examples": num_examples}
-    return schemathesis.openapi.from_dict(
-        document, config=SchemathesisConfig.from_dict(CONFIG | {"generation": generation})
-    )
+    values = {"enabled": bool(coverage), "generation": {"mode": coverage or "all"}}
+    config = CONFIG | {"generation": generation, "phases": {"coverage": values}}
+    return schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(config))
 
 
 DOCUMENT = describe_api(["demo"], VOCAB_SIZE, needs_key=False)
-few, many = make_schema(DOCUMENT, 40), make_schema(DOCUMENT, 2000)
+KNOWN = {
+    path: set(DOCUMENT["components"]["schemas"][name]["properties"]) - {"dimensions"}
+    for path, name in (
+        ("/v1/chat/completions", "ChatBody"),
+        ("/v1/completions", "CompletionBody"),
+        ("/v1/embeddings", "EmbeddingBody"),
+    )
+}
+OPENAI_DOCUMENT, OPENAI_KNOWN = OpenAIDocument("demo").build(), OpenAIDocument("demo", KNOWN).build()
+few, many = make_schema(DOCUMENT, 40), make_schema(DOCUMENT, 500)
+openai_few, openai_many = make_schema(OPENAI_DOCUMENT, 40, coverage=""), make_schema(OPENAI_DOCUMENT, 500)
+known_few, known_many = make_schema(OPENAI_KNOWN, 40, coverage="positive"), make_schema(OPENAI_KNOWN, 500)
 
 
 @pytest.fixture(scope="module")
@@ -83,21 +103,52 @@ def test_what_the_document_says_is_so_of_many_more(server: Server, case):
     check(server, case)
 
 
+@openai_few.parametrize()
+def test_nothing_that_openai_takes_makes_it_fail(server: Server, case):
+    ask(server, case, negative_data_rejection)
+
+
+@known_few.parametrize()
+def test_nothing_that_openai_takes_in_known_fields_makes_it_fail(server: Server, case):
+    ask(server, case, negative_data_rejection)
+
+
+@openai_many.parametrize()
+@pytest.mark.slow
+def test_nothing_more_that_openai_takes_makes_it_fail(server: Server, case):
+    ask(server, case, negative_data_rejection)
+
+
+@known_many.parametrize()
+@pytest.mark.slow
+def test_nothing_more_that_openai_takes_in_known_fields_makes_it_fail(server: Server, case):
+    ask(server, case, negative_data_rejection)
+
+
 def check(server: Server, case) -> None:
+    """What is allowed is answered, or refused for one of the ``REASONS``; all else is refused."""
+    response = ask(server, case)
     is_allowed = case.meta.generation.mode.is_positive and case.operation.path != "/v1/requests/{id}/cancel"
-    if is_allowed and isinstance(case.body, dict):
-        case.body = whole(case.body)
-        for field in ("prompt", "input"):
-            if isinstance(case.body.get(field), list):
-                case.body[field] = case.body[field][:MAX_PROMPTS]  # thousands are as good, and take longer
-    response = case.call(base_url=server.url, timeout=60)
-    case.validate_response(response, excluded_checks=[positive_data_acceptance])
-    if response.status_code >= 400:
-        check_error(response)
     if is_allowed and response.status_code != 200:
         message = response.json()["error"]["message"]
         assert any(re.match(reason, message) for reason in REASONS), message
         assert response.status_code == 400
+
+
+def ask(server: Server, case, *unchecked):
+    """The answer, which is as the document says."""
+    if case.meta.generation.mode.is_positive and isinstance(case.body, dict):
+        case.body = body = whole(case.body)
+        for field in ("prompt", "input"):  # thousands, and long answers, are no better and take longer
+            if isinstance(body.get(field), list):
+                body[field] = body[field][:MAX_PROMPTS]
+        if case.operation.path.endswith("/completions") and not body.get("min_tokens"):
+            body["max_tokens"] = body.get("max_tokens") or MAX_TOKENS
+    response = case.call(base_url=server.url, timeout=60)
+    case.validate_response(response, excluded_checks=[positive_data_acceptance, *unchecked])
+    if response.status_code >= 400:
+        check_error(response)
+    return response
 
 
 def whole(value: Any) -> Any:

@@ -18,6 +18,7 @@ from labinfer.observe.output_file import OutputFile
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import SamplingParams, TokenLogprobs
 from labinfer.protocol import CHAT_URL, COMPLETIONS_URL
+from labinfer.text.spelling import spell
 
 OUTPUT = RequestOutput(
     key=None,
@@ -125,6 +126,10 @@ class Letters:
     def decode(self, token_ids):
         return "".join(chr(ord("a") + token_id - 1) for token_id in token_ids)
 
+    def spell(self, token_id):
+        text = self.decode([token_id])
+        return spell(token_id, text, text)
+
 
 def measured(token_id: int, **top: float) -> TokenLogprobs:
     return TokenLogprobs(token_id, -0.5, {int(key[1:]): value for key, value in top.items()})
@@ -177,7 +182,7 @@ def test_an_echoed_completion_has_the_prompts_log_probabilities_first():
     assert choice["logprobs"] == {
         "tokens": ["a", "b", "c", "d", "e"],
         "token_logprobs": [None, -0.5, -0.5, -0.5, -0.5],
-        "top_logprobs": [None, {"a": -0.25}, {}, {"d": -0.5, "f": -1.5}, {}],
+        "top_logprobs": [None, {"a": -0.25, "b": -0.5}, {"c": -0.5}, {"d": -0.5, "f": -1.5}, {"e": -0.5}],
         "text_offset": [0, 1, 2, 3, 4],
     }
 

@@ -18,11 +18,11 @@ from labinfer.config import (
     EngineOptions,
     JobOptions,
     SamplingOptions,
-    ServerOptions,
     check_bounds,
     convert_section,
 )
 from labinfer.errors import UserError
+from labinfer.server.options import ServerOptions
 
 ENGINE_FLAGS = {
     "--model", "--tokenizer", "--dtype", "--max-model-len", "--sliding-window",

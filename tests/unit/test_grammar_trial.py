@@ -174,3 +174,32 @@ def test_it_ends_with_its_owner(demo):
     process.stdin.close()  # as the owner's death does
     assert process.wait(10) == 0
     process.stdout.close()
+
+
+def rules(count: int) -> StructuredOutputs:
+    chain = "".join(
+        f"a{number}: {'(' if number % 9 else ''}a{number + 1}{')?' if number % 9 else ''}\n" for number in range(count)
+    )
+    return StructuredOutputs(grammar=f'start: a0 "x"\n{chain}a{count}: "y"\n')
+
+
+def references(count: int) -> StructuredOutputs:
+    chain = {f"{number}": {"anyOf": [{"$ref": f"#/$defs/{number + 1}"}]} for number in range(count)}
+    return StructuredOutputs(json={"$ref": "#/$defs/0", "$defs": chain | {f"{count}": {"type": "string"}}})
+
+
+@pytest.mark.parametrize("chain", [rules, references])
+def test_a_chain_that_would_be_too_deep_for_rank_0_is_refused(trial, demo, chain):
+    """llguidance overflows its stack with it, which ends the process. What just passes is far from that in rank 0."""
+    passes, fails = 100, 1500
+    with pytest.raises(UserError, match="too much memory"):
+        trial.check(chain(fails))
+    while fails - passes > 20:
+        middle = (passes + fails) // 2
+        try:
+            trial.check(chain(middle))
+            passes = middle
+        except UserError:
+            fails = middle
+    guide = GuideMaker(lambda: demo, VOCAB, (EOS,)).make(chain(passes))
+    assert guide.mask

@@ -16,6 +16,7 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 LEAVES = {
     "plan",
+    "nesting",
     "protocol",
     "structured_outputs",
     "comm",

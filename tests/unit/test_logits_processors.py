@@ -26,6 +26,14 @@ def row(bad_token_ids=(), eos=(1,), **params) -> SampledRow:
     return SampledRow(token_sampling(request, 0, sorted(request.ends(frozenset(eos)))), PROMPT + OUTPUT)
 
 
+def nested(depth: int) -> dict:
+    """So many objects inside each other."""
+    found: dict = {}
+    for _ in range(depth - 1):
+        found = {"x": found}
+    return found
+
+
 def logits(seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
 
@@ -169,12 +177,15 @@ def no_repeat(logits_V, value, row: SampledRow):
         ({"logprobs": 21}, "logprobs must be from 0 to 20"),
         ({"logit_bias": {3: 101}}, "logit_bias of token 3"),
         ({"logit_bias": {"3": 1}}, "logit_bias must map"),
-        ({"bad_words": ["a", ""]}, "bad word"),
+        ({"bad_words": ["a", ""]}, "bad_words: a string must have 1 to 256"),
         ({"allowed_token_ids": [1.5]}, "allowed_token_ids"),
         ({"stop_token_ids": "a"}, "stop_token_ids"),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
         ({"logits_processors": {"x": object()}}, "cannot be sent"),
         ({"logits_processors": {"x": 2**70}}, "cannot be sent"),
+        ({"logits_processors": nested(65)}, "nested more than 64 deep"),
+        ({"logits_processors": nested(970)}, "nested more than 64 deep"),
+        ({"logits_processors": nested(100_000)}, "nested more than 64 deep"),
     ],
 )
 def test_out_of_bounds_is_refused_by_name(fields, message):

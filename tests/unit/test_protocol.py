@@ -9,7 +9,7 @@ import pytest
 from labinfer.errors import UserError
 from labinfer.jsonl import parse_line
 from labinfer.plan import SamplingParams
-from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL
+from labinfer.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, NEUTRAL_VALUES
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
 
@@ -98,6 +98,96 @@ def test_content_parts_are_joined():
     assert parse(chat(parts)).prompt["messages"][0]["content"] == "one two"
 
 
+def test_a_content_part_may_have_a_cache_hint():
+    parts = [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}]
+    assert parse(chat(parts)).prompt["messages"][0]["content"] == "one"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+        {"type": "image_url", "text": "x"},
+        {"type": "input_audio", "input_audio": {}},
+        {"type": "file", "file": {"file_id": "f"}},
+    ],
+)
+def test_what_is_no_text_is_refused_in_plain_words(part):
+    with pytest.raises(UserError, match=f"this model reads text only, .* '{part['type']}'.*messages"):
+        parse(chat([{"type": "text", "text": "look"}, part]))
+
+
+@pytest.mark.parametrize("part", [{"text": "x"}, {"type": "refusal", "refusal": "x"}, {"type": "text"}, "x"])
+def test_parts_of_no_known_kind_are_refused(part):
+    with pytest.raises(UserError, match="messages"):
+        parse(chat([part]))
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["simple", "batch"])
+def test_the_roles_of_openai(role, wrapped):
+    body = {"messages": [{"role": role, "content": "hi"}]}
+    assert parse(batch(body, CHAT_URL) if wrapped else body).prompt == body
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["simple", "batch"])
+def test_templates_know_the_developer_as_the_system(wrapped):
+    body = {"messages": [{"role": "developer", "content": "Be short."}]}
+    parsed = parse(batch(body, CHAT_URL) if wrapped else body)
+    assert parsed.prompt == {"messages": [{"role": "system", "content": "Be short."}]}
+
+
+@pytest.mark.parametrize("role", ["User", "function", "human", "", None, 5])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["simple", "batch"])
+def test_other_roles_are_refused(role, wrapped):
+    body = {"messages": [{"role": role, "content": "hi"}]}
+    with pytest.raises(UserError, match="role"):
+        parse(batch(body, CHAT_URL) if wrapped else body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({name: None} for name in NEUTRAL_VALUES),
+        *({name: value} for name, values in NEUTRAL_VALUES.items() for value in values),
+        {"tools": [], "tool_choice": "auto"},
+        {"tools": None, "tool_choice": "none"},
+        {"stream_options": None},
+        {"response_format": None},
+        {"parallel_tool_calls": None},
+        {"stop": []},
+    ],
+    ids=str,
+)
+def test_chat_values_that_change_nothing_are_accepted(body):
+    assert parse(chat("hi", **body)).prompt == {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reasoning_effort": "low"},
+        {"modalities": ["text", "audio"]},
+        {"modalities": "text"},
+        {"verbosity": "high"},
+        {"functions": [{"name": "f"}]},
+        {"function_call": {"name": "f"}},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"web_search_options": {}},
+        {"audio": {"voice": "x"}},
+        {"skip_special_tokens": False},
+        {"spaces_between_special_tokens": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": 1},
+    ],
+    ids=str,
+)
+def test_chat_values_that_would_change_something_are_refused_by_name(body):
+    with pytest.raises(UserError, match=f"^{next(iter(body))}=.* not supported"):
+        parse(chat("hi", **body))
+
+
 def test_content_may_be_null():
     assert parse(chat(None)).prompt["messages"][0]["content"] == ""
 
@@ -116,6 +206,15 @@ def test_content_may_be_null():
         {"logit_bias": {}},
         {"tools": []},
         {"tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"suffix": ""},
+        {"skip_special_tokens": True},
+        {"spaces_between_special_tokens": True},
+        {"stop": None},
+        {"stream": None},
+        {"stream_options": None},
+        {"seed": None},
+        {"echo": None},
         {"response_format": {"type": "text"}},
         {"metadata": {"k": "v"}},
     ],
@@ -130,7 +229,9 @@ def test_values_that_change_nothing_are_accepted(body):
         {"stream": True},
         {"suffix": "x"},
         {"tools": [{}]},
-        {"tool_choice": "auto"},
+        {"tool_choice": "required"},
+        {"skip_special_tokens": False},
+        {"skip_special_tokens": 1},
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(body):
@@ -164,6 +265,8 @@ def test_sampling_fields_are_read(body, field, value, wrapped):
     [
         ({}, None),
         ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"top_logprobs": None}, None),
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": 0}, 0),
         ({"logprobs": True, "top_logprobs": 3}, 3),

@@ -10,12 +10,13 @@ from llguidance import LLMatcher, LLTokenizer
 
 from labinfer.errors import UserError
 from labinfer.jsonl import ParsedLine, parse_line
+from labinfer.nesting import MAX_DEPTH
 from labinfer.plan import SamplingParams
 from labinfer.prompts import RequestReader
 from labinfer.protocol import CHAT_URL, COMPLETIONS_URL
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.tool_calls import CLOSING_TAG, OPENING_TAG, parse_answer
-from labinfer.text.tools import MAX_FORCED_CALLS, MAX_SCHEMA_DEPTH, MAX_TOOLS, ToolUse
+from labinfer.text.tools import MAX_FORCED_CALLS, MAX_TOOLS, ToolUse
 from labinfer.weights.resolve import resolve_model
 
 CITY = {
@@ -80,7 +81,7 @@ def nested(depth: int) -> dict:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"tool_choice": "auto"}, "'auto' needs tools"),
+        ({"tool_choice": "required"}, "'required' needs tools"),
         ({"tool_choice": "required", "tools": []}, "'required' needs tools"),
         ({"tool_choice": named("weather")}, "'weather' needs tools"),
         ({"tools": [tool()], "tool_choice": named("wether")}, "'wether' is not among tools, which are weather"),
@@ -101,9 +102,9 @@ def nested(depth: int) -> dict:
             {"tools": [tool(parameters={"type": "string"})]},
             "parameters of 'weather' must be .*\"object\", not 'string'",
         ),
-        ({"tools": [tool(parameters=nested(MAX_SCHEMA_DEPTH + 1))]}, "more than 64 deep"),
+        ({"tools": [tool(parameters=nested(MAX_DEPTH + 1))]}, "more than 64 deep"),
         ({"tools": [tool(parameters=nested(400))]}, "deep"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{"name": "f"}]}, "functions"),
     ],
 )
 def test_fields_that_make_no_sense_are_refused(fields, says):
@@ -112,11 +113,11 @@ def test_fields_that_make_no_sense_are_refused(fields, says):
 
 
 def test_bounds_are_inside():
-    tools = [tool(f"f{index}") for index in range(MAX_TOOLS - 1)] + [tool(parameters=nested(MAX_SCHEMA_DEPTH))]
+    tools = [tool(f"f{index}") for index in range(MAX_TOOLS - 1)] + [tool(parameters=nested(MAX_DEPTH))]
     assert parse(tools=tools).prompt["tools"] == tools
 
 
-@pytest.mark.parametrize("fields", [{"tools": [tool()]}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
+@pytest.mark.parametrize("fields", [{"tools": [tool()]}, {"tool_choice": "required"}, {"parallel_tool_calls": True}])
 def test_completions_have_no_tools(fields):
     with pytest.raises(UserError, match=next(iter(fields))):
         parse(COMPLETIONS_URL, **fields)

@@ -1,0 +1,74 @@
+"""Message: what one side of a conversation has said. Names and meanings are OpenAI's (API reference, "Create chat completion")."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.text.tools import PastCall
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+"""OpenAI's deprecated ``function`` goes with ``functions``, which are not offered."""
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Text."""
+
+    text: str
+    cache_control: Any = None
+    """Accepted; the prefix cache needs no hints."""
+
+
+class _UnreadPart(msgspec.Struct, tag_field="type"):
+    def __post_init__(self) -> None:
+        kind = self.__struct_config__.tag
+        raise UserError(f"this model reads text only, and no part of the type {kind!r}; leave it out")
+
+
+class ImagePart(_UnreadPart, tag="image_url"):
+    """Refused: models here read text only."""
+
+
+class AudioPart(_UnreadPart, tag="input_audio"):
+    """Refused: models here read text only."""
+
+
+class FilePart(_UnreadPart, tag="file"):
+    """Refused: models here read text only."""
+
+
+UNREAD_PARTS = (ImagePart, AudioPart, FilePart)
+Part = TextPart | ImagePart | AudioPart | FilePart
+
+
+class Message(msgspec.Struct, omit_defaults=True):
+    """A chat message; other keys are dropped."""
+
+    role: Role
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[PastCall] | None = None
+    """Of an assistant; its content may then be null."""
+    tool_call_id: str | None = None
+    """Which call a message of the role ``tool`` answers."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As chat templates take it, which know ``developer`` by its older name."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content or ""}
+        if self.name:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["content"] = content
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
