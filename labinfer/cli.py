@@ -1,6 +1,7 @@
 """The command line. Flags are generated from the dataclasses of ``config.py``, so each option is written down once.
 
-``launch.py [options]`` runs prompts; ``launch.py plan`` shows the layout; ``launch.py bench …`` measures.
+``launch.py [options]`` runs prompts; ``launch.py serve`` and ``chat`` answer whoever asks; ``launch.py plan`` shows the
+layout; ``launch.py bench …`` measures.
 Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag answer at once.
 """
 
@@ -29,12 +30,15 @@ from labinfer.bench.options import (
     LoadOptions,
     ServeOptions,
 )
+from labinfer.chat.conversation import Conversation
+from labinfer.chat.options import ChatOptions
 from labinfer.config import (
     SECTIONS,
     CacheOptions,
     EngineOptions,
     JobOptions,
     ModelOptions,
+    ObserveOptions,
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
@@ -48,7 +52,7 @@ from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.executor.signals import SignalGuard
 from labinfer.plan import SamplingParams
 from labinfer.server.options import ServerOptions
-from labinfer.spmd.environment import detect, shorten_openmp_spins
+from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.weights.read_ahead import start_reading_ahead
 
 if TYPE_CHECKING:
@@ -60,6 +64,11 @@ COMMANDS = {
         (JobOptions, SamplingOptions, *SECTIONS),
     ),
     "serve": ("Serve models over OpenAI's API. The same command starts every rank.", (ServerOptions, *SECTIONS)),
+    "chat": (
+        "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
+        "checkpoint or the server would have it, and an answer may fill the context.",
+        (ChatOptions, SamplingOptions, *(section for section in SECTIONS if section is not ObserveOptions)),
+    ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench latency": (
         "Time of a fixed batch, from its first request to its last token.",
@@ -86,9 +95,16 @@ COMMANDS = {
 }
 REPEATED = ("prompt", "stop", "api_key")
 """Flags that may be given several times."""
+REPEATED_OF = {"serve": (*REPEATED, "model"), "chat": ("stop",)}
+"""The same, of commands where they are others."""
+DEFAULTS_OF: dict[str, dict[str, Any]] = {
+    "chat": {"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},
+}
+"""Where they are others than the dataclass's; empty for what is left to the model or its server."""
 
 EPILOG = """other commands:
   launch.py serve              OpenAI's API over HTTP
+  launch.py chat               talk to a model in the terminal
   launch.py plan               show which rank would hold what
   launch.py bench latency      time of a fixed batch
   launch.py bench throughput   requests and tokens a second
@@ -102,6 +118,7 @@ examples:
   python launch.py --model DIR --prompt "Hello"
   torchrun --nproc-per-node 4 launch.py --model DIR -tp 2 -pp 2 --input prompts.jsonl --output out.jsonl
   mpirun -n 3 python launch.py --model DIR -tp 2,1 --layers 14,10 --input prompts.jsonl
+  python launch.py chat --url http://127.0.0.1:8000
   python launch.py plan --model DIR -tp 2 -pp 2
 exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed, 130 Ctrl-C, 143 SIGTERM"""
 
@@ -135,15 +152,22 @@ def main(argv: list[str] | None = None) -> int:
         rank = environment.rank
         name, args = _parse(arguments, rank)
         models = _take_models(args) if name == "serve" else {}
-        options = EngineOptions.from_flat(_given(args, *SECTIONS))
+        given = _given(args, *SECTIONS)
+        usual = {key: value for key, value in DEFAULTS_OF.get(name, {}).items() if value}
+        options = EngineOptions.from_flat(usual | given)
         own = _check_own(name, args) | ({"models": models} if models else {})
+        if name == "chat" and own["own"].url:
+            _check_alone(environment, given)
+            from labinfer.commands.chat_with_server import run
+
+            return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
     except UserError as error:
         if rank == 0:  # every rank was given the same flags
             sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
 
     one_node = environment.world_size == environment.local_world_size
-    if name in ("generate", "serve") and one_node:  # which needs all of the weights
+    if name in ("generate", "serve", "chat") and one_node:  # which needs all of the weights
         start_reading_ahead(
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )
@@ -178,7 +202,7 @@ def build_parser(command: str = "generate") -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
     for section in sections:
-        add_options(parser, section, repeated=(*REPEATED, "model") if command == "serve" else REPEATED)
+        add_options(parser, section, REPEATED_OF.get(command, REPEATED), DEFAULTS_OF.get(command, {}))
     return parser
 
 
@@ -198,8 +222,17 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     return command, arguments[len(words) :]
 
 
-def add_options(parser: argparse.ArgumentParser, section: type, repeated: tuple[str, ...] = REPEATED) -> None:
-    """A group of flags for a dataclass of options. Values are converted and checked later, all in one place."""
+def add_options(
+    parser: argparse.ArgumentParser,
+    section: type,
+    repeated: tuple[str, ...] = REPEATED,
+    defaults: dict[str, Any] | None = None,
+) -> None:
+    """A group of flags for a dataclass of options. Values are converted and checked later, all in one place.
+
+    Args:
+        defaults: where they are others than the dataclass's.
+    """
     group = parser.add_argument_group(section.__name__.removesuffix("Options").lower(), section.__doc__)
     hints = typing.get_type_hints(section)
     for f in dataclasses.fields(section):
@@ -209,8 +242,9 @@ def add_options(parser: argparse.ArgumentParser, section: type, repeated: tuple[
             action = argparse.BooleanOptionalAction if f.default else "store_true"
             group.add_argument(*names, action=action, default=None, help=text)
             continue
-        if f.default not in ("", 0, ()) and "default" not in text:
-            text += f" (default: {join(f.default) if isinstance(f.default, tuple) else f.default})"
+        default = (defaults or {}).get(f.name, f.default)
+        if default not in ("", 0, ()) and "default" not in text:
+            text += f" (default: {join(default) if isinstance(default, tuple) else default})"
         metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
         group.add_argument(
             *names, action="append" if f.name in repeated else "store", default=None, metavar=metavar, help=text
@@ -236,6 +270,10 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if name == "generate":
         job, sampling = _check_job(args)
         return {"job": job, "sampling": sampling}
+    if name == "chat":
+        sampling = _sampling(args)
+        Conversation(settings=sampling)  # refuses what no chat can have
+        return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
     own = [convert_section(section, _given(args, section)) for section in COMMANDS[name][1] if section not in SECTIONS]
     for section in own:
         check_bounds(section)
@@ -277,19 +315,29 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
         raise UserError("give either --prompt TEXT or --input FILE; see launch.py --help")
     if "" in job.prompt:
         raise UserError("--prompt is empty; give some text")
+    return job, SamplingParams(**_sampling(args))
+
+
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """What is given of ``SamplingParams``."""
     hints = typing.get_type_hints(SamplingOptions)
-    given = _given(args, SamplingOptions)
-    sampling = SamplingParams(
-        **{
-            name: tuple(value)
-            if name in REPEATED
-            else value
-            if hints[name] is bool
-            else convert(name, value, hints[name])
-            for name, value in given.items()
-        }
-    )
-    return job, sampling
+    return {
+        name: tuple(value) if name in REPEATED else value if hints[name] is bool else convert(name, value, hints[name])
+        for name, value in _given(args, SamplingOptions).items()
+    }
+
+
+def _check_alone(environment: LaunchEnvironment, engine: dict[str, Any]) -> None:
+    """Raises:
+    UserError: there are ranks or options for a model, but a server has the model.
+    """
+    if environment.world_size > 1:
+        raise UserError(f"--url needs one process, not {environment.world_size}; leave the launcher out")
+    for name in engine:
+        if name != "model":
+            raise UserError(
+                f"{flag_name(name)} is for a model of one's own, and the server has it; leave it or --url out"
+            )
 
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:

@@ -8,6 +8,8 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from labinfer.errors import Interrupted
@@ -31,7 +33,10 @@ class SignalGuard:
         self.signum = 0
         self.running = False
         """Whether a run is on, which rank 0 will bring to an orderly end."""
+        self.interrupt_ends = True
+        """Whether SIGINT is a wish for the end. In a chat it is not: it is only taken note of."""
         self.grace_seconds = GRACE_SECONDS
+        self._raises = False
         self._read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -46,8 +51,20 @@ class SignalGuard:
         if self.signum:
             raise Interrupted(self.signum)
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """While the main thread waits for a user or a server: a signal raises ``Interrupted`` there at once."""
+        self._raises = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._raises = False
+
     def _take_note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
+        if self._raises:
+            self.check()
 
     def _watch(self) -> None:
         signum = self._next_signal()
@@ -62,7 +79,7 @@ class SignalGuard:
     def _next_signal(self) -> int:
         while True:
             signum = os.read(self._read_fd, 1)[0]
-            if signum in (signal.SIGINT, signal.SIGTERM):
+            if signum == signal.SIGTERM or (signum == signal.SIGINT and self.interrupt_ends):
                 return signum
 
 

@@ -18,6 +18,7 @@ from labinfer.engine.sequence import Sequence
 from labinfer.errors import BrokenLink, Interrupted, UserError
 from labinfer.llm import LLM
 from labinfer.plan import WorkerStats
+from labinfer.recommended_sampling import recommended_sampling
 from labinfer.server.frames import (
     Abort,
     Accepted,
@@ -34,7 +35,6 @@ from labinfer.server.frames import (
     Updates,
     pack,
 )
-from labinfer.server.recommended import recommended_sampling
 from labinfer.server.stats import NUM_STEP_BUCKETS, EngineStats, RankStats, step_bucket
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class EngineHost:
         self, models: dict[str, LLM], connection: socket.socket, check: Callable[[], None], drain_seconds: float
     ):
         self._served = {
-            name: Served(name, llm, recommended_sampling(llm.parts.directory)) for name, llm in models.items()
+            name: Served(name, llm, recommended_sampling(llm.parts.directory) or {}) for name, llm in models.items()
         }
         self._link = EngineLink(connection)
         self._check, self._drain_seconds = check, drain_seconds

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labinfer.errors import UserError
 
@@ -44,6 +44,8 @@ class LaunchEnvironment:
     """torchrun set OMP_NUM_THREADS=1 by itself."""
     model_dir: str = ""
     """$LABINFER_MODEL_DIR: where named models live."""
+    api_key: str = field(default="", repr=False)
+    """$LABINFER_API_KEY: for the server that a chat is with."""
     notes: tuple[str, ...] = ()
     """What was seen and passed over, for the start-up banner."""
 
@@ -71,6 +73,7 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
     common = {
         "node_name": env.get("LABINFER_NODE_NAME") or socket.gethostname(),
         "model_dir": env.get("LABINFER_MODEL_DIR", ""),
+        "api_key": env.get("LABINFER_API_KEY", ""),
     }
     omp = env.get("OMP_NUM_THREADS", "")
     outermost = omp.split(",")[0]  # a list sets nested levels

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
+from labinfer.chat.options import ChatOptions
 from labinfer.cli import COMMANDS, build_parser, split_command
 from labinfer.config import (
     SECTIONS,
@@ -33,12 +34,12 @@ ENGINE_FLAGS = {
     "--threads", "--log-level", "--timeout", "--functions", "--profile", "--autotune", "--no-autotune",
     "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
-GENERATE_FLAGS = ENGINE_FLAGS | {
-    "--prompt", "--raw", "--input", "--output", "--report",
+SAMPLING_FLAGS = {
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
     "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--min-tokens", "--n",
     "--num-beams", "--length-penalty",
 }  # fmt: skip
+GENERATE_FLAGS = ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--output", "--report"}
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
     "--threads", "--log-level", "--timeout",
@@ -69,6 +70,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     ("command", "flags"),
     [
         ("generate", GENERATE_FLAGS),
+        ("chat", ENGINE_FLAGS - {"--profile"} | SAMPLING_FLAGS | {"--url", "--api-key", "--system"}),
         ("plan", ENGINE_FLAGS),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),
@@ -85,7 +87,7 @@ def test_the_set_of_flags_is_frozen(command, flags):
 
 def test_the_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
-    assert set(COMMANDS) == {"generate", "serve", "plan"} | benchmarks
+    assert set(COMMANDS) == {"generate", "serve", "chat", "plan"} | benchmarks
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -99,6 +101,7 @@ def test_every_flag_has_help(command):
     [
         *SECTIONS,
         AccuracyOptions,
+        ChatOptions,
         JobOptions,
         SamplingOptions,
         ServerOptions,

@@ -31,13 +31,27 @@ LEAVES = {
 """Parts that know only each other; every part may use them."""
 MAY_IMPORT = {
     "__main__": {"cli"},
-    "cli": {"commands", "server", "batch", "bench", "llm", "executor"},
-    "commands": {"server", "batch", "bench", "llm", "jsonl", "outputs", "executor", "worker", "engine", "functions"},
-    "server": {"llm", "responses", "outputs", "embedding", "prompts", "engine"},
+    "cli": {"commands", "server", "batch", "bench", "chat", "llm", "executor"},
+    "commands": {
+        "server",
+        "batch",
+        "chat",
+        "bench",
+        "llm",
+        "jsonl",
+        "outputs",
+        "executor",
+        "worker",
+        "engine",
+        "functions",
+    },
+    "server": {"llm", "responses", "outputs", "embedding", "prompts", "recommended_sampling", "engine"},
+    "chat": {"llm", "outputs", "recommended_sampling", "executor", "engine"},
     "batch": {"llm", "jsonl", "responses", "outputs", "embedding", "engine"},
     "bench": {"llm", "jsonl", "outputs", "engine"},
     "llm": {"prompts", "outputs", "embedding", "executor", "engine"},
     "jsonl": set(),
+    "recommended_sampling": set(),
     "responses": {"outputs"},
     "prompts": {"engine"},
     "outputs": {"embedding", "engine"},
@@ -143,6 +157,14 @@ def test_the_plain_data_needs_no_torch(module):
 def test_the_gateway_needs_no_torch():
     code = "import sys, labinfer.server.gateway\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_chat_needs_no_torch():
+    modules = [name_of(path) for path in sorted((PACKAGE / "chat").glob("*.py"))]
+    code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\nprint('torch' in sys.modules)"
+    modules.append("labinfer.commands.chat_with_server")
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 

@@ -13,6 +13,7 @@ from labinfer.cli import COMMANDS
 QUESTIONS = {
     "help": ["--help"],
     "help of plan": ["plan", "--help"],
+    "help of chat": ["chat", "--help"],
     **{f"help of {command}": [*command.split(), "--help"] for command in COMMANDS if command.startswith("bench ")},
     "version": ["--version"],
 }
@@ -23,6 +24,8 @@ MISTAKES = {
     "no number": ["--prompt", "x", "--max-num-seqs", "many"],
     "out of bounds": ["plan", "--max-num-seqs", "0"],
     "nothing to do": ["--model", "demo"],
+    "no address": ["chat", "--url", "localhost:8000"],
+    "wrong sampling of a chat": ["chat", "--temperature", "-1"],
     "wrong sampling": ["--prompt", "x", "--temperature", "-1"],
 }
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}

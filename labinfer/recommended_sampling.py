@@ -1,4 +1,4 @@
-"""What a checkpoint recommends for sampling."""
+"""What a checkpoint recommends for sampling (Hugging Face's ``GenerationConfig``)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
 from labinfer.weights.json_file import read_json
 
-GENERATION_CONFIG = "generation_config.json"
+FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Of Hugging Face's ``GenerationConfig``."""
 
 
-def recommended_sampling(directory: Path) -> dict[str, float]:
-    """By name of ``SamplingParams``; empty where the checkpoint says nothing.
+def recommended_sampling(checkpoint: Path) -> dict[str, float] | None:
+    """Fields of ``SamplingParams``; None where answers are not to be sampled: its numbers, if any, are meant for when
+    sampling is asked for.
 
     Raises:
-        UserError: the file is broken.
+        UserError: a number is out of bounds.
     """
-    path = directory / GENERATION_CONFIG
+    path = checkpoint / FILE
     if not path.exists():
         return {}
     config = read_json(path)
-    if config.get("do_sample") is False:  # its numbers are meant for when sampling is asked for
-        return {}
+    if config.get("do_sample") is False:
+        return None
     given = {name: config[name] for name in FIELDS if config.get(name) is not None}
     try:
         SamplingParams(**given)

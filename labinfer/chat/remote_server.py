@@ -1,0 +1,165 @@
+"""RemoteServer: a model behind OpenAI's API (API reference, "Chat"), over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import labinfer
+from labinfer.chat.backend import Answer, AnswerFailed
+from labinfer.errors import UserError
+from labinfer.executor.signals import SignalGuard
+
+PATIENCE_SECONDS = 10.0
+"""For a connection, and for the list of models."""
+LONGEST_BODY, LONGEST_TEXT = 1 << 16, 300
+"""Of an error: bytes that are read, and characters that are shown of one that is not OpenAI's."""
+API = "/v1"
+DONE = b"[DONE]"
+
+
+class RemoteServer:
+    """A connection for each answer, so that a server may come and go between them. See ``Backend``.
+
+    Args:
+        url: of the server, with or without ``/v1``.
+        model: one of its names; its first where this is empty.
+        signals: may raise while something is awaited.
+
+    Raises:
+        UserError: the address makes no sense.
+    """
+
+    def __init__(self, url: str, api_key: str, model: str, signals: SignalGuard):
+        self.model = model
+        self._url, self._signals = url, signals
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname, parts.port
+        except ValueError as error:
+            raise UserError(f"--url {url}: {error}") from None
+        if parts.scheme not in ("http", "https") or not self._host or parts.query or parts.username:
+            raise UserError(f"--url {url} is no address of a server; give one such as http://127.0.0.1:8000")
+        self._is_encrypted = parts.scheme == "https"
+        self._path = parts.path.rstrip("/").removesuffix(API) + API
+        if not api_key.isascii() or not api_key.isprintable():
+            raise UserError("the API key has characters that no HTTP header may have")
+        self._headers = {"Content-Type": "application/json", "Connection": "close"}
+        self._headers["User-Agent"] = f"labinfer/{labinfer.__version__}"
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def describe(self) -> str:
+        self._find_model()
+        return f"{self.model} at {self._url}"
+
+    def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: Answer) -> Iterator[str]:
+        self._find_model()
+        body = {"model": self.model, "messages": messages, **settings}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        with self._ask("POST", "/chat/completions", body) as response:
+            for event in self._events(response):
+                for choice in event.get("choices") or ():
+                    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                    if text := (choice.get("delta") or {}).get("content"):
+                        yield text
+                if usage := event.get("usage"):
+                    answer.prompt_tokens, answer.num_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+                    answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+    def _find_model(self) -> None:
+        if self.model:
+            return
+        with self._ask("GET", "/models") as response:
+            listed = _decode(response.read())
+        try:
+            self.model = listed["data"][0]["id"]
+        except (KeyError, IndexError, TypeError):
+            raise AnswerFailed(f"{self._url} lists no models; is it a server of OpenAI's API?") from None
+
+    @contextmanager
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is no error; the connection is closed afterwards, whereupon the server stops its work."""
+        kind = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=PATIENCE_SECONDS)
+        response = None
+        try:
+            with self._signals.raising():
+                connection.connect()
+                if body is not None:  # an answer may take its time, but a server that vanishes is to be noticed
+                    connection.sock.settimeout(None)
+                    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                data = None if body is None else json.dumps(body).encode()
+                connection.request(method, self._path + path, data, self._headers)
+                response = connection.getresponse()
+                if response.status != http.client.OK:
+                    raise _refusal(response)
+            yield response
+        except (
+            OSError,
+            http.client.HTTPException,
+            UnicodeError,
+        ) as error:  # the last is of a name that DNS cannot have
+            what = f"cannot reach {self._url}" if response is None else f"the connection to {self._url} broke"
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise AnswerFailed(f"{what}: {reason}") from None
+        finally:
+            if response is not None:  # it holds the socket, too
+                response.close()
+            connection.close()
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        """The data of server-sent events (WHATWG HTML, "Server-sent events") up to the last, each a JSON object."""
+        data = b""
+        while True:
+            with self._signals.raising():
+                line = response.readline()
+            if not line:
+                raise AnswerFailed(f"{self._url} has closed the connection in the middle of the answer")
+            line = line.rstrip(b"\r\n")
+            if line.startswith(b"data:"):
+                data += line.removeprefix(b"data:")
+            elif not line and data:
+                if data.strip() == DONE:
+                    return
+                event, data = _decode(data), b""
+                if "error" in event:
+                    raise AnswerFailed(_message(event) or "the server gave up, and does not say why")
+                yield event
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise AnswerFailed(f"the server sends what is no JSON object: {data[:60]!r}")
+    return event
+
+
+def _refusal(response: http.client.HTTPResponse) -> AnswerFailed:
+    """What an HTTP error says, and what can be done."""
+    data = response.read(LONGEST_BODY)
+    try:
+        text = _message(json.loads(data))
+    except ValueError:
+        text = " ".join(data.decode(errors="replace").split())[:LONGEST_TEXT]
+    text = text or response.reason or "no reason given"
+    if response.status == http.HTTPStatus.UNAUTHORIZED:
+        return AnswerFailed(f"the server refuses the key: {text}; give --api-key or set LABINFER_API_KEY")
+    after = response.getheader("Retry-After", "")
+    hint = f"; try again in {after} seconds" if after.isdigit() else ""
+    return AnswerFailed(f"{text} (HTTP {response.status}){hint}")
+
+
+def _message(body: Any) -> str:
+    """Of OpenAI's error object."""
+    error = body.get("error") if isinstance(body, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return text if isinstance(text, str) else ""

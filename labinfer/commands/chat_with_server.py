@@ -1,0 +1,34 @@
+"""``launch.py chat --url``: a conversation with a model that is served; no ranks, and no torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from labinfer.chat.chat import COMMANDS, Chat
+from labinfer.chat.conversation import Conversation
+from labinfer.chat.options import ChatOptions
+from labinfer.chat.remote_server import RemoteServer
+from labinfer.chat.terminal import Terminal
+from labinfer.errors import ExitStatus, Interrupted, UserError
+from labinfer.executor.signals import SignalGuard
+
+
+def run(signals: SignalGuard, own: ChatOptions, sampling: dict[str, Any], model: str, key: str) -> int:
+    """Chat until the user leaves; returns the exit status.
+
+    Args:
+        sampling: what the user has set of it.
+        model: one of the server's names; its first where this is empty.
+        key: for the server, where ``own`` has none.
+    """
+    try:
+        backend = RemoteServer(own.url, own.api_key or key, model, signals)
+        conversation = Conversation(own.system, sampling)
+        signals.running, signals.interrupt_ends = True, False
+        return Chat(Terminal(signals, list(COMMANDS)), backend, conversation, signals).run()
+    except Interrupted as error:
+        return 128 + error.signum
+    except UserError as error:
+        sys.stderr.write(f"labinfer: error: {error}\n")
+        return ExitStatus.USAGE

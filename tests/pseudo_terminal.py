@@ -1,0 +1,103 @@
+"""Somebody who sits at a terminal: starts a program there, types, and reads the screen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launchers import ROOT, environment, kill_tree
+
+ROWS, COLUMNS = 50, 300
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x07")
+CTRL_C, CTRL_D, UP, ENTER = "\x03", "\x04", "\x1b[A", "\r"
+
+
+class PseudoTerminal:
+    """The far end of a terminal on which a program runs in the foreground."""
+
+    def __init__(self, process: subprocess.Popen, fd: int):
+        self.process, self._fd = process, fd
+        self._raw = b""
+        self._begin = 0
+
+    @property
+    def text(self) -> str:
+        """All that was on the screen, without what only moves the cursor or sets colours."""
+        return ESCAPES.sub("", self._raw.decode(errors="replace")).replace("\r\n", "\n").replace("\r", "")
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> str:
+        """What has come since the last call, up to this text and with it."""
+        deadline = time.monotonic() + seconds
+        while (found := self.text.find(text, self._begin)) < 0:
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {text!r} in {seconds:g} s:\n{self.text}"
+            if select.select([self._fd], [], [], left)[0] and not self._read():
+                raise AssertionError(f"it ended before {text!r}:\n{self.text}")
+        begin, self._begin = self._begin, found + len(text)
+        return self.text[begin : self._begin]
+
+    def say(self, message: str, end: str = "\n> ") -> str:
+        """Type a line, and read up to the next prompt; returns what came after the line itself."""
+        self.type(message + ENTER)
+        self.wait_for(message.splitlines()[-1])
+        return self.wait_for(end).removesuffix(end).strip()
+
+    def wait(self, seconds: float = 30.0) -> int:
+        """The exit status."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"still there after {seconds:g} s:\n{self.text}"
+            if select.select([self._fd], [], [], 0.05)[0]:
+                self._read()
+        return self.process.returncode
+
+    def settings(self) -> list:
+        """How the terminal is set; see ``termios.tcgetattr``."""
+        return termios.tcgetattr(self._fd)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:  # Linux: nobody has the other end open any more
+            data = b""
+        self._raw += data
+        return bool(data)
+
+
+@contextmanager
+def pseudo_terminal(command: list[str], home: Path, **env: str) -> Iterator[PseudoTerminal]:
+    """A program on a terminal of its own, for a user with this home; afterwards nothing of it is left."""
+    (home / ".cache").exists() or (home / ".cache").symlink_to(Path.home() / ".cache")  # compiled functions are there
+    far, near = pty.openpty()
+    fcntl.ioctl(near, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(HOME=str(home), TERM="xterm", LANG="C.UTF-8", **env),
+        stdin=near,
+        stdout=near,
+        stderr=near,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    terminal = PseudoTerminal(process, far)
+    try:
+        yield terminal
+    finally:
+        kill_tree(process)
+        process.wait()
+        os.close(near)
+        os.close(far)

@@ -1,0 +1,310 @@
+"""``launch.py chat`` as a user meets it: at a terminal alone and with a server, in a pipe, and under mpirun."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from launchers import LAUNCH, ROOT, command, descendants, environment, kill_tree
+from pseudo_terminal import CTRL_C, CTRL_D, ENTER, UP, PseudoTerminal, pseudo_terminal
+from serving import Server, serving
+
+OWN = command("single", 1, LAUNCH, "chat", "--dtype", "float32", "--num-kv-blocks", "256")
+KEY = "a-key-for-tests"
+GREEDY = ("--temperature", "0")
+HELP = "/help lists the commands"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--dtype", "float32", "--num-kv-blocks", "256", "--api-key", KEY) as server:
+        yield server
+
+
+def with_server(server: Server, *flags: str) -> list[str]:
+    return command("single", 1, LAUNCH, "chat", "--url", server.url, *GREEDY, *flags)
+
+
+def pipe(arguments: list[str], lines: str, **env: str) -> subprocess.CompletedProcess:
+    """Run with these lines as standard input."""
+    return subprocess.run(
+        arguments, input=lines, capture_output=True, text=True, cwd=ROOT, env=environment(**env), timeout=120
+    )
+
+
+def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = lambda: None) -> None:
+    """A whole conversation, with all that a user may do at the prompt; ends with Ctrl-D."""
+    greeting = terminal.wait_for("\n> ")
+    assert HELP in greeting and "demo" in greeting
+    assert "before the first answer" in terminal.say("/stats")
+    assert terminal.say("17 + 25 = ?") == "42"
+    assert terminal.say("My name is Alice Young.") == "Nice to meet you, Alice Young."
+    assert terminal.say("What is my name?") == "Your name is Alice Young."
+    stats = terminal.say("/stats")
+    assert "ended by stop" in stats and "tokens/s" in stats and "3 answers" in stats and "?" not in stats
+    assert terminal.say("法国的首都是哪里？") == "巴黎"
+
+    # Ctrl-C in mid-answer, which would otherwise go on to the end of the context.
+    terminal.say("/set ignore_eos true")
+    terminal.type("Count from 3 to 15." + ENTER)
+    terminal.wait_for("5, 6")
+    terminal.type(CTRL_C)
+    terminal.wait_for("[stopped]\n> ", seconds=5)
+    wait_idle()
+    assert "ended by stopped" in terminal.say("/stats")
+    terminal.say("/set ignore_eos")
+    assert terminal.say("1 + 1 = ?") == "2"
+    assert "taken back: 1 + 1 = ?" in terminal.say("/undo")
+    assert terminal.say("/retry").startswith("3, 4, 5, 6")
+
+    terminal.type("half a message")
+    terminal.wait_for("half a message")
+    time.sleep(0.2)  # Python misses a signal in the instant before it waits for a key
+    terminal.type(CTRL_C)
+    terminal.wait_for("Ctrl-D or /exit leaves\n> ", seconds=5)
+    terminal.say("/reset")
+    terminal.type('"""' + ENTER + "17 + 25" + ENTER + '= ?"""' + ENTER)
+    terminal.wait_for('"""\n')
+    terminal.wait_for("\n> ")
+    terminal.type("17 + \\" + ENTER)
+    terminal.wait_for("\n. ")
+    terminal.say("26 = ?")
+    terminal.type("\x1b[200~17 +\n27 = ?\x1b[201~" + ENTER)  # pasted
+    terminal.wait_for("27 = ?")
+    terminal.wait_for("\n> ")
+    assert said(terminal, work / "lines.json") == ["17 + 25\n= ?", "17 + \n26 = ?", "17 +\n27 = ?"]
+
+    terminal.say("/reset")
+    assert "Alice" not in terminal.say("What is my name?")
+    terminal.say("/system Answer briefly.")
+    assert terminal.say("/system") == "Answer briefly."
+    terminal.say("17 + 25 = ?")
+    saved = work / "saved.json"
+    assert said(terminal, saved) == ["What is my name?", "17 + 25 = ?"]
+    assert json.loads(saved.read_text())["messages"][0] == {"role": "system", "content": "Answer briefly."}
+    assert "exists" in terminal.say(f"/save {saved}")
+    assert "no command /nonsense" in terminal.say("/nonsense")
+    assert "temperature must be" in terminal.say("/set temperature 1000")
+    assert "settings are" in terminal.say("/set colour red")
+    assert "/reset" in terminal.say("/help")
+    terminal.type("/sta\t" + ENTER)  # completed by the Tab key
+    terminal.wait_for("last answer")
+    terminal.wait_for("\n> ")
+
+    terminal.type(CTRL_D)
+    assert terminal.wait() == 0
+    assert terminal.settings()[3] & termios.ECHO
+
+
+def said(terminal: PseudoTerminal, file: Path) -> list[str]:
+    """The user's messages, as the conversation has them."""
+    assert "written" in terminal.say(f"/save {file}")
+    return [message["content"] for message in json.loads(file.read_text())["messages"] if message["role"] == "user"]
+
+
+class TestTerminal:
+    def test_alone_and_then_again_with_the_history(self, tmp_path):
+        with pseudo_terminal([*OWN, *GREEDY], tmp_path) as terminal:
+            talk(terminal, tmp_path)
+        history = tmp_path / ".local/state/labinfer/chat-history.jsonl"
+        assert history.stat().st_mode & 0o777 == 0o600
+        with history.open("a") as file:
+            file.write('"17 +\\n28 = ?"\n')
+        with pseudo_terminal([*OWN, *GREEDY], tmp_path) as terminal:
+            terminal.wait_for("\n> ")
+            terminal.type(UP + ENTER)
+            terminal.wait_for("\n> ")
+            assert said(terminal, tmp_path / "recalled.json") == ["17 +\n28 = ?"]  # two lines, whole
+            terminal.type(UP + UP + UP)
+            terminal.wait_for("/stats")
+            os.kill(terminal.process.pid, signal.SIGTERM)
+            assert terminal.wait() == 128 + signal.SIGTERM
+            assert terminal.settings()[3] & termios.ECHO
+
+    def test_with_a_server(self, server, tmp_path):
+        with pseudo_terminal(with_server(server), tmp_path, LABINFER_API_KEY=KEY) as terminal:
+            talk(terminal, tmp_path, lambda: server.wait_idle(key=KEY))
+        server.wait_idle(key=KEY)
+
+    def test_sigterm_in_mid_answer_ends_in_order(self, tmp_path):
+        with pseudo_terminal([*OWN, *GREEDY, "--ignore-eos"], tmp_path) as terminal:
+            terminal.wait_for("\n> ")
+            terminal.type("Count from 3 to 15." + ENTER)
+            terminal.wait_for("5, 6")
+            os.kill(terminal.process.pid, signal.SIGTERM)
+            assert terminal.wait(5) == 128 + signal.SIGTERM
+
+
+class TestLaunchers:
+    @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+    def test_at_a_terminal_ctrl_c_is_not_for_the_launcher(self, launcher, tmp_path):
+        arguments = command(launcher, 2, LAUNCH, "chat", "--dtype", "float32", *GREEDY)
+        with pseudo_terminal(arguments, tmp_path) as terminal:
+            before = terminal.settings()
+            assert HELP in terminal.wait_for("\n> ")
+            for question, answer in (("17 + 25 = ?", "42"), ("17 + 26 = ?", "43")):
+                terminal.type(f"/set ignore_eos true{ENTER}")
+                terminal.wait_for("\n> ")
+                terminal.type(f"Count from 3 to 15.{ENTER}")
+                terminal.wait_for("5, 6")
+                terminal.type(CTRL_C)
+                terminal.wait_for("[stopped]\n> ", seconds=10)
+                terminal.type(f"/set ignore_eos{ENTER}")
+                terminal.wait_for("\n> ")
+                assert terminal.say(question) == answer
+            terminal.type("half" + CTRL_C)
+            terminal.wait_for("Ctrl-D or /exit leaves\n> ")
+            terminal.type(CTRL_D)
+            assert terminal.wait() == 0
+            assert terminal.settings() == before
+
+    def test_the_terminal_is_as_before_when_a_rank_dies(self, tmp_path):
+        arguments = command("mpirun", 2, LAUNCH, "chat", "--dtype", "float32")
+        with pseudo_terminal(arguments, tmp_path) as terminal:
+            before = terminal.settings()
+            terminal.wait_for("\n> ")
+            assert terminal.settings() != before
+            other = max(
+                descendants(terminal.process.pid),
+                key=lambda pid: b"PMI_RANK=1" in Path(f"/proc/{pid}/environ").read_bytes(),
+            )
+            os.kill(other, signal.SIGKILL)
+            assert terminal.wait() != 0
+            deadline = time.monotonic() + 10
+            while terminal.settings() != before:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+
+class TestPipe:
+    def test_each_line_is_a_message_and_only_answers_come_out(self):
+        done = pipe(
+            [*OWN, *GREEDY], "17 + 25 = ?\n\n你好，17 + 25等于多少？\nMy name is Alice Young.\nWhat is my name?\n"
+        )
+        lines = done.stdout.splitlines()
+        assert done.returncode == 0, done.stderr
+        assert (lines[0], lines[-1]) == ("42", "Your name is Alice Young.") and len(lines) == 4
+        assert done.stderr == ""
+
+    def test_with_a_server_a_failed_message_is_a_status(self, server):
+        done = pipe(with_server(server, "--api-key", KEY), "17 + 25 = ?\n/nonsense\n17 + 26 = ?\n")
+        assert (done.returncode, done.stdout) == (1, "42\n43\n")
+        assert done.stderr.startswith("error: there is no command /nonsense")
+
+    def test_without_a_standard_input_it_ends_at_once(self, server):
+        done = pipe(["sh", "-c", 'exec "$@" <&-', "sh", *with_server(server, "--api-key", KEY)], "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_two_ranks_under_mpirun(self):
+        arguments = command("mpirun", 2, LAUNCH, "chat", "--dtype", "float32", *GREEDY)
+        process = subprocess.Popen(
+            arguments,
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            lines = (line for line in process.stdout if not line.startswith("[mpiexec"))  # it says what Ctrl-C does
+            process.stdin.write("17 + 25 = ?\n/set ignore_eos true\nCount from 3 to 15.\n")
+            process.stdin.flush()
+            assert next(lines) == "42\n"
+            time.sleep(0.3)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            assert next(lines).startswith("3, 4, 5")
+            process.stdin.write("/set ignore_eos\n17 + 26 = ?\n")
+            process.stdin.flush()
+            assert "43\n" in itertools.islice(lines, 3)
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+            assert out == "" and "[stopped]" in err
+        finally:
+            kill_tree(process)
+
+
+class TestFailures:
+    def test_a_server_that_is_away_and_one_that_refuses_the_key(self, server, tmp_path):
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        with pseudo_terminal(
+            command("single", 1, LAUNCH, "chat", "--url", f"http://127.0.0.1:{port}/v1"), tmp_path
+        ) as one:
+            assert "Connection refused" in one.wait_for("\n> ")
+            assert one.say("hello").startswith("error: cannot reach")
+            one.type("/exit" + ENTER)
+            assert one.wait() == 0
+        with pseudo_terminal(with_server(server, "--api-key", "wrong"), tmp_path) as one:
+            assert "refuses the key" in one.wait_for("\n> ")
+            assert "refuses the key" in one.say("hello")
+
+    @pytest.mark.parametrize(
+        ("response", "complaint"),
+        [
+            ("429 Too Many Requests\r\nRetry-After: 7\r\n\r\n" + '{"error": {"message": "too fast"}}', "too fast (HTTP 429); try again in 7 seconds"),
+            ("503 Service Unavailable\r\n\r\n<h1>Busy</h1>", "<h1>Busy</h1> (HTTP 503)"),
+            ("500 Oops\r\n\r\n", "Oops (HTTP 500)"),
+            ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\nevent: error\ndata: {"error": {"message": "gave up"}}\n\n', "gave up"),
+            ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\n', "closed the connection in the middle"),
+            ("200 OK\r\n\r\ndata: nonsense\n\n", "no JSON object"),
+            ("301 Elsewhere\r\n\r\n", "Elsewhere (HTTP 301)"),
+            ("", "closed connection without response"),
+        ],
+    )  # fmt: skip
+    def test_what_a_server_may_do_is_one_line_and_the_chat_goes_on(self, response, complaint):
+        good = '200 OK\r\n\r\n: comment\r\ndata: {"choices": [{"index": 0, "delta": {"content": "well"}}]}\r\n\r\ndata: [DONE]\r\n\r\n'
+        with canned([response, good]) as url:
+            done = pipe(command("single", 1, LAUNCH, "chat", "--url", url, "--model", "any"), "one\ntwo\n")
+        assert done.stdout.splitlines()[-1] == "well"
+        assert done.returncode == 1
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and complaint in errors[0]
+
+
+def test_a_chat_with_a_server_begins_at_once_and_without_torch(server):
+    code = (
+        "import sys\nfrom labinfer.cli import main\nstatus = main(sys.argv[1:])\n"
+        "print(status, *sorted({'torch', 'numpy', 'tokenizers', 'starlette'} & set(sys.modules)))"
+    )
+    arguments = ["-c", code, "chat", "--url", server.url, "--api-key", KEY]
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        done = pipe([command("single", 1, LAUNCH)[0], *arguments], "")
+        seconds.append(time.perf_counter() - begin)
+        assert done.stdout == "0\n", done.stderr
+    assert min(seconds) < 1
+
+
+@contextmanager
+def canned(responses: list[str]) -> Iterator[str]:
+    """A server that answers each connection with the next of these texts, whatever it is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for response in responses:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(f"HTTP/1.1 {response}".encode() if response else b"")
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(10)

@@ -1,0 +1,314 @@
+"""The parts of a chat in the terminal, each by itself; ``tests/test_chat.py`` has the whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labinfer.chat.backend import Answer, AnswerFailed
+from labinfer.chat.chat import COMMANDS, Chat
+from labinfer.chat.conversation import SETTINGS, Conversation
+from labinfer.chat.history import LONGEST, History
+from labinfer.chat.line_reader import LineReader
+from labinfer.chat.remote_server import RemoteServer
+from labinfer.chat.terminal import read_message
+from labinfer.errors import ExitStatus, Interrupted, UserError
+from labinfer.recommended_sampling import recommended_sampling
+
+
+def message_of(*lines: str) -> str:
+    """The first message of these lines."""
+    left = list(lines)
+
+    def read_line(is_first: bool) -> str:
+        assert is_first == (len(left) == len(lines))
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    return read_message(read_line)
+
+
+class TestReadMessage:
+    @pytest.mark.parametrize(
+        ("lines", "message"),
+        [
+            (["hello", "next"], "hello"),
+            (["one \\", "two\\", "", "next"], "one \ntwo\n"),
+            (["one\\"], "one"),
+            (['"""one', "", "  two", '"""', "next"], "one\n\n  two"),
+            (['"""', "one\\", 'two"""'], "one\\\ntwo"),
+            (['"""one"""', "next"], "one"),
+            (['  """one', 'two"""  '], "one\ntwo"),
+            (['"""', "one"], "one"),
+            (['say """ twice'], 'say """ twice'),
+            ([""], ""),
+        ],
+    )
+    def test_lines_of_one_message(self, lines, message):
+        assert message_of(*lines) == message
+
+    def test_no_line_is_the_end(self):
+        with pytest.raises(EOFError):
+            message_of()
+
+
+class TestLineReader:
+    @given(st.lists(st.text(st.characters(exclude_characters="\n\r\x03", exclude_categories=["Cs"])), max_size=5))
+    def test_all_lines_come_back(self, lines):
+        read, write = os.pipe()
+        os.write(write, "".join(line + "\n" for line in lines).encode())
+        os.close(write)
+        reader = LineReader(read, knows_ctrl_c=False)
+        assert [reader.read() for _ in lines] == lines
+        with pytest.raises(EOFError):
+            reader.read()
+        os.close(read)
+
+    def test_ctrl_c_takes_away_what_was_typed_before_it_only(self):
+        read, write = os.pipe()
+        reader = LineReader(read, knows_ctrl_c=True)
+        assert not reader.take_ctrl_c()
+        os.write(write, b"one\nhalf\x03two\n")
+        assert reader.take_ctrl_c() and not reader.take_ctrl_c()
+        assert reader.read() == "two"
+        os.write(write, b"half\x03three\n")
+        assert (reader.read(), reader.read()) == ("\x03", "three")
+        os.write(write, b"four")
+        os.close(write)
+        assert not reader.take_ctrl_c()
+        assert reader.has_line and reader.read() == "four"
+        os.close(read)
+
+
+class TestConversation:
+    def test_messages_are_in_order(self):
+        conversation = Conversation("be brief", exchanges=[("a", "b")])
+        assert [m["role"] for m in conversation.messages("c")] == ["system", "user", "assistant", "user"]
+        assert Conversation().messages("c") == [{"role": "user", "content": "c"}]
+
+    @pytest.mark.parametrize(
+        ("name", "text", "value"),
+        [
+            ("temperature", "0.7", 0.7),
+            ("--top-k", "5", 5),
+            ("max_tokens", "9", 9),
+            ("ignore_eos", "true", True),
+            ("stop", "the end", ("the end",)),
+        ],
+    )
+    def test_settings_are_read_and_taken_back(self, name, text, value):
+        conversation = Conversation()
+        conversation.set(name, text)
+        (key,) = conversation.settings
+        assert conversation.settings == {key: value} and type(conversation.settings[key]) is type(value)
+        conversation.set(name, "")
+        assert conversation.settings == {}
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("temperature", "hot"),
+            ("temperature", "-1"),
+            ("top_k", "1.5"),
+            ("n", "2"),
+            ("colour", "red"),
+            ("min_tokens", "9"),
+        ],
+    )
+    def test_a_setting_that_cannot_be_changes_nothing(self, name, text):
+        conversation = Conversation(settings={"max_tokens": 5})
+        with pytest.raises(UserError, match=name):
+            conversation.set(name, text)
+        assert conversation.settings == {"max_tokens": 5}
+
+    def test_what_is_saved_is_a_chat_request(self, tmp_path):
+        from labinfer.protocol import ChatBody, decode
+
+        conversation = Conversation("s", {"temperature": 0.5, "stop": ("x",)}, [("你好", "b")])
+        conversation.save(str(tmp_path / "a.json"), "demo")
+        body = decode((tmp_path / "a.json").read_bytes(), ChatBody)
+        assert [message.content for message in body.messages] == ["s", "你好", "b"]
+        assert (body.model, body.temperature, body.stop) == ("demo", 0.5, ["x"])
+        for path in (tmp_path / "a.json", tmp_path / "no" / "b.json", tmp_path):
+            with pytest.raises(UserError, match=str(path)):
+                conversation.save(str(path), "demo")
+
+    def test_several_answers_are_refused(self):
+        for name in ("n", "num_beams", "length_penalty"):
+            with pytest.raises(UserError, match=f"--{name.replace('_', '-')}"):
+                Conversation(settings={name: 2})
+            assert name not in SETTINGS
+
+
+class TestHistory:
+    def test_it_comes_back_whole_and_not_longer_than_may_be(self, tmp_path):
+        path = tmp_path / "deep" / "history.jsonl"
+        history = History.open(path)
+        for number in range(LONGEST + 5):
+            history.append(f"message {number}\nin two lines 你好")
+        with path.open("a") as file:
+            file.write('{"no": "text"}\nhalf a li')
+        again = History.open(path)
+        assert len(again.texts) == LONGEST
+        assert again.texts[-1] == history.texts[-1] and again.texts[0].startswith("message 5\n")
+        assert len(path.read_text().splitlines()) == LONGEST
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+    def test_without_a_place_nothing_is_kept_and_nothing_fails(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        history = History.open(tmp_path / "file" / "history.jsonl")
+        history.append("one")
+        assert history.texts == ["one"]
+
+
+class TestRemoteServer:
+    @pytest.mark.parametrize(
+        "url", ["127.0.0.1:8000", "localhost", "ftp://a", "http://", "http://a:port", "http://a?b=1", "http://me@a", ""]
+    )
+    def test_what_is_no_address_is_refused(self, url):
+        with pytest.raises(UserError, match="--url"):
+            RemoteServer(url, "", "", signals=None)
+
+    def test_a_key_that_no_header_can_have_is_refused(self):
+        with pytest.raises(UserError, match="key"):
+            RemoteServer("http://a", "a\nb", "", signals=None)
+
+
+class FakeTerminal:
+    """Reads from a list, and remembers what it was told."""
+
+    def __init__(self, lines: list[Any], is_interactive: bool = True):
+        self.lines, self.is_interactive = list(lines), is_interactive
+        self.answers, self.said = "", []
+
+    def read(self) -> str:
+        if not self.lines:
+            raise EOFError
+        line = self.lines.pop(0)
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    def write(self, text: str) -> None:
+        self.answers += text
+
+    def end_line(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class FakeSignals:
+    signum = 0
+
+
+class Echo:
+    """Answers with the last message; see ``Backend``."""
+
+    model = "echo"
+
+    def __init__(self):
+        self.asked: list[list[dict[str, str]]] = []
+
+    def describe(self) -> str:
+        return self.model
+
+    def stream(self, messages, settings, answer: Answer) -> Iterator[str]:
+        self.asked.append(messages)
+        text = messages[-1]["content"]
+        if "fail" in text:
+            yield "half"
+            raise AnswerFailed("it failed")
+        if "stop" in text:
+            yield "half"
+            raise Interrupted(signal.SIGINT)
+        if "end" in text:
+            raise Interrupted(signal.SIGTERM)
+        yield from text
+        answer.finish_reason = "length" if "long" in text else "stop"
+
+
+def chat_over(*lines: Any, is_interactive: bool = True) -> tuple[ExitStatus, FakeTerminal, Echo, Conversation]:
+    terminal, echo, conversation = FakeTerminal(list(lines), is_interactive), Echo(), Conversation()
+    status = Chat(terminal, echo, conversation, FakeSignals()).run()
+    return status, terminal, echo, conversation
+
+
+class TestChat:
+    def test_what_is_stopped_stays_and_what_failed_does_not(self):
+        status, terminal, _, conversation = chat_over("one", "stop", "fail", "long")
+        assert conversation.exchanges == [("one", "one"), ("stop", "half"), ("long", "long")]
+        assert "[stopped]" in terminal.said and any("cut off" in text for text in terminal.said)
+        assert "error: it failed" in terminal.said and any(
+            "not part of the conversation" in text for text in terminal.said
+        )
+        assert status == ExitStatus.OK
+
+    def test_where_nobody_sits_a_failure_is_a_status(self):
+        assert chat_over("one", "fail", is_interactive=False)[0] == ExitStatus.SOME_FAILED
+        assert chat_over("one", is_interactive=False)[0] == ExitStatus.OK
+
+    def test_sigterm_ends_it(self):
+        with pytest.raises(Interrupted):
+            chat_over("end")
+        with pytest.raises(Interrupted):
+            chat_over(Interrupted(signal.SIGTERM))
+
+    def test_ctrl_c_at_the_prompt_says_how_to_leave(self):
+        _, terminal, echo, _ = chat_over(Interrupted(signal.SIGINT), "one", "/exit", "two")
+        assert "Ctrl-D or /exit leaves" in terminal.said
+        assert len(echo.asked) == 1
+
+    def test_undo_retry_and_reset(self):
+        _, _, echo, conversation = chat_over("one", "two", "/retry", "/undo", "three", "/reset", "four")
+        asked = [[message["content"] for message in messages] for messages in echo.asked]
+        assert asked == [["one"], ["one", "one", "two"], ["one", "one", "two"], ["one", "one", "three"], ["four"]]
+        assert conversation.exchanges == [("four", "four")]
+
+    def test_system_is_set_shown_and_removed(self):
+        _, terminal, echo, conversation = chat_over("/system Be  brief.", "/system", "one", "/system off", "/system")
+        assert "Be  brief." in terminal.said and terminal.said[-1] == "there is no system prompt"
+        assert echo.asked[0][0] == {"role": "system", "content": "Be  brief."}
+        assert conversation.system == ""
+
+    @pytest.mark.parametrize("line", ["/undo", "/retry", "/stats", "/save", "/set n 2", "/nonsense", "/", "/exits"])
+    def test_what_cannot_be_done_is_one_line(self, line):
+        _, terminal, echo, _ = chat_over(line)
+        assert len([text for text in terminal.said if text.startswith("error: ")]) == 1
+        assert echo.asked == []
+
+    def test_help_has_every_command(self):
+        _, terminal, _, _ = chat_over("/help", "   ", "")
+        assert all(name in terminal.said[-1] for name in COMMANDS)
+
+    def test_a_space_makes_a_message_of_a_command(self):
+        assert chat_over(" /help")[2].asked == [[{"role": "user", "content": " /help"}]]
+
+
+def test_an_answers_figures():
+    answer = Answer("x", 10, 4, 11, "stop", seconds=1.5, seconds_to_first=0.5)
+    assert answer.describe() == (
+        "11 tokens in 1.50 s; 10.0 tokens/s; first after 0.500 s; prompt of 10 tokens, 4 of them cached; ended by stop"
+    )
+    assert "? tokens" in Answer(finish_reason="stopped").describe()
+
+
+def test_what_a_checkpoint_recommends(tmp_path):
+    path = tmp_path / "generation_config.json"
+    assert recommended_sampling(tmp_path) == {}
+    path.write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_k": None, "eos_token_id": 2}))
+    assert recommended_sampling(tmp_path) == {"temperature": 0.6}
+    path.write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    assert recommended_sampling(tmp_path) is None
+    path.write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(UserError, match="generation_config.json: temperature"):
+        recommended_sampling(tmp_path)
