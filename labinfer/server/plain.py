@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.responses import Response
 
 import labinfer
+from labinfer.recommended_sampling import FIELDS
 from labinfer.responses import CHAT_PREFIX, COMPLETION_PREFIX
 from labinfer.server import api_errors
 from labinfer.server.call import Call
 from labinfer.server.openapi import describe_api
-from labinfer.server.recommended import FIELDS
 from labinfer.server.service import Service
 
 SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
