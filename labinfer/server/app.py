@@ -55,6 +55,7 @@ ENDPOINTS = (
 """The API: /openapi.json tells of each."""
 PAGES = (
     Endpoint("GET", "/", pages.chat, needs_key=False, logged=False),
+    Endpoint("GET", "/cluster", pages.cluster, needs_key=False, logged=False),
     Endpoint("GET", "/webui/{path:path}", pages.file, needs_key=False, logged=False),
 )
 """For people."""

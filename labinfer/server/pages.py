@@ -1,4 +1,4 @@
-"""The chat page and its files: what a browser is given, and what it is allowed to do with it.
+"""The pages and their files: what a browser is given, and what it is allowed to do with it.
 
 The pages use the API as any other client does; a key, where one is needed, is asked for by the API and not here.
 """
@@ -16,6 +16,7 @@ from labinfer.server.call import Call
 
 FOLDER = Path(__file__).parent / "webui"
 CHAT_PAGE = "index.html"
+CLUSTER_PAGE = "cluster.html"
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -48,6 +49,11 @@ HEADERS = {
 async def chat(call: Call) -> Response:
     """``GET /``."""
     return await _answer(call, CHAT_PAGE)
+
+
+async def cluster(call: Call) -> Response:
+    """``GET /cluster``."""
+    return await _answer(call, CLUSTER_PAGE)
 
 
 async def file(call: Call) -> Response:

@@ -48,22 +48,27 @@ export class Api {
       method: "POST", body: JSON.stringify(whole), signal,
       headers: { "Content-Type": "application/json", "X-Request-Id": id },
     });
-    try {
-      for await (const { event, data } of readEvents(response.body)) {
-        if (data === "[DONE]") return;
-        const chunk = JSON.parse(data);
-        if (event === "error") throw failureOf(chunk.error);
-        yield chunk;
-      }
-    } catch (error) {
-      if (error instanceof ApiFailure || error.name === "AbortError") throw error;
-    }
-    throw new ApiFailure("broken");
+    yield* objectsOf(response);
   }
 
   /** End a request in the engine; it may be over already. */
   async cancel(id) {
     await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch(() => {});
+  }
+
+  /** The ranks of a model, and its figures of the last minutes. */
+  async cluster(model, signal) {
+    return (await this._ask(`/v1/cluster?${query({ model })}`, { signal })).json();
+  }
+
+  /** What the ranks of a model do, as it happens. */
+  async *clusterEvents(model, signal) {
+    yield* objectsOf(await this._ask(`/v1/cluster/events?${query({ model })}`, { signal }));
+  }
+
+  /** What was lately seen of them, as a trace for Perfetto. @returns {Promise<Blob>} */
+  async clusterTrace(model) {
+    return (await this._ask(`/v1/cluster/trace?${query({ model })}`)).blob();
   }
 
   async _ask(path, options = {}) {
@@ -80,6 +85,25 @@ export class Api {
     const body = await response.json().catch(() => ({}));
     throw failureOf(body.error, response.status, Number(response.headers.get("Retry-After")) || undefined);
   }
+}
+
+function query(fields) {
+  return new URLSearchParams(fields);
+}
+
+/** What a stream of events has, up to its end, which it must say. */
+async function* objectsOf(response) {
+  try {
+    for await (const { event, data } of readEvents(response.body)) {
+      if (data === "[DONE]") return;
+      const object = JSON.parse(data);
+      if (event === "error") throw failureOf(object.error);
+      yield object;
+    }
+  } catch (error) {
+    if (error instanceof ApiFailure || error.name === "AbortError") throw error;
+  }
+  throw new ApiFailure("broken");
 }
 
 function failureOf(error, status = 0, retryAfter = undefined) {

@@ -5,6 +5,7 @@ import { Composer } from "./composer.js";
 import { Conversation, newRecord } from "./conversation.js";
 import { byId } from "./element.js";
 import { fromJson, toJson } from "./exchange.js";
+import { saveFile } from "./save_file.js";
 import { openSettings } from "./settings_dialog.js";
 import { Sidebar } from "./sidebar.js";
 import { ThreadView } from "./thread_view.js";
@@ -217,10 +218,7 @@ export class Chat {
   async _export(ids) {
     const records = this._records.filter((one) => ids.includes(one.id));
     const whole = await Promise.all(records.map(async (record) => ({ record, messages: await this._store.messages(record.id) })));
-    const url = URL.createObjectURL(new Blob([toJson(whole)], { type: "application/json" }));
-    const day = new Date().toISOString().slice(0, 10);
-    Object.assign(document.createElement("a"), { href: url, download: `labinfer-${day}.json` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 60000);
+    saveFile(new Blob([toJson(whole)], { type: "application/json" }), `labinfer-${new Date().toISOString().slice(0, 10)}.json`);
   }
 
   _saveRecord() {

@@ -19,6 +19,10 @@ const PATHS = {
   upload: "M12 16V5M7 9l5-5 5 5M5 20h14",
   sliders: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",
   gear: "M12 9a3 3 0 1 0 0 6 3 3 0 0 0 0-6zM12 3v3M12 18v3M3 12h3M18 12h3M5.6 5.6l2.1 2.1M16.3 16.3l2.1 2.1M5.6 18.4l2.1-2.1M16.3 7.7l2.1-2.1",
+  stages: "M4 6h9M8 12h9M12 18h8",
+  chat: "M5 5h14v10H11l-4 4v-4H5z",
+  pause: "M9 6v12M15 6v12",
+  play: "M8 5l11 7-11 7z",
   bars: "M5 20V10M12 20V4M19 20v-7",
 };
 

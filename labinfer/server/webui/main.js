@@ -4,19 +4,19 @@ import { Api } from "./api.js";
 import { showBanner } from "./banner.js";
 import { Chat } from "./chat.js";
 import { byId } from "./element.js";
-import { icon } from "./icon.js";
 import { MemoryStore } from "./memory_store.js";
 import { openPreferences } from "./preferences_dialog.js";
 import { Preferences } from "./preferences.js";
 import { ServerState } from "./server_state.js";
+import { showIcons, showPreferences } from "./skeleton.js";
 import { Store } from "./store.js";
 
 const preferences = new Preferences();
 const api = new Api(() => preferences.key);
 const serverState = new ServerState(api);
 
-for (const place of document.querySelectorAll("[data-icon]")) place.prepend(icon(place.dataset.icon));
-showPreferences();
+showIcons();
+showPreferences(preferences);
 const store = await Store.open().catch(() => null);
 byId("not-kept").hidden = Boolean(store);
 const chat = new Chat(api, serverState, store ?? new MemoryStore(), preferences);
@@ -26,7 +26,7 @@ const askPreferences = (forKey) => openPreferences(preferences, () => serverStat
 const renderBanner = () => showBanner(serverState.trouble, preferences, () => askPreferences(true), () => serverState.check(true));
 
 preferences.addEventListener("change", () => {
-  showPreferences();
+  showPreferences(preferences);
   chat.render();
   renderBanner();
 });
@@ -49,19 +49,3 @@ addEventListener("keydown", (event) => {
   }
 });
 await serverState.check();
-
-/** The words of the page's skeleton, and its colours. */
-function showPreferences() {
-  const { words, shownTheme } = preferences;
-  document.documentElement.lang = words.language;
-  document.documentElement.dataset.theme = shownTheme;
-  for (const place of document.querySelectorAll("[data-word]")) {
-    const text = place.querySelector(":scope > .text") ?? place.appendChild(Object.assign(document.createElement("span"), { className: "text" }));
-    text.textContent = words[place.dataset.word];
-  }
-  for (const place of document.querySelectorAll("[data-label]")) {
-    place.setAttribute("aria-label", words[place.dataset.label]);
-    if (place.tagName === "BUTTON") place.title = words[place.dataset.label];
-  }
-  for (const place of document.querySelectorAll("[data-placeholder]")) place.placeholder = words[place.dataset.placeholder];
-}

@@ -1,0 +1,44 @@
+// ChartsView: KV use, queue, batch size and speed over the last minutes.
+
+import { Chart } from "./chart.js";
+import { grouped, percent, short } from "./units.js";
+
+export class ChartsView {
+  /** @param {HTMLElement} place @param {import("./history.js").History} history */
+  constructor(place, history) {
+    this._history = history;
+    this._numBlocks = 0;
+    this._charts = [
+      {
+        title: "kvUse", most: 1, format: percent, series: [{ word: "ofBlocks", figure: (point) => point.kv_usage }],
+        also: (point, words) => words.blocks(grouped(point.kv_usage * this._numBlocks, words), grouped(this._numBlocks, words)),
+      },
+      {
+        title: "requests", format: short,
+        series: [{ word: "running", figure: (point) => point.running }, { word: "queued", figure: (point) => point.waiting }],
+      },
+      {
+        title: "tokensPerStep", format: short, series: [{ word: "tokensPerStep", figure: (point) => point.tokens_per_step }],
+        also: (point, words) => words.stepRate(short(point.steps_per_second)),
+      },
+      {
+        title: "tokensPerSecond", format: short, series: [
+          { word: "generated", figure: (point) => point.generation_tokens_per_second },
+          { word: "ofPrompts", figure: (point) => point.prompt_tokens_per_second },
+        ],
+      },
+    ].map((kind) => new Chart(kind));
+    place.replaceChildren(...this._charts.map((chart) => chart.place));
+    new ResizeObserver(() => this._words && this.render(this._words)).observe(place);
+  }
+
+  /** @param {number} numBlocks KV blocks on every rank */
+  setCapacity(numBlocks) {
+    this._numBlocks = numBlocks;
+  }
+
+  render(words) {
+    this._words = words;
+    for (const chart of this._charts) chart.render(this._history, words);
+  }
+}

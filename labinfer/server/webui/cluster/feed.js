@@ -1,0 +1,52 @@
+// Feed: the news of a model's ranks, as long as they are wanted; it comes back by itself.
+
+const RETRY_MS = 2000;
+
+export class Feed {
+  /**
+   * @param {import("../api.js").Api} api
+   * @param {object} handlers opened(cluster), news(event), closed(): against our will
+   */
+  constructor(api, handlers) {
+    Object.assign(this, { _api: api, _handlers: handlers });
+    this._model = "";
+    this._running = null; // aborts what is under way
+  }
+
+  /** The news of this model from now on; of none where it is "". */
+  follow(model) {
+    if (model === this._model) return;
+    this._model = model;
+    this._running?.abort();
+    this._running = null;
+    if (model) this._run(this._running = new AbortController());
+  }
+
+  /** Try at once what would be tried again later. */
+  retry() {
+    this._wake?.();
+  }
+
+  async _run(controller) {
+    const { signal } = controller, model = this._model;
+    while (!signal.aborted) {
+      try {
+        this._handlers.opened(await this._api.cluster(model, signal));
+        for await (const event of this._api.clusterEvents(model, signal)) this._handlers.news(event);
+      } catch (failure) {
+        if (!signal.aborted) console.info("no news of the cluster:", failure.message);
+      }
+      if (signal.aborted) return;
+      this._handlers.closed();
+      await this._pause(signal);
+    }
+  }
+
+  _pause(signal) {
+    return new Promise((resolve) => {
+      this._wake = resolve;
+      signal.addEventListener("abort", resolve, { once: true });
+      setTimeout(resolve, RETRY_MS);
+    });
+  }
+}

@@ -1,0 +1,160 @@
+// GanttPainter: the picture of the pipeline on a canvas. Kinds of steps differ in colour and in pattern.
+
+import { computes, workPeriods } from "./bubbles.js";
+import { AXIS_HEIGHT, kindOf, marks } from "./geometry.js";
+import { complement } from "./intervals.js";
+import { duration } from "./units.js";
+
+const COLOURS = ["prefill", "decode", "mixed", "unknown", "on-step", "bubble", "missing", "wait", "line", "soft", "text", "ground"];
+const LABEL_PX = 11;
+const MARK_PX = 110; // between two marks of the axis, about
+const PATTERN_PX = 5; // steps that are narrower have a colour only
+const BESIDE = 0.62; // how high `prepare` and `sample` are beside `run`
+
+export class GanttPainter {
+  /** @param {HTMLCanvasElement} canvas */
+  constructor(canvas) {
+    this._canvas = canvas;
+    this._context = canvas.getContext("2d");
+  }
+
+  /** Take the colours anew from the styles, as after a change of theme. */
+  readColours() {
+    const style = getComputedStyle(this._canvas);
+    this._colour = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    this._font = `${LABEL_PX}px ${style.fontFamily}`;
+    this._patterns = {
+      prefill: this._pattern(this._colour["on-step"], (draw) => { draw.moveTo(-2, 10); draw.lineTo(10, -2); draw.moveTo(2, 14); draw.lineTo(14, 2); draw.moveTo(-6, 6); draw.lineTo(6, -6); }),
+      mixed: this._pattern(this._colour["on-step"], (draw) => { draw.moveTo(-1, 4); draw.lineTo(9, 4); }),
+      missing: this._pattern(this._colour.missing, (draw) => { draw.moveTo(-2, -2); draw.lineTo(10, 10); }),
+    };
+  }
+
+  /**
+   * @param {import("./timeline.js").Timeline} timeline
+   * @param {ReturnType<import("./geometry.js").layOut>} layout
+   * @param {import("./geometry.js").Scale} scale
+   * @param {number} selected number of a step, or -1
+   */
+  paint(timeline, layout, scale, selected) {
+    const draw = this._context, density = devicePixelRatio || 1, width = this._canvas.clientWidth;
+    if (this._canvas.width !== Math.round(width * density)) this._canvas.width = Math.round(width * density);
+    if (this._canvas.height !== Math.round(layout.height * density)) this._canvas.height = Math.round(layout.height * density);
+    draw.setTransform(density, 0, 0, density, 0, 0);
+    draw.clearRect(0, 0, width, layout.height);
+    draw.font = this._font;
+    draw.textBaseline = "middle";
+    this._axis(layout, scale, width);
+    const work = workPeriods(timeline, scale.begin, scale.end);
+    const missing = complement(timeline.covered, Math.max(scale.begin, timeline.begin), Math.min(scale.end, timeline.end));
+    for (const row of layout.rows) {
+      this._bands(row, scale, work, this._colour.bubble);
+      this._bands(row, scale, missing, this._patterns.missing);
+      for (const slice of timeline.slices(row.rank, scale.begin, scale.end)) {
+        draw.globalAlpha = selected < 0 || slice.step === selected ? 1 : 0.38;
+        if (computes(slice.name)) this._block(row, scale, slice, kindOf(timeline.step(slice.step)), slice.step === selected);
+        else if (slice.name !== "engine" && slice.name !== "wait for a plan") this._line(row, scale, slice);
+      }
+      draw.globalAlpha = 1;
+    }
+    if (selected >= 0) this._way(timeline.slicesOfStep(selected), layout, scale);
+  }
+
+  _axis(layout, scale, width) {
+    const draw = this._context, bottom = layout.height - AXIS_HEIGHT, span = scale.end - scale.begin;
+    const all = marks(span, Math.max(2, Math.round(width / MARK_PX)));
+    for (const mark of all) {
+      const x = Math.round(scale.length(mark)) + 0.5, text = duration(mark);
+      draw.fillStyle = this._colour.line;
+      draw.fillRect(Math.min(x, width - 1) - 0.5, 0, 1, bottom + 4);
+      draw.fillStyle = this._colour.soft;
+      draw.textAlign = mark === 0 ? "left" : x > width - 30 ? "right" : "center";
+      draw.fillText(text, Math.min(x, width - 1), bottom + 15);
+    }
+    draw.textAlign = "center";
+  }
+
+  _bands(row, scale, intervals, fill) {
+    this._context.fillStyle = fill;
+    for (const [begin, end] of intervals) this._context.fillRect(scale.x(begin), row.top, scale.length(end - begin), row.height);
+  }
+
+  /** Time in which the rank computes. */
+  _block(row, scale, { name, begin, end, step }, kind, isSelected) {
+    const draw = this._context, whole = scale.length(end - begin);
+    const x = scale.x(begin), width = whole > 4 ? whole - 1 : whole; // a line of ground between neighbours
+    const height = name === "run" ? row.height : Math.round(row.height * BESIDE), y = row.top + (row.height - height) / 2;
+    draw.beginPath();
+    draw.roundRect(x, y, width, height, width > 8 ? 3 : 0);
+    draw.fillStyle = this._colour[kind];
+    draw.fill();
+    const pattern = this._patterns[kind];
+    if (pattern && width > PATTERN_PX) {
+      draw.fillStyle = pattern;
+      draw.fill();
+    }
+    if (isSelected) {
+      draw.strokeStyle = this._colour.text;
+      draw.lineWidth = 2;
+      draw.stroke();
+    }
+    const text = String(step), room = draw.measureText(text).width + 8;
+    if (name !== "run" || step < 0 || width < room) return;
+    const middle = Math.min(Math.max(x + width / 2, room / 2), Math.max(this._canvas.clientWidth - room / 2, x + room / 2));
+    if (pattern) { // letters on a plain ground
+      draw.fillStyle = this._colour[kind];
+      draw.fillRect(middle - room / 2 + 1, y + height / 2 - LABEL_PX / 2 - 2, room - 2, LABEL_PX + 4);
+    }
+    draw.fillStyle = this._colour["on-step"];
+    draw.fillText(text, middle, y + height / 2 + 0.5);
+  }
+
+  /** Waits, and what is done beside the model: thin, and dotted where the rank only waits. */
+  _line(row, scale, { name, begin, end }) {
+    const draw = this._context, y = Math.round(row.top + row.height / 2) + 0.5, waits = name.startsWith("wait");
+    if (scale.length(end - begin) < 0.5) return;
+    draw.strokeStyle = this._colour.wait;
+    draw.lineWidth = waits ? 1 : 5;
+    draw.setLineDash(waits ? [2, 3] : []);
+    draw.beginPath();
+    draw.moveTo(scale.x(begin), y);
+    draw.lineTo(scale.x(end), y);
+    draw.stroke();
+    draw.setLineDash([]);
+  }
+
+  /** The way of a step from stage to stage. */
+  _way(slices, layout, scale) {
+    const draw = this._context, places = [];
+    for (const row of layout.rows) {
+      const run = slices.get(row.rank)?.find(({ name }) => name === "run");
+      if (run) places.push({ row, run });
+    }
+    draw.strokeStyle = this._colour.text;
+    draw.lineWidth = 1.5;
+    draw.beginPath();
+    for (const from of places) {
+      const to = places.find(({ row }) => row.stage === from.row.stage + 1);
+      if (!to || places.find(({ row }) => row.stage === from.row.stage) !== from) continue;
+      draw.moveTo(scale.x(from.run.end), from.row.top + from.row.height);
+      draw.lineTo(scale.x(to.run.begin), to.row.top);
+    }
+    draw.stroke();
+  }
+
+  /** Lines that repeat every 8 pixels. @param {(draw: CanvasRenderingContext2D) => void} path */
+  _pattern(colour, path) {
+    const tile = document.createElement("canvas"), density = devicePixelRatio || 1, draw = tile.getContext("2d");
+    tile.width = tile.height = Math.round(8 * density);
+    draw.scale(tile.width / 8, tile.width / 8);
+    draw.strokeStyle = colour;
+    draw.globalAlpha = 0.7;
+    draw.lineWidth = 1.4;
+    draw.beginPath();
+    path(draw);
+    draw.stroke();
+    const pattern = this._context.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().scale(8 / tile.width));
+    return pattern;
+  }
+}

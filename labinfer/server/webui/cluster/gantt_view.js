@@ -1,0 +1,173 @@
+// GanttView: the picture of the pipeline with its rows' names, moved and chosen from by pointer and keyboard.
+
+import { make } from "../element.js";
+import { bubbleShares } from "./bubbles.js";
+import { AXIS_HEIGHT, layOut, Scale, SPANS, stepAt } from "./geometry.js";
+import { GanttPainter } from "./gantt_painter.js";
+import { percent } from "./units.js";
+
+const DRAG_PX = 6; // less is a click
+const FAR = 10; // steps, by Page Up and Page Down
+
+export class GanttView {
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {HTMLElement} names where the rows' names go, beside it
+   * @param {import("./timeline.js").Timeline} timeline
+   * @param {object} actions hold(): the picture is to stand still; select(step): -1 for none
+   */
+  constructor(canvas, names, timeline, actions) {
+    Object.assign(this, { _canvas: canvas, _names: names, _timeline: timeline, _actions: actions });
+    this._painter = new GanttPainter(canvas);
+    this._layout = layOut([]);
+    this._shares = new Map(); // where each rank's share is written
+    this._span = SPANS[2];
+    this._selected = -1;
+    this._heldEnd = null; // of the time in view; null while it follows the news
+    canvas.onkeydown = (event) => this._onKey(event);
+    canvas.onpointerdown = (event) => this._onPointer(event);
+    new ResizeObserver(() => this.render()).observe(canvas);
+  }
+
+  /** How much time is in view, in microseconds. */
+  get span() { return this._span; }
+  set span(value) {
+    if (this._heldEnd !== null) this._heldEnd = this._clamp(this._heldEnd + (value - this._span) / 2); // about the middle
+    this._span = value;
+    this.render();
+  }
+
+  /** The time in view. @returns {[number, number]} */
+  get inView() {
+    const end = this._heldEnd ?? this._timeline.end;
+    return [end - this._span, end];
+  }
+
+  get selected() { return this._selected; }
+
+  /** Stand still. */
+  hold() {
+    this._heldEnd ??= this._timeline.end;
+  }
+
+  /** Follow the news. */
+  release() {
+    this._heldEnd = null;
+    this.render();
+  }
+
+  /** Mark a step, and move until it is in view. */
+  select(step) {
+    this._selected = step;
+    const slices = [...this._timeline.slicesOfStep(step).values()].flat();
+    if (step >= 0 && slices.length) {
+      const begin = Math.min(...slices.map((slice) => slice.begin)), end = Math.max(...slices.map((slice) => slice.end));
+      const [from, to] = this.inView;
+      if (begin < from || end > to) this._heldEnd = this._clamp((begin + end) / 2 + this._span / 2);
+    }
+    this.render();
+  }
+
+  /** @param {object[]} ranks as `/v1/cluster` has them */
+  setRanks(ranks, words) {
+    this._layout = layOut(ranks);
+    this._words = words;
+    this._shares.clear();
+    const of = (stage) => ranks.find((rank) => rank.stage === stage);
+    const last = (one) => one.first_layer + one.num_layers - 1;
+    this._names.replaceChildren(
+      ...this._layout.stages.map(({ stage, top }) => placed(top, make("div", { className: "stage" },
+        make("strong", {}, words.stage(stage)), ` · ${words.layerRange(of(stage).first_layer, last(of(stage)))}`))),
+      ...this._layout.rows.map(({ rank, top, height }) => {
+        const share = make("span", { className: "share" });
+        this._shares.set(rank, share);
+        const row = placed(top, make("div", { className: "name" }, make("span", {}, words.rankName(rank)), share));
+        row.style.height = `${height}px`;
+        return row;
+      }),
+    );
+    this._canvas.style.height = this._names.style.height = `${this._layout.height}px`;
+    this.recolour();
+  }
+
+  /** The theme has changed. */
+  recolour() {
+    this._painter.readColours();
+    this.render();
+  }
+
+  /** Draw anew before the next frame. */
+  render() {
+    this._frame ||= requestAnimationFrame(() => {
+      this._frame = 0;
+      if (this._layout.rows.length && this._canvas.clientWidth) this._draw();
+    });
+  }
+
+  _draw() {
+    const [begin, end] = this.inView;
+    this._painter.paint(this._timeline, this._layout, this._scale(), this._selected);
+    const { overall, ofRank } = bubbleShares(this._timeline, begin, end);
+    for (const [rank, place] of this._shares) place.textContent = ofRank.has(rank) ? this._words.bubbleShare(percent(ofRank.get(rank))) : "";
+    const steps = this._timeline.stepsIn(begin, end), known = this._timeline.stepsIn();
+    this._canvas.setAttribute("aria-valuemin", known[0] ?? 0);
+    this._canvas.setAttribute("aria-valuemax", known.at(-1) ?? 0);
+    this._canvas.setAttribute("aria-valuenow", this._selected >= 0 ? this._selected : known.at(-1) ?? 0);
+    this._actions.drawn({ begin, end, steps, overall });
+  }
+
+  _scale() {
+    return new Scale(this.inView[0], this._span, this._canvas.clientWidth);
+  }
+
+  _clamp(end) {
+    return Math.max(Math.min(end, this._timeline.end), Math.min(this._timeline.begin + this._span, this._timeline.end));
+  }
+
+  _onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const known = this._timeline.stepsIn(), inView = this._timeline.stepsIn(...this.inView);
+    const at = known.indexOf(this._selected);
+    const go = (by) => known[Math.max(0, Math.min(known.length - 1, at + by))];
+    const step = {
+      ArrowLeft: () => (at < 0 ? inView.at(-1) : go(-1)), ArrowRight: () => (at < 0 ? inView[0] : go(1)),
+      PageUp: () => (at < 0 ? inView[0] : go(-FAR)), PageDown: () => (at < 0 ? inView.at(-1) : go(FAR)),
+      Home: () => inView[0], End: () => inView.at(-1), Escape: () => (at < 0 ? undefined : -1),
+    }[event.key]?.();
+    if (step === undefined) return;
+    event.preventDefault();
+    this._actions.select(step);
+  }
+
+  _onPointer(event) {
+    if (event.button !== 0) return;
+    const startX = event.clientX, [, startEnd] = this.inView;
+    let drags = false;
+    this._canvas.setPointerCapture(event.pointerId);
+    this._canvas.onpointermove = ({ clientX }) => {
+      if (!drags && Math.abs(clientX - startX) < DRAG_PX) return;
+      if (!drags) this._actions.hold();
+      drags = true;
+      this._heldEnd = this._clamp(startEnd - (clientX - startX) * this._span / this._canvas.clientWidth);
+      this.render();
+    };
+    const end = () => {
+      this._canvas.onpointermove = this._canvas.onpointerup = this._canvas.onpointercancel = null;
+    };
+    this._canvas.onpointercancel = end;
+    this._canvas.onpointerup = ({ offsetX, offsetY }) => {
+      end();
+      if (!drags) this._actions.select(this._stepAt(offsetX, offsetY));
+    };
+  }
+
+  _stepAt(x, y) {
+    const row = this._layout.rows.find(({ top, height }) => y >= top - 2 && y <= top + height + 2);
+    return row && y < this._layout.height - AXIS_HEIGHT ? stepAt(this._timeline.slices(row.rank, ...this.inView), this._scale(), x) : -1;
+  }
+}
+
+function placed(top, element) {
+  element.style.top = `${top}px`;
+  return element;
+}

@@ -1,0 +1,43 @@
+// Intervals of time: arrays of [begin, end] in order, none touching the next.
+
+/** All that lies in any of these. @param {[number, number][]} intervals in any order @param {number} join gaps up to this are closed */
+export function union(intervals, join = 0) {
+  const found = [];
+  for (const [begin, end] of [...intervals].sort((a, b) => a[0] - b[0])) {
+    if (end <= begin) continue;
+    const last = found.at(-1);
+    if (last && begin <= last[1] + join) last[1] = Math.max(last[1], end);
+    else found.push([begin, end]);
+  }
+  return found;
+}
+
+/** What lies in both. */
+export function intersection(one, other) {
+  const found = [];
+  for (let i = 0, j = 0; i < one.length && j < other.length;) {
+    const begin = Math.max(one[i][0], other[j][0]), end = Math.min(one[i][1], other[j][1]);
+    if (begin < end) found.push([begin, end]);
+    if (one[i][1] < other[j][1]) i++;
+    else j++;
+  }
+  return found;
+}
+
+/** What of [begin, end] lies in none of them. */
+export function complement(intervals, begin, end) {
+  const found = [];
+  let at = begin;
+  for (const [from, to] of intervals) {
+    if (from > at) found.push([at, Math.min(from, end)]);
+    at = Math.max(at, to);
+    if (at >= end) return found;
+  }
+  if (at < end) found.push([at, end]);
+  return found;
+}
+
+/** How long they are together. */
+export function total(intervals) {
+  return intervals.reduce((sum, [begin, end]) => sum + end - begin, 0);
+}

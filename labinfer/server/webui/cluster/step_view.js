@@ -1,0 +1,93 @@
+// StepView: one micro-batch: what it was for, and when each rank worked on it.
+
+import { iconButton, make } from "../element.js";
+import { computes } from "./bubbles.js";
+import { kindOf } from "./geometry.js";
+import { duration, grouped } from "./units.js";
+
+const PARTS = ["prepare", "wait for activations", "run", "sample", "send"];
+
+export class StepView {
+  /** @param {HTMLElement} place @param {(step: number) => void} select -1 for none */
+  constructor(place, select) {
+    Object.assign(this, { _place: place, _select: select });
+  }
+
+  /**
+   * @param {import("./timeline.js").Timeline} timeline
+   * @param {number} number -1 for none
+   * @param {object[]} ranks as `/v1/cluster` has them
+   */
+  render(timeline, number, ranks, words) {
+    this._place.hidden = number < 0;
+    if (number < 0) return;
+    const step = timeline.step(number), slices = timeline.slicesOfStep(number);
+    this._place.replaceChildren(
+      make("div", { className: "card-head" },
+        make("h3", {}, words.step(number)), make("span", { className: `kind ${kindOf(step)}` }, make("span", { className: "swatch" }), words[kindOf(step)]),
+        make("span", { className: "spring" }),
+        iconButton("left", words.previousStep, () => this._select(this._beside(timeline, number, -1))),
+        iconButton("right", words.nextStep, () => this._select(this._beside(timeline, number, 1))),
+        iconButton("close", words.closeStep, () => this._select(-1))),
+      make("p", {}, describe(timeline, number, words)),
+      scrolled(words.timesOnRanks, timesTable(slices, ranks, words)),
+      ...(step?.sequences.length ? [scrolled(words.sequencesOfStep, sequencesTable(step, words))] : []),
+    );
+  }
+
+  _beside(timeline, number, by) {
+    const known = timeline.stepsIn();
+    return known[known.indexOf(number) + by] ?? number;
+  }
+}
+
+/** A step in a sentence. */
+export function describe(timeline, number, words) {
+  const step = timeline.step(number), all = [...timeline.slicesOfStep(number).values()].flat();
+  const parts = [];
+  if (step) {
+    parts.push(words.numSequences(step.num_sequences));
+    if (step.prefill_tokens) parts.push(words.promptTokens(grouped(step.prefill_tokens, words)));
+    if (step.decode_tokens) parts.push(words.generatedTokens(step.decode_tokens));
+  }
+  if (all.length) {
+    const computing = all.filter(({ name }) => computes(name));
+    const whole = Math.max(...all.map(({ end }) => end)) - Math.min(...all.map(({ begin }) => begin));
+    parts.push(words.wholeTime(duration(whole)), words.computedTime(duration(computing.reduce((sum, { begin, end }) => sum + end - begin, 0))));
+  }
+  return words.sentence(parts);
+}
+
+function timesTable(slices, ranks, words) {
+  const start = Math.min(...[...slices.values()].flat().map(({ begin }) => begin));
+  const parts = PARTS.filter((name) => [...slices.values()].flat().some((slice) => slice.name === name));
+  return make("table", {},
+    make("caption", { className: "unseen" }, words.timesOnRanks),
+    make("thead", {}, make("tr", {}, ...[words.columns.rank, words.columns.stageColumn, words.columns.begins, ...parts.map((name) => words.slices[name])]
+      .map((text) => make("th", { scope: "col" }, text)))),
+    make("tbody", {}, ...[...slices].map(([rank, own]) => {
+      const inside = own.filter(({ name }) => PARTS.includes(name));
+      const begin = Math.min(...(inside.length ? inside : own).map((slice) => slice.begin));
+      const time = (name) => own.filter((slice) => slice.name === name).reduce((sum, slice) => sum + slice.end - slice.begin, 0);
+      return make("tr", {}, make("th", { scope: "row" }, String(rank)),
+        ...[ranks.find((one) => one.rank === rank)?.stage ?? "", `+${duration(begin - start)}`, ...parts.map((name) => (time(name) ? duration(time(name)) : "–"))]
+          .map((text) => make("td", {}, String(text))));
+    })));
+}
+
+function sequencesTable(step, words) {
+  const left = step.num_sequences - step.sequences.length;
+  const rows = step.sequences.map(({ request, tokens, context, decode }) => make("tr", {},
+    make("th", { scope: "row", className: "mono" }, request), make("td", {}, decode ? words.decode : words.prefill),
+    make("td", {}, grouped(tokens, words)), make("td", {}, grouped(context, words))));
+  if (left > 0) rows.push(make("tr", {}, make("td", { colSpan: 4 }, words.moreSequences(left))));
+  return make("table", {},
+    make("caption", { className: "unseen" }, words.sequencesOfStep),
+    make("thead", {}, make("tr", {}, ...["request", "kind", "tokens", "context"].map((name) => make("th", { scope: "col" }, words.columns[name])))),
+    make("tbody", {}, ...rows));
+}
+
+/** A table that may be wider than the screen. */
+export function scrolled(label, table) {
+  return make("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": label }, table);
+}

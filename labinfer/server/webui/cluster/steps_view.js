@@ -1,0 +1,42 @@
+// StepsView: the picture's steps as a table, made while somebody looks at it.
+
+import { make } from "../element.js";
+import { kindOf } from "./geometry.js";
+import { scrolled } from "./step_view.js";
+import { duration, grouped } from "./units.js";
+
+const MOST = 40; // the last ones
+
+export class StepsView {
+  /** @param {HTMLDetailsElement} place @param {(step: number) => void} select */
+  constructor(place, select) {
+    Object.assign(this, { _place: place, _select: select, _body: place.querySelector("div") });
+    place.ontoggle = () => this._draw();
+  }
+
+  /** @param {number[]} steps those in view */
+  render(timeline, steps, selected, words) {
+    this._last = { timeline, steps, selected, words };
+    this._draw();
+  }
+
+  _draw() {
+    if (!this._place.open || !this._last) return;
+    const { timeline, steps, selected, words } = this._last, focused = document.activeElement?.dataset.step;
+    const rows = steps.slice(-MOST).map((number) => {
+      const step = timeline.step(number), runs = [...timeline.slicesOfStep(number).values()].flat();
+      const whole = Math.max(...runs.map(({ end }) => end)) - Math.min(...runs.map(({ begin }) => begin));
+      const button = make("button", { type: "button", className: "quiet", "data-step": number, onclick: () => this._select(number) }, String(number));
+      button.setAttribute("aria-pressed", String(number === selected));
+      return make("tr", {}, make("th", { scope: "row" }, button), make("td", {}, words[kindOf(step)]),
+        make("td", {}, step ? grouped(step.num_sequences, words) : "–"),
+        make("td", {}, step ? grouped(step.prefill_tokens + step.decode_tokens, words) : "–"), make("td", {}, duration(whole)));
+    });
+    const names = ["step", "kind", "sequences", "tokens", "time"];
+    this._body.replaceChildren(scrolled(words.stepsInView, make("table", {},
+      make("caption", { className: "unseen" }, words.stepsInView),
+      make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, words.columns[name])))),
+      make("tbody", {}, ...rows))));
+    if (focused) this._body.querySelector(`[data-step="${focused}"]`)?.focus();
+  }
+}

@@ -1,0 +1,98 @@
+// Timeline: what every rank has lately done, and for which step. Times are microseconds since 1970, by the ranks' clocks.
+
+import { union } from "./intervals.js";
+
+const KEPT_US = 30e6;
+const KEPT_SLICES = 20000; // of all ranks
+const LEFT_OUT = new Set(["step"]); // it is around others, which say more
+
+/**
+ * @typedef {{name: string, begin: number, end: number, step: number}} Slice step is -1 where it is of none
+ * @typedef {{step: number, prefill_tokens: number, decode_tokens: number, num_sequences: number, sequences: object[]}} Step
+ */
+
+export class Timeline {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this._slices = new Map(); // by rank, in order of begin
+    this._steps = new Map();
+    /** The time that is known of: a batch of news may leave some out before it. @type {[number, number][]} */
+    this.covered = [];
+  }
+
+  /** @param {object} news an event `cluster.steps` */
+  add(news) {
+    for (const step of news.steps) this._steps.set(step.step, step);
+    for (const { rank, slices } of news.ranks) this._append(rank, slices);
+    this.covered = union([...this.covered, [news.begin_us, news.end_us]]);
+    this._trim();
+  }
+
+  get isEmpty() {
+    return this.covered.length === 0;
+  }
+
+  /** The first moment that is known of. */
+  get begin() {
+    return this.covered[0]?.[0] ?? 0;
+  }
+
+  /** The last one. */
+  get end() {
+    return this.covered.at(-1)?.[1] ?? 0;
+  }
+
+  /** @returns {number[]} ranks of which anything is known */
+  get ranks() {
+    return [...this._slices.keys()].sort((a, b) => a - b);
+  }
+
+  /** Of one rank, where they meet [begin, end]. @returns {Slice[]} */
+  slices(rank, begin = this.begin, end = this.end) {
+    return (this._slices.get(rank) ?? []).filter((slice) => slice.begin < end && slice.end > begin);
+  }
+
+  /** @returns {Step | undefined} what was told of it, which may be nothing */
+  step(number) {
+    return this._steps.get(number);
+  }
+
+  /** The slices of one step. @returns {Map<number, Slice[]>} by rank */
+  slicesOfStep(number) {
+    return new Map(this.ranks
+      .map((rank) => [rank, this._slices.get(rank).filter(({ step }) => step === number)])
+      .filter(([, slices]) => slices.length));
+  }
+
+  /** Numbers of the steps that any rank worked on in [begin, end], in order. */
+  stepsIn(begin = this.begin, end = this.end) {
+    const found = new Set();
+    for (const rank of this.ranks) {
+      for (const { step, name } of this.slices(rank, begin, end)) if (step >= 0 && name === "run") found.add(step);
+    }
+    return [...found].sort((a, b) => a - b);
+  }
+
+  _append(rank, rows) {
+    const kept = this._slices.get(rank) ?? [];
+    const last = kept.at(-1)?.begin ?? 0;
+    for (const [name, begin, end, step] of rows) if (!LEFT_OUT.has(name)) kept.push({ name, begin, end, step });
+    if (rows.some(([, begin]) => begin < last)) kept.sort((a, b) => a.begin - b.begin);
+    this._slices.set(rank, kept);
+  }
+
+  /** Forget the oldest, of all ranks alike. */
+  _trim() {
+    const all = [...this._slices.values()];
+    const perRank = Math.max(1, Math.floor(KEPT_SLICES / all.length));
+    const from = Math.max(this.end - KEPT_US, ...all.map((slices) => slices.at(-perRank)?.begin ?? 0));
+    if (from <= this.begin) return;
+    for (const [rank, slices] of this._slices) this._slices.set(rank, slices.filter(({ begin }) => begin >= from));
+    this.covered = this.covered.filter(([, end]) => end > from).map(([begin, end]) => [Math.max(begin, from), end]);
+    const known = new Set([...this._slices.values()].flatMap((slices) => slices.map(({ step }) => step)));
+    for (const [number] of this._steps) if (!known.has(number) && number < Math.max(...known)) this._steps.delete(number);
+  }
+}

@@ -1,0 +1,33 @@
+// Numbers as people read them, with their units.
+
+const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** @param {number} us microseconds */
+export function duration(us) {
+  if (us === 0) return "0";
+  const [value, unit] = us < 1000 ? [us, "µs"] : us < 1e6 ? [us / 1000, "ms"] : [us / 1e6, "s"];
+  return `${short(value)} ${unit}`;
+}
+
+export function bytes(count) {
+  let power = 0, value = count;
+  while (value >= 1024 && power < BYTES.length - 1) [value, power] = [value / 1024, power + 1];
+  return `${short(value)} ${BYTES[power]}`;
+}
+
+/** @param {number | null | undefined} share from 0 to 1 */
+export function percent(share) {
+  if (share === null || share === undefined) return "–";
+  return `${share > 0 && share < 0.1 ? (share * 100).toFixed(1) : Math.round(share * 100)} %`;
+}
+
+/** Three digits at most behind a point, as many as say something. */
+export function short(value) {
+  const digits = Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
+  return String(Number(value.toFixed(digits)));
+}
+
+/** A count with separators. */
+export function grouped(value, words) {
+  return Math.round(value).toLocaleString(words.language);
+}
