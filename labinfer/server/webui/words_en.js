@@ -168,7 +168,7 @@ export const english = {
   stepRate: (n) => `${n} steps/s`,
   tokensPerSecond: "Tokens per second",
   generated: "generated",
-  ofPrompts: "of prompts",
+  ofPrompts: "prompt",
   chartSays: (title, now, most) => `${title}: ${now} now; ${most} at most in the last 5 minutes`,
   chartEmpty: (title) => `${title}: nothing in the last 5 minutes`,
 };

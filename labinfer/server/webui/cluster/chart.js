@@ -6,6 +6,7 @@ import { roundUp } from "./geometry.js";
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 132, TOP = 8, BOTTOM = 22, LEFT = 40, RIGHT = 10;
 const MINUTE_US = 60e6;
+const NARROW_PX = 230; // with a mark every other minute
 const LINES = [0, 0.5, 1]; // of the axis
 
 export class Chart {
@@ -52,7 +53,8 @@ export class Chart {
       text(LEFT - 6, y(share * most) + 4, "end", this._kind.format(share * most)),
     ]);
     if (history.latest) {
-      for (let time = Math.ceil(history.begin / MINUTE_US) * MINUTE_US; time <= history.end; time += MINUTE_US) {
+      const every = width < NARROW_PX ? 2 * MINUTE_US : MINUTE_US;
+      for (let time = Math.ceil(history.begin / every) * every; time <= history.end; time += every) {
         parts.push(element("path", { class: "rule", d: `M${x(time)} ${bottom}v4` }));
         const label = new Date(time / 1000).toLocaleTimeString(words.language, { hour: "2-digit", minute: "2-digit", hour12: false });
         if (x(time) > LEFT + 12 && x(time) < width - 22) parts.push(text(x(time), HEIGHT - 4, "middle", label));

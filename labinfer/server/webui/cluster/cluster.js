@@ -1,6 +1,7 @@
 // Cluster: the page as a whole. It knows whether the picture moves, and which model and step are looked at.
 
 import { byId, make } from "../element.js";
+import { icon } from "../icon.js";
 import { saveFile } from "../save_file.js";
 import { ChartsView } from "./charts_view.js";
 import { Feed } from "./feed.js";
@@ -47,7 +48,7 @@ export class Cluster {
     document.title = `${words.cluster} · LABInfer`;
     byId("span").replaceChildren(...SPANS.map((span) => new Option(duration(span), String(span))));
     byId("span").value = String(this._gantt.span);
-    byId("body").hidden = !this._cluster;
+    byId("minutes").hidden = byId("everyone").hidden = !this._cluster;
     if (this._cluster) this._renderCluster();
     this._charts.render(words);
     this._renderState();
@@ -167,7 +168,7 @@ export class Cluster {
     const steps = this._timeline.stepsIn();
     if (this._spanIsChosen || steps.length < ENOUGH_STEPS) return;
     this._spanIsChosen = true;
-    this._gantt.span = fittingSpan((this._timeline.end - this._timeline.begin) / steps.length);
+    this._gantt.span = fittingSpan((this._timeline.end - this._timeline.begin) / steps.length, byId("gantt").clientWidth);
     byId("span").value = String(this._gantt.span);
   }
 
@@ -210,10 +211,9 @@ export class Cluster {
     const state = this._pausedBy ? "paused" : this._connection !== "open" ? this._connection : this._isQuiet ? "idle" : "live";
     byId("state").dataset.state = state;
     byId("state").textContent = words.states[state];
-    const button = byId("pause"), label = this._pausedBy ? words.resume : words.pause;
-    button.dataset.paused = String(Boolean(this._pausedBy));
-    button.querySelector(".text").textContent = label;
+    byId("pause").replaceChildren(icon(this._pausedBy ? "play" : "pause"), this._pausedBy ? words.resume : words.pause);
     byId("nothing").hidden = !this._timeline.isEmpty;
+    byId("nothing").textContent = this._cluster ? words.nothingYet : words.states[state];
   }
 
   /** What the picture shows, in words. */

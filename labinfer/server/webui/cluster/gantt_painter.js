@@ -95,12 +95,13 @@ export class GanttPainter {
     }
     if (isSelected) {
       draw.strokeStyle = this._colour.text;
-      draw.lineWidth = 2;
+      draw.lineWidth = width > 8 ? 2 : 1;
       draw.stroke();
     }
+    const left = Math.max(x, 0), right = Math.min(x + width, this._canvas.clientWidth); // of what is in view
     const text = String(step), room = draw.measureText(text).width + 8;
-    if (name !== "run" || step < 0 || width < room) return;
-    const middle = Math.min(Math.max(x + width / 2, room / 2), Math.max(this._canvas.clientWidth - room / 2, x + room / 2));
+    if (name !== "run" || step < 0 || right - left < room) return;
+    const middle = (left + right) / 2;
     if (pattern) { // letters on a plain ground
       draw.fillStyle = this._colour[kind];
       draw.fillRect(middle - room / 2 + 1, y + height / 2 - LABEL_PX / 2 - 2, room - 2, LABEL_PX + 4);

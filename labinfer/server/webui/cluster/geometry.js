@@ -8,7 +8,7 @@ const NEAR_PX = 5;
 
 /** What is chosen from as the length of time in view. */
 export const SPANS = [20e3, 50e3, 200e3, 1e6, 5e6];
-const WANTED_STEPS = 16;
+const STEP_PX = 28;
 
 /**
  * A row for each rank, those of a stage below each other.
@@ -56,9 +56,9 @@ export function roundUp(value) {
   return [1, 2, 4, 5, 10].find((factor) => factor * power >= value * (1 - 1e-9)) * power;
 }
 
-/** The shortest span in which enough steps are seen. @param {number} stepTime from one step to the next, on average */
-export function fittingSpan(stepTime) {
-  return SPANS.find((span) => span >= WANTED_STEPS * stepTime) ?? SPANS.at(-1);
+/** The longest span in which steps are still told apart. @param {number} stepTime from one step to the next, on average */
+export function fittingSpan(stepTime, width) {
+  return SPANS.findLast((span) => span / stepTime * STEP_PX <= width) ?? SPANS[0];
 }
 
 /**

@@ -78,12 +78,12 @@ function timesTable(slices, ranks, words) {
 function sequencesTable(step, words) {
   const left = step.num_sequences - step.sequences.length;
   const rows = step.sequences.map(({ request, tokens, context, decode }) => make("tr", {},
-    make("th", { scope: "row", className: "mono" }, request), make("td", {}, decode ? words.decode : words.prefill),
-    make("td", {}, grouped(tokens, words)), make("td", {}, grouped(context, words))));
+    make("td", {}, decode ? words.decode : words.prefill), make("td", {}, grouped(tokens, words)), make("td", {}, grouped(context, words)),
+    make("th", { scope: "row", className: "mono" }, request)));
   if (left > 0) rows.push(make("tr", {}, make("td", { colSpan: 4 }, words.moreSequences(left))));
   return make("table", {},
     make("caption", { className: "unseen" }, words.sequencesOfStep),
-    make("thead", {}, make("tr", {}, ...["request", "kind", "tokens", "context"].map((name) => make("th", { scope: "col" }, words.columns[name])))),
+    make("thead", {}, make("tr", {}, ...["kind", "tokens", "context", "request"].map((name) => make("th", { scope: "col" }, words.columns[name])))),
     make("tbody", {}, ...rows));
 }
 

@@ -1,0 +1,139 @@
+"""The cluster page, for tests: news of ranks that are made up, and what is seen of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Locator, Page
+
+Event = dict[str, Any]
+
+START = 1_700_000_000_000_000
+"""When the made-up news begin, in microseconds since 1970."""
+
+FAKE_FEED = """
+window.fake = { cluster: %CLUSTER%, streams: [], opened: 0, trace: "{}" };
+fake.push = (event) => fake.streams.at(-1).enqueue(new TextEncoder().encode(`data: ${JSON.stringify(event)}\\n\\n`));
+const realFetch = window.fetch;
+window.fetch = async (url, options = {}) => {
+    const { pathname } = new URL(url, location.href);
+    if (!pathname.startsWith("/v1/cluster")) return realFetch(url, options);
+    if (pathname === "/v1/cluster") return Response.json(fake.cluster);
+    fake.opened += 1;
+    return new Response(new ReadableStream({
+        start(controller) {
+            fake.streams.push(controller);
+            options.signal.addEventListener("abort", () => {
+                fake.streams.splice(fake.streams.indexOf(controller), 1);
+                controller.error(options.signal.reason);
+            });
+        },
+    }));
+};
+"""
+"""In place of the server's routes of the cluster: a feed that the test fills by ``fake.push``."""
+
+
+def rank(number: int, stage: int, tp_rank: int = 0, **fields: Any) -> Event:
+    return {
+        "rank": number,
+        "stage": stage,
+        "tp_rank": tp_rank,
+        "host": f"node-{stage}",
+        "device": "cpu",
+        "threads": 1,
+        "cpus": str(number),
+        "first_layer": 4 * stage,
+        "num_layers": 4,
+        "dtype": "bfloat16",
+        "quantization": "none",
+        "kv_dtype": "bfloat16",
+        "weight_bytes": 3 << 20,
+        "kv_bytes": 96 << 20,
+    } | fields
+
+
+def cluster(*ranks: Event, **fields: Any) -> Event:
+    """What ``/v1/cluster`` answers; by default of two stages."""
+    return {
+        "object": "cluster",
+        "model": "demo",
+        "num_layers": 8,
+        "block_size": 16,
+        "num_blocks": 8192,
+        "max_model_len": 2048,
+        "pipeline_schedule": "1f1b",
+        "ranks": list(ranks) or [rank(0, 0), rank(1, 1)],
+        "history": [],
+    } | fields
+
+
+def stats(seconds: float, **fields: Any) -> Event:
+    """An event of figures, so long after the start."""
+    return {
+        "object": "cluster.stats",
+        "time_us": START + int(seconds * 1e6),
+        "running": 3,
+        "waiting": 1,
+        "kv_usage": 0.25,
+        "steps_per_second": 88.0,
+        "tokens_per_step": 17.5,
+        "prompt_tokens_per_second": 40.0,
+        "generation_tokens_per_second": 1234.0,
+        "ranks": [{"rank": number, "busy": 0.5, "private_memory": 200 << 20} for number in (0, 1)],
+    } | fields
+
+
+def step(number: int, prefill: int = 0, decode: int = 1) -> Event:
+    """A micro-batch of one prompt or none, and so many decoding sequences."""
+    sequences = [{"request": f"chatcmpl-{i}", "tokens": 1, "context": 100 + i, "decode": True} for i in range(decode)]
+    if prefill:
+        sequences.append({"request": "chatcmpl-new", "tokens": prefill, "context": 0, "decode": False})
+    return {
+        "step": number,
+        "prefill_tokens": prefill,
+        "decode_tokens": decode,
+        "num_sequences": len(sequences),
+        "sequences": sequences,
+    }
+
+
+def steps(begin: int, end: int, told: list[Event], *slices_of_rank: list[tuple[str, int, int, int]]) -> Event:
+    """An event of slices; their times are in microseconds after the start."""
+    return {
+        "object": "cluster.steps",
+        "begin_us": START + begin,
+        "end_us": START + end,
+        "dropped": 0,
+        "steps": told,
+        "ranks": [
+            {"rank": number, "slices": [[name, START + a, START + b, of] for name, a, b, of in slices]}
+            for number, slices in enumerate(slices_of_rank)
+        ],
+    }
+
+
+def picture(page: Page) -> Locator:
+    return page.get_by_role("slider", name="Steps of the pipeline")
+
+
+def details(page: Page) -> Locator:
+    """Of the step that is selected."""
+    return page.locator("#step")
+
+
+def colour_at(page: Page, x: float, y: float) -> list[int]:
+    """Red, green and blue of a point of the picture, in CSS pixels from its corner."""
+    return page.evaluate(
+        """([x, y]) => {
+            const canvas = document.getElementById("gantt"), density = canvas.width / canvas.clientWidth;
+            return [...canvas.getContext("2d").getImageData(x * density, y * density, 1, 1).data].slice(0, 3);
+        }""",
+        [x, y],
+    )
+
+
+def theme_colour(page: Page, name: str) -> list[int]:
+    """A colour of the styles."""
+    text = page.evaluate("(name) => getComputedStyle(document.documentElement).getPropertyValue(name)", f"--{name}")
+    return [int(text.strip()[at : at + 2], 16) for at in (1, 3, 5)]
