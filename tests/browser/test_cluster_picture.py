@@ -1,0 +1,311 @@
+"""The picture of the pipeline, of news that are made up: what is drawn, counted, selected and forgotten."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cluster_page import FAKE_FEED, cluster, colour_at, details, picture, rank, stats, step, steps, theme_colour
+from playwright.sync_api import expect
+from serving import wait_for
+
+MS = 1000
+ROWS = (42, 116)
+"""Where the middles of the rows of ranks 0 and 1 are, in pixels."""
+TWO_STEPS = steps(
+    0,
+    20 * MS,
+    [step(1, decode=3), step(2, prefill=64, decode=0)],
+    [
+        ("engine", 0, 20 * MS, -1),
+        ("prepare", 0, 1 * MS, 1),
+        ("run", 1 * MS, 5 * MS, 1),
+        ("send", 5 * MS, 5 * MS + 100, 1),
+        ("wait for tokens", 5 * MS + 100, 10 * MS, 1),
+        ("run", 10 * MS, 15 * MS, 2),
+    ],
+    [
+        ("step", 0, 10 * MS, 1),
+        ("wait for activations", 0, 5 * MS, 1),
+        ("run", 5 * MS, 9 * MS, 1),
+        ("sample", 9 * MS, 10 * MS, 1),
+        ("wait for activations", 10 * MS, 15 * MS, 2),
+        ("run", 15 * MS, 20 * MS, 2),
+    ],
+)
+"""Two micro-batches, one after the other through both stages: half of the time each rank waits."""
+
+
+@pytest.fixture
+def opened(context, server):
+    """The cluster page of two stages, before any news."""
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.add_init_script(FAKE_FEED.replace("%CLUSTER%", json.dumps(cluster())))
+    page.goto(server.url + "/cluster")
+    wait_streams(page, 1)
+    yield page
+    assert complaints == []
+
+
+def wait_streams(page, count: int) -> None:
+    """Until so many are open."""
+    wait_for(lambda: page.evaluate("fake.streams.length") == count, 10)
+
+
+def push(page, *events):
+    for event in events:
+        page.evaluate("(event) => fake.push(event)", event)
+
+
+def see(page, *events, span: str = "20 ms"):
+    page.get_by_label("In view").select_option(label=span)
+    push(page, *events)
+
+
+def test_steps_stand_where_they_ran_and_bubbles_are_counted(opened):
+    expect(opened.locator("#state")).to_have_text("No request is running")
+    expect(opened.get_by_text("When a request runs")).to_be_visible()
+    see(opened, TWO_STEPS)
+    expect(opened.locator("#state")).to_have_text("Live")
+    expect(opened.get_by_text("When a request runs")).to_be_hidden()
+    expect(opened.locator("#overall")).to_have_text("50 %")
+    expect(opened.locator("#rows .share")).to_have_text(["50 % bubble", "50 % bubble"])
+    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    width = picture(opened).bounding_box()["width"]
+    at = lambda ms, row: colour_at(opened, ms / 20 * width, ROWS[row] + 12)  # beside the number  # noqa: E731
+    decode, bubble = theme_colour(opened, "decode"), theme_colour(opened, "bubble")
+    assert [at(3, 0), at(7.5, 0), at(17.5, 0)] == [decode, bubble, bubble]
+    assert [at(2.5, 1), at(7, 1), at(12.5, 1)] == [bubble, decode, bubble]
+    prefill = {tuple(colour_at(opened, 12.5 / 20 * width + dx, ROWS[0] + 12)) for dx in range(8)}
+    assert tuple(theme_colour(opened, "prefill")) in prefill and len(prefill) > 1  # it is striped
+
+
+def test_time_without_work_is_nobody_s_bubble(opened):
+    idle = steps(20 * MS, 80 * MS, [], [], [("wait for a plan", 20 * MS, 80 * MS, -1)])
+    see(opened, TWO_STEPS, idle, span="50 ms")
+    expect(opened.locator("#summary")).to_contain_text("with 0 steps")
+    expect(opened.locator("#overall")).to_be_hidden()
+    opened.get_by_label("In view").select_option(label="200 ms")
+    expect(opened.locator("#overall")).to_have_text("50 %")
+
+
+def test_time_of_which_nothing_is_known_is_left_out_and_said(opened):
+    later = steps(
+        40 * MS, 50 * MS, [step(9)], [("run", 40 * MS, 50 * MS, 9)], [("wait for activations", 40 * MS, 50 * MS, 9)]
+    )
+    see(opened, TWO_STEPS, later, span="50 ms")
+    expect(opened.locator("#rows .share")).to_have_text(["33 % bubble", "67 % bubble"])  # of 30 ms
+    width = picture(opened).bounding_box()["width"]
+    seen = {tuple(colour_at(opened, 30 / 50 * width + dx, ROWS[0])) for dx in range(9)}
+    assert len(seen) > 1 and tuple(theme_colour(opened, "bubble")) not in seen  # hatched
+
+
+def test_a_step_is_selected_by_a_click_and_explained(opened):
+    see(opened, TWO_STEPS)
+    expect(opened.locator("#overall")).to_have_text("50 %")
+    width = picture(opened).bounding_box()["width"]
+    picture(opened).click(position={"x": 12.5 / 20 * width, "y": ROWS[0]})
+    expect(details(opened).get_by_role("heading")).to_have_text("Step 2")
+    expect(details(opened)).to_contain_text("Prefill")
+    expect(details(opened)).to_contain_text("1 sequence, 64 prompt tokens, 10 ms from end to end, 10 ms of it computed")
+    expect(opened.locator("#state")).to_have_text("Paused")  # it stands still while it is read
+    assert opened.evaluate("fake.streams.length") == 0
+    picture(opened).click(position={"x": 7.5 / 20 * width, "y": ROWS[1]})
+    expect(details(opened).get_by_role("heading")).to_have_text("Step 1")
+    times = details(opened).get_by_role("table", name="Times on each rank").get_by_role("row")
+    expect(times).to_have_text(
+        [
+            "RankStageBeginsPreparesWaits for activationsRunsSamplesSends",
+            "00+01 ms–4 ms–100 µs",
+            "11+0–5 ms4 ms1 ms–",
+        ]
+    )
+    sequences = details(opened).get_by_role("table", name="Sequences of this step").get_by_role("row")
+    expect(sequences).to_have_count(4)
+    expect(sequences.nth(3)).to_have_text("Decode1102chatcmpl-2")
+    picture(opened).click(position={"x": 17.5 / 20 * width, "y": ROWS[0]})  # a bubble
+    expect(details(opened)).to_be_hidden()
+    wait_streams(opened, 1)  # and it goes on
+
+
+def test_steps_are_gone_through_by_keyboard(opened):
+    news = [
+        steps(
+            at * 20 * MS,
+            (at + 1) * 20 * MS,
+            [step(at)],
+            [("run", at * 20 * MS, at * 20 * MS + 8 * MS, at)],
+            [("run", at * 20 * MS + 8 * MS, at * 20 * MS + 16 * MS, at)],
+        )
+        for at in range(20)
+    ]
+    see(opened, *news)
+    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    picture(opened).focus()
+    heading = details(opened).get_by_role("heading")
+    for key, number in [("ArrowLeft", 19), ("ArrowLeft", 18), ("PageUp", 8), ("ArrowRight", 9), ("PageDown", 19)]:
+        opened.keyboard.press(key)
+        expect(heading).to_have_text(f"Step {number}")
+        expect(picture(opened)).to_have_attribute("aria-valuenow", str(number))
+        expect(picture(opened)).to_have_attribute(
+            "aria-valuetext",
+            f"Step {number}: 1 sequence, 1 decoding token, 16 ms from end to end, 16 ms of it computed, on all ranks together.",
+        )
+    for _ in range(5):
+        opened.keyboard.press("PageUp")
+    expect(heading).to_have_text("Step 0")
+    width = picture(opened).bounding_box()["width"]
+    where = [colour_at(opened, x * width / 20, ROWS[0] + 12) for x in range(20)]
+    assert theme_colour(opened, "decode") in where  # the picture has moved there
+    opened.keyboard.press("Escape")
+    expect(details(opened)).to_be_hidden()
+    expect(opened.locator("#state")).not_to_have_text("Paused")
+
+
+def test_steps_are_a_table_too(opened):
+    see(opened, TWO_STEPS)
+    opened.get_by_text("Steps in view as a table").click()
+    rows = opened.locator("#steps").get_by_role("row")
+    expect(rows).to_have_text(["StepKindSequencesTokensTime", "1Decode3310 ms", "2Prefill16410 ms"])
+    opened.get_by_role("button", name="2", exact=True).click()
+    expect(details(opened).get_by_role("heading")).to_have_text("Step 2")
+    expect(opened.get_by_role("button", name="2", exact=True)).to_be_focused()
+    expect(opened.get_by_role("button", name="2", exact=True)).to_have_attribute("aria-pressed", "true")
+
+
+def test_looking_back_by_dragging(opened):
+    see(opened, TWO_STEPS, steps(20 * MS, 40 * MS, [], [], []))
+    expect(opened.locator("#summary")).to_contain_text("with 0 steps")
+    box = picture(opened).bounding_box()
+    opened.mouse.move(box["x"] + 100, box["y"] + 40)
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + 100 + box["width"], box["y"] + 40, steps=5)
+    opened.mouse.up()
+    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    expect(opened.locator("#state")).to_have_text("Paused")
+    expect(details(opened)).to_be_hidden()  # that was no click
+    opened.get_by_role("button", name="Go on").click()
+    expect(opened.locator("#summary")).to_contain_text("with 0 steps")
+
+
+def test_charts_have_figures_axes_and_words(opened):
+    push(opened, *[stats(second, kv_usage=second / 100) for second in range(0, 60, 2)])
+    charts = opened.locator("#charts figure")
+    expect(charts).to_have_count(4)
+    expect(charts.nth(0)).to_contain_text("58 % 4,751 of 8,192 blocks")
+    expect(charts.nth(1)).to_contain_text("3 running1 waiting")
+    expect(charts.nth(2)).to_contain_text("17.5 88 steps/s")
+    expect(charts.nth(3)).to_contain_text("1234 generated40 prompt")
+    expect(charts.nth(3).get_by_role("img")).to_have_attribute(
+        "aria-label", "Tokens per second: generated 1234, prompt 40 now; 1234 at most in the last 5 minutes"
+    )
+    expect(charts.nth(3).locator("text").nth(2)).to_have_text("2000")
+    assert charts.nth(0).locator(".curve").get_attribute("d").count("M") == 1
+    push(opened, stats(120), stats(121))  # a minute without requests is a gap
+    expect(charts.nth(0)).to_contain_text("25 %")
+    assert charts.nth(0).locator(".curve").get_attribute("d").count("M") == 2
+    expect(opened.get_by_role("row").nth(1)).to_contain_text("200 MiB50 %")
+
+
+def test_no_request_is_running_and_the_picture_stays(opened):
+    see(opened, TWO_STEPS, stats(0.02))
+    expect(opened.locator("#state")).to_have_text("Live")
+    push(opened, stats(0.5, running=0, waiting=0))
+    expect(opened.locator("#state")).to_have_text("No request is running")
+    expect(opened.locator("#overall")).to_have_text("50 %")
+
+
+def test_news_are_wanted_only_while_somebody_looks(opened):
+    def hide(hidden: bool) -> None:
+        opened.evaluate(
+            """(hidden) => {
+                Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+                document.dispatchEvent(new Event("visibilitychange"));
+            }""",
+            hidden,
+        )
+
+    hide(True)
+    wait_streams(opened, 0)
+    hide(False)
+    wait_streams(opened, 1)
+    opened.get_by_role("button", name="Pause").click()
+    expect(opened.locator("#state")).to_have_text("Paused")
+    wait_streams(opened, 0)
+    hide(True)
+    hide(False)
+    assert opened.evaluate("fake.streams.length") == 0
+    opened.get_by_role("button", name="Go on").click()
+    wait_streams(opened, 1)
+    assert opened.evaluate("fake.opened") == 3
+
+
+def test_nothing_is_drawn_while_nothing_changes(opened):
+    see(opened, TWO_STEPS)
+    expect(opened.locator("#overall")).to_have_text("50 %")
+    opened.evaluate(
+        """() => {
+            window.drawn = 0;
+            const ask = window.requestAnimationFrame;
+            window.requestAnimationFrame = (draw) => { window.drawn += 1; return ask(draw); };
+        }"""
+    )
+    opened.wait_for_timeout(600)
+    assert opened.evaluate("drawn") == 0
+
+
+def test_many_ranks_fit(opened):
+    ranks = [rank(number, number // 4, number % 4) for number in range(16)]
+    opened.evaluate("(cluster) => { fake.cluster = cluster; }", cluster(*ranks, num_layers=16))
+    opened.get_by_role("button", name="Pause").click()
+    opened.get_by_role("button", name="Go on").click()
+    expect(opened.locator("#rows .name")).to_have_count(16)
+    expect(opened.locator("#rows .stage")).to_have_count(4)
+    expect(opened.locator("#ranks tbody tr")).to_have_count(16)
+    expect(opened.locator("#ranks tbody tr").nth(5)).to_contain_text("1 · tp 1")
+    assert picture(opened).bounding_box()["height"] < 560
+
+
+def test_what_is_kept_is_bounded(opened):
+    kept = opened.evaluate(
+        """async () => {
+            const { Timeline } = await import("/webui/cluster/timeline.js");
+            const timeline = new Timeline(), second = 1e6, seen = [];
+            const batch = (begin, many) => timeline.add({
+                begin_us: begin, end_us: begin + second,
+                steps: Array.from({ length: many }, (_, i) => ({ step: begin + i })),
+                ranks: [0, 1].map((rank) => ({ rank, slices: Array.from({ length: many },
+                    (_, i) => ["run", begin + i * second / many, begin + (i + 1) * second / many, begin + i]) })),
+            });
+            for (let at = 0; at < 100; at++) batch(at * second, 10);
+            seen.push(timeline.slices(0).length, timeline.end - timeline.begin, timeline.step(5) === undefined);
+            for (let at = 100; at < 120; at++) batch(at * second, 5000);
+            seen.push(timeline.slices(0).length + timeline.slices(1).length, timeline.stepsIn().length, timeline._steps.size);
+            return seen;
+        }"""
+    )
+    assert kept == [300, 30_000_000, True, 20_000, 10_000, 10_000]
+
+
+def test_slices_that_come_late_find_their_place(opened):
+    found = opened.evaluate(
+        """async () => {
+            const { Timeline } = await import("/webui/cluster/timeline.js");
+            const timeline = new Timeline();
+            timeline.add({ begin_us: 0, end_us: 10, steps: [{ step: 1 }], ranks: [{ rank: 0, slices: [["run", 6, 9, 1]] }] });
+            timeline.add({ begin_us: 10, end_us: 20, steps: [], ranks: [{ rank: 0, slices: [["prepare", 4, 6, 1], ["run", 12, 15, 2]] }] });
+            return [timeline.slices(0).map(({ begin }) => begin), timeline.covered, timeline.slicesOfStep(1).get(0).length];
+        }"""
+    )
+    assert found == [[4, 6, 12], [[0, 20]], 2]
+
+
+def test_the_span_follows_the_steps_until_it_is_chosen(opened):
+    slow = [
+        steps(at * 100 * MS, (at + 1) * 100 * MS, [step(at)], [("run", at * 100 * MS, (at + 1) * 100 * MS, at)], [])
+        for at in range(6)
+    ]
+    push(opened, *slow)
+    expect(opened.get_by_label("In view")).to_have_value("1000000")
