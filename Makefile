@@ -47,7 +47,7 @@ test-all: lint test-unit test-browser test-dist test-mpi-4 test-mpi-5 test-torch
 test-unit: $(VENV)/.setup-test ## no process group
 	$(LIMIT) 600 $(BIN)/python -m pytest tests/unit tests/server tests/test_*.py -m "not slow"
 
-test-browser: $(VENV)/.setup-test ## the chat page in Chromium, which the system has to have
+test-browser: $(VENV)/.setup-test ## the pages in Chromium, which the system has to have
 	$(LIMIT) 900 $(BIN)/python -m pytest tests/browser
 
 test-dist: test-mpi-1 test-mpi-2 test-mpi-3 test-torchrun-2 ## the same tests at several world sizes

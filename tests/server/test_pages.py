@@ -1,4 +1,4 @@
-"""The chat page's files as the gateway serves them; what is vendored is what VENDOR.md says."""
+"""The pages' files as the gateway serves them; what is vendored is what VENDOR.md says."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ def client() -> Iterator[Client]:
         yield Client(Service(options, ["demo"], AsyncLLMEngine(ours)))
 
 
-def test_the_page_needs_no_key_while_the_api_does(client):
-    assert client.get("/").status_code == 200
+@pytest.mark.parametrize("page", ["/", "/cluster"])
+def test_a_page_needs_no_key_while_the_api_does(client, page):
+    assert client.get(page).status_code == 200
+    assert "<!doctype html>" in client.get(page).text
     assert client.get("/v1/models").status_code == 401
 
 
 def test_the_page_may_load_from_its_own_server_only(client):
-    for path in ("/", "/webui/main.js"):
+    for path in ("/", "/cluster", "/webui/main.js"):
         policy = dict(part.split(" ", 1) for part in client.get(path).headers["content-security-policy"].split("; "))
         assert policy["default-src"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
@@ -108,8 +110,9 @@ def test_other_methods_are_refused(client):
     assert client.get("/", method="HEAD").status_code == 200
 
 
-def test_the_page_has_no_script_or_style_of_its_own():
-    html = (FOLDER / "index.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["index.html", "cluster.html"])
+def test_a_page_has_no_script_or_style_of_its_own(page):
+    html = (FOLDER / page).read_text(encoding="utf-8")
     assert not re.search(r"<style|style=|\son\w+=|javascript:|<script(?! type=\"module\" src=)", html)
     assert not re.search(r"https?://", html)
 

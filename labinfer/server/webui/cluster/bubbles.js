@@ -16,26 +16,23 @@ function isWork({ name, step }) {
 }
 
 /**
- * When there was work for anyone, of the time that is known and lies in [begin, end].
+ * When there was work for anyone, of the time that is known and lies in [begin, end], and how much of it was bubbles.
  * @param {import("./timeline.js").Timeline} timeline
+ * @returns {{work: [number, number][], overall: number | null, ofRank: Map<number, number>}} shares from 0 to 1; none where there
+ *   was no work
  */
-export function workPeriods(timeline, begin, end) {
-  const slices = timeline.ranks.flatMap((rank) => timeline.slices(rank, begin - JOIN_US, end + JOIN_US).filter(isWork));
-  const work = union(slices.map((slice) => [slice.begin, slice.end]), JOIN_US);
-  return intersection(intersection(work, timeline.covered), [[begin, end]]);
-}
-
-/**
- * The share of bubbles in [begin, end].
- * @returns {{work: number, overall: number | null, ofRank: Map<number, number>}} microseconds in which there was work;
- *   shares from 0 to 1, null where there was none
- */
-export function bubbleShares(timeline, begin, end) {
-  const periods = workPeriods(timeline, begin, end), work = total(periods), ofRank = new Map();
-  for (const rank of work ? timeline.ranks : []) {
-    const busy = union(timeline.slices(rank, begin, end).filter(({ name }) => computes(name)).map((slice) => [slice.begin, slice.end]));
-    ofRank.set(rank, 1 - total(intersection(busy, periods)) / work);
+export function findBubbles(timeline, begin, end) {
+  const working = timeline.ranks.flatMap((rank) => timeline.slices(rank, begin - JOIN_US, end + JOIN_US).filter(isWork));
+  const work = intersection(intersection(union(working.map(ends), JOIN_US), timeline.covered), [[begin, end]]);
+  const time = total(work), ofRank = new Map();
+  for (const rank of time ? timeline.ranks : []) {
+    const busy = union(timeline.slices(rank, begin, end).filter(({ name }) => computes(name)).map(ends));
+    ofRank.set(rank, 1 - total(intersection(busy, work)) / time);
   }
   const shares = [...ofRank.values()];
   return { work, ofRank, overall: shares.length ? shares.reduce((sum, share) => sum + share) / shares.length : null };
+}
+
+function ends({ begin, end }) {
+  return [begin, end];
 }

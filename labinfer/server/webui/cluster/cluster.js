@@ -45,6 +45,7 @@ export class Cluster {
   /** Everything anew, as after a change of language or theme. */
   render() {
     const words = this._words;
+    byId("download").title = words.downloadHint;
     document.title = `${words.cluster} · LABInfer`;
     byId("span").replaceChildren(...SPANS.map((span) => new Option(duration(span), String(span))));
     byId("span").value = String(this._gantt.span);

@@ -1,6 +1,6 @@
 // GanttPainter: the picture of the pipeline on a canvas. Kinds of steps differ in colour and in pattern.
 
-import { computes, workPeriods } from "./bubbles.js";
+import { computes } from "./bubbles.js";
 import { AXIS_HEIGHT, kindOf, marks } from "./geometry.js";
 import { complement } from "./intervals.js";
 import { duration } from "./units.js";
@@ -34,9 +34,10 @@ export class GanttPainter {
    * @param {import("./timeline.js").Timeline} timeline
    * @param {ReturnType<import("./geometry.js").layOut>} layout
    * @param {import("./geometry.js").Scale} scale
+   * @param {[number, number][]} work when there was work
    * @param {number} selected number of a step, or -1
    */
-  paint(timeline, layout, scale, selected) {
+  paint(timeline, layout, scale, work, selected) {
     const draw = this._context, density = devicePixelRatio || 1, width = this._canvas.clientWidth;
     if (this._canvas.width !== Math.round(width * density)) this._canvas.width = Math.round(width * density);
     if (this._canvas.height !== Math.round(layout.height * density)) this._canvas.height = Math.round(layout.height * density);
@@ -45,7 +46,6 @@ export class GanttPainter {
     draw.font = this._font;
     draw.textBaseline = "middle";
     this._axis(layout, scale, width);
-    const work = workPeriods(timeline, scale.begin, scale.end);
     const missing = complement(timeline.covered, Math.max(scale.begin, timeline.begin), Math.min(scale.end, timeline.end));
     for (const row of layout.rows) {
       this._bands(row, scale, work, this._colour.bubble);

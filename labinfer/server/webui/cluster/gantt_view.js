@@ -1,7 +1,7 @@
 // GanttView: the picture of the pipeline with its rows' names, moved and chosen from by pointer and keyboard.
 
 import { make } from "../element.js";
-import { bubbleShares } from "./bubbles.js";
+import { findBubbles } from "./bubbles.js";
 import { AXIS_HEIGHT, layOut, Scale, SPANS, stepAt } from "./geometry.js";
 import { GanttPainter } from "./gantt_painter.js";
 import { percent } from "./units.js";
@@ -14,7 +14,7 @@ export class GanttView {
    * @param {HTMLCanvasElement} canvas
    * @param {HTMLElement} names where the rows' names go, beside it
    * @param {import("./timeline.js").Timeline} timeline
-   * @param {object} actions hold(): the picture is to stand still; select(step): -1 for none
+   * @param {object} actions hold(): the picture is to stand still; select(step): -1 for none; drawn(picture): what it shows
    */
   constructor(canvas, names, timeline, actions) {
     Object.assign(this, { _canvas: canvas, _names: names, _timeline: timeline, _actions: actions });
@@ -106,8 +106,8 @@ export class GanttView {
 
   _draw() {
     const [begin, end] = this.inView;
-    this._painter.paint(this._timeline, this._layout, this._scale(), this._selected);
-    const { overall, ofRank } = bubbleShares(this._timeline, begin, end);
+    const { work, overall, ofRank } = findBubbles(this._timeline, begin, end);
+    this._painter.paint(this._timeline, this._layout, this._scale(), work, this._selected);
     for (const [rank, place] of this._shares) place.textContent = ofRank.has(rank) ? this._words.bubbleShare(percent(ofRank.get(rank))) : "";
     const steps = this._timeline.stepsIn(begin, end), known = this._timeline.stepsIn();
     this._canvas.setAttribute("aria-valuemin", known[0] ?? 0);
