@@ -176,7 +176,7 @@ def test_steps_are_a_table_too(opened):
 
 
 def test_looking_back_by_dragging(opened):
-    see(opened, TWO_STEPS, steps(20 * MS, 40 * MS, [], [], []))
+    see(opened, TWO_STEPS, steps(20 * MS, 40 * MS, [], [], [("wait for a plan", 20 * MS, 40 * MS, -1)]))
     expect(opened.locator("#summary")).to_contain_text("with 0 steps")
     box = picture(opened).bounding_box()
     opened.mouse.move(box["x"] + 100, box["y"] + 40)
@@ -202,6 +202,7 @@ def test_charts_have_figures_axes_and_words(opened):
         "aria-label", "Tokens per second: generated 1234, prompt 40 now; 1234 at most in the last 5 minutes"
     )
     expect(charts.nth(3).locator("text").nth(2)).to_have_text("2000")
+    expect(charts.nth(0).locator("text").nth(2)).to_have_text("100 %")
     assert charts.nth(0).locator(".curve").get_attribute("d").count("M") == 1
     push(opened, stats(120), stats(121))  # a minute without requests is a gap
     expect(charts.nth(0)).to_contain_text("25 %")
@@ -209,10 +210,20 @@ def test_charts_have_figures_axes_and_words(opened):
     expect(opened.get_by_role("row").nth(1)).to_contain_text("200 MiB50 %")
 
 
+def test_rates_over_a_moment_are_taken_together_with_the_next(opened):
+    push(opened, stats(0), stats(1, steps_per_second=10.0, tokens_per_step=2.0))
+    push(opened, stats(1.1, steps_per_second=1000.0, tokens_per_step=30.0, prompt_tokens_per_second=90_000.0))
+    push(opened, stats(1.3, running=7, steps_per_second=100.0, tokens_per_step=3.0, prompt_tokens_per_second=0.0))
+    charts = opened.locator("#charts figure")
+    expect(charts.nth(1)).to_contain_text("7 running")
+    expect(charts.nth(2)).to_contain_text("25.5 400 steps/s")  # 3060 tokens in 120 steps of 0.3 s
+    expect(charts.nth(3)).to_contain_text("30k prompt")
+
+
 def test_no_request_is_running_and_the_picture_stays(opened):
     see(opened, TWO_STEPS, stats(0.02))
     expect(opened.locator("#state")).to_have_text("Live")
-    push(opened, stats(0.5, running=0, waiting=0))
+    push(opened, stats(0.6, running=0, waiting=0))
     expect(opened.locator("#state")).to_have_text("No request is running")
     expect(opened.locator("#overall")).to_have_text("50 %")
 
@@ -287,6 +298,16 @@ def test_what_is_kept_is_bounded(opened):
         }"""
     )
     assert kept == [300, 30_000_000, True, 20_000, 10_000, 10_000]
+
+
+def test_slices_there_was_no_room_for_are_nobody_s_bubble(opened):
+    """Rank 0 has told of 10 ms only, rank 1 of 20 ms."""
+    whole = [("run", 0, 10 * MS, 1)], [("wait for activations", 0, 10 * MS, 1), ("run", 10 * MS, 20 * MS, 1)]
+    see(opened, steps(0, 20 * MS, [step(1)], *whole) | {"dropped": 5}, span="50 ms")
+    expect(opened.locator("#rows .share")).to_have_text(["0 % bubble", "100 % bubble"])
+    next_cut = [("run", 45 * MS, 50 * MS, 2)], [("wait for activations", 40 * MS, 50 * MS, 2)]
+    push(opened, steps(40 * MS, 50 * MS, [step(2)], *next_cut))
+    expect(opened.locator("#rows .share")).to_have_text(["0 % bubble", "100 % bubble"])  # of 15 ms
 
 
 def test_slices_that_come_late_find_their_place(opened):

@@ -3,7 +3,7 @@
 import { intersection, total, union } from "./intervals.js";
 
 const COMPUTING = new Set(["prepare", "run", "sample"]);
-const JOIN_US = 5000; // between two turns of the engine there is still work
+const JOIN_US = 20e3; // between two turns of the engine there is still work
 
 /** Whether a rank computes in a slice of this name; all other time is its bubble, as long as there is work. */
 export function computes(name) {

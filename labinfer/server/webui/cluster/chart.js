@@ -15,7 +15,7 @@ export class Chart {
    * @param {string} kind.title key of the words
    * @param {{word: string, figure: (point: object) => number}[]} kind.series the second one is dashed
    * @param {(value: number) => string} kind.format
-   * @param {number} [kind.most] where the axis ends; by default, by the values
+   * @param {number} [kind.least] what the axis reaches at least
    * @param {(point: object, words: object) => string} [kind.also] said beside the current value
    */
   constructor(kind) {
@@ -28,7 +28,7 @@ export class Chart {
 
   /** @param {import("./history.js").History} history */
   render(history, words) {
-    const { title, series, format, most, also } = this._kind, { latest } = history;
+    const { title, series, format, least = 0, also } = this._kind, { latest } = history;
     const lines = series.map(({ figure }) => history.runs(figure));
     const highest = Math.max(0, ...lines.flat(2).map(([, value]) => value));
     this._heading.textContent = words[title];
@@ -38,7 +38,7 @@ export class Chart {
     this._svg.setAttribute("aria-label", latest
       ? words.chartSays(words[title], series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(", "), format(highest))
       : words.chartEmpty(words[title]));
-    this._plot(history, lines, most ?? roundUp(highest), words);
+    this._plot(history, lines, roundUp(Math.max(least, highest)), words);
   }
 
   _plot(history, lines, most, words) {

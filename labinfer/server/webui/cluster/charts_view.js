@@ -10,11 +10,11 @@ export class ChartsView {
     this._numBlocks = 0;
     this._charts = [
       {
-        title: "kvUse", most: 1, format: percent, series: [{ word: "ofBlocks", figure: (point) => point.kv_usage }],
+        title: "kvUse", least: 0.1, format: percent, series: [{ word: "ofBlocks", figure: (point) => point.kv_usage }],
         also: (point, words) => words.blocks(grouped(point.kv_usage * this._numBlocks, words), grouped(this._numBlocks, words)),
       },
       {
-        title: "requests", format: short,
+        title: "requests", least: 2, format: short,
         series: [{ word: "running", figure: (point) => point.running }, { word: "queued", figure: (point) => point.waiting }],
       },
       {

@@ -19,7 +19,7 @@ export class RanksView {
     this._place.replaceChildren(make("table", {}, make("caption", { className: "unseen" }, words.ranks), head, make("tbody", {}, ...rows)));
   }
 
-  /** @param {object} stats the latest */
+  /** @param {object} stats the latest; a rank's share is null where it is not known yet */
   update(stats) {
     for (const { rank, busy, private_memory } of stats.ranks) {
       const places = this._live.get(rank);
@@ -34,7 +34,7 @@ export class RanksView {
     const busy = make("span", {}, "–"), bar = make("span", { className: "bar" }), memory = make("span", {}, "–");
     this._live.set(rank.rank, { busy, bar, memory });
     const alone = cluster.ranks.filter(({ stage }) => stage === rank.stage).length === 1;
-    const device = [rank.device, ...(rank.device === "cpu" ? [words.threads(rank.threads), ...(rank.cpus ? [words.cores(rank.cpus)] : [])] : [])];
+    const device = [rank.device, ...(rank.device === "cpu" ? [...(rank.threads ? [words.threads(rank.threads)] : []), ...(rank.cpus ? [words.cores(rank.cpus)] : [])] : [])];
     const types = [rank.dtype, ...(rank.quantization && rank.quantization !== "none" ? [rank.quantization] : []),
       ...(rank.kv_dtype === rank.dtype ? [] : [`KV ${rank.kv_dtype}`])];
     return make("tr", {},

@@ -19,7 +19,8 @@ export class Timeline {
   clear() {
     this._slices = new Map(); // by rank, in order of begin
     this._steps = new Map();
-    /** The time that is known of: a batch of news may leave some out before it. @type {[number, number][]} */
+    this._wasCut = false;
+    /** The time that is known of: news may leave some out. @type {[number, number][]} */
     this.covered = [];
   }
 
@@ -27,7 +28,9 @@ export class Timeline {
   add(news) {
     for (const step of news.steps) this._steps.set(step.step, step);
     for (const { rank, slices } of news.ranks) this._append(rank, slices);
-    this.covered = union([...this.covered, [news.begin_us, news.end_us]]);
+    const known = knownTime(news, this._wasCut);
+    if (known) this.covered = union([...this.covered, known]);
+    this._wasCut = news.dropped > 0;
     this._trim();
   }
 
@@ -95,4 +98,17 @@ export class Timeline {
     const known = new Set([...this._slices.values()].flatMap((slices) => slices.map(({ step }) => step)));
     for (const [number] of this._steps) if (!known.has(number) && number < Math.max(...known)) this._steps.delete(number);
   }
+}
+
+/**
+ * When it is known what every rank did. A rank that had no room for all its slices, has kept the first ones; those of another may
+ * reach further.
+ * @param {boolean} afterCut whether there was no room before these news, either
+ */
+function knownTime({ begin_us, end_us, dropped, ranks }, afterCut) {
+  const told = ranks.filter(({ slices }) => slices.length);
+  if (!told.length) return null;
+  const begin = afterCut ? Math.max(...told.map(({ slices }) => Math.min(...slices.map((slice) => slice[1])))) : begin_us;
+  const end = dropped ? Math.min(...told.map(({ slices }) => Math.max(...slices.map((slice) => slice[2])))) : end_us;
+  return begin < end ? [begin, end] : null;
 }

@@ -18,11 +18,12 @@ export function bytes(count) {
 /** @param {number | null | undefined} share from 0 to 1 */
 export function percent(share) {
   if (share === null || share === undefined) return "–";
-  return `${share > 0 && share < 0.1 ? (share * 100).toFixed(1) : Math.round(share * 100)} %`;
+  return `${Number((share * 100).toFixed(share < 0.1 ? 1 : 0))} %`;
 }
 
-/** Three digits at most behind a point, as many as say something. */
+/** Three digits, or four. */
 export function short(value) {
+  if (value >= 10000) return `${short(value / 1000)}k`;
   const digits = Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
   return String(Number(value.toFixed(digits)));
 }
