@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import threading
+import time
 
 import pytest
 from chat_page import ask
@@ -37,13 +40,25 @@ def cluster(context, server):
 
 @pytest.fixture
 def traffic(server):
-    """Some requests that go on for as long as the test, mostly."""
-    streams = [server.stream({"prompt": f"red blue {i} " * (i + 1)}) for i in range(4)]
-    for stream in streams:
-        stream.wait_begun()
-    yield streams
-    for stream in streams:
-        stream.hang_up()
+    """Two requests at any time, as long as the test lasts."""
+    over = threading.Event()
+
+    def ask_again_and_again(number: int) -> None:
+        for i in itertools.count():
+            stream = server.stream({"prompt": f"red blue {number} {i}"})
+            while not over.is_set() and "data: [DONE]" not in stream.lines[-2:]:
+                time.sleep(0.02)
+            stream.hang_up()
+            if over.is_set():
+                return
+
+    threads = [threading.Thread(target=ask_again_and_again, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    yield
+    over.set()
+    for thread in threads:
+        thread.join()
     server.wait_idle()
 
 
@@ -57,7 +72,7 @@ def test_the_ranks_are_shown_and_the_pages_know_each_other(page, server):
     rows = page.locator("#ranks tbody tr")
     expect(rows).to_have_count(2)
     expect(page.locator("#about")).to_contain_text("demo")
-    expect(page.locator("#about")).to_contain_text("2 stages·2 ranks on 1 host")
+    expect(page.locator("#about")).to_contain_text("2 stages2 ranks on 1 host")
     told = server.get("/v1/cluster")[1]["ranks"]
     for row, one in zip(rows.all(), told, strict=True):
         last = one["first_layer"] + one["num_layers"] - 1
@@ -92,12 +107,14 @@ def test_traffic_moves_picture_and_charts(cluster, server):
 
 def test_a_step_of_real_traffic_is_explained(cluster, traffic):
     expect(state(cluster)).to_have_text("Live")
-    expect(cluster.locator("#summary")).to_have_text(re.compile(r"with [1-9]\d* steps"))
+    expect(cluster.locator("#summary")).to_have_text(re.compile(r"with [2-9]\d+ steps"))
     picture(cluster).focus()
     cluster.keyboard.press("End")
-    for _ in range(8):  # the last ones may not be whole yet
+    for _ in range(20):  # back to one that was no prompt, and is whole
         cluster.keyboard.press("ArrowLeft")
-    expect(details(cluster)).to_contain_text("Decode")
+        if details(cluster).locator(".kind").text_content() == "Decode":
+            break
+    expect(details(cluster).locator(".kind")).to_have_text("Decode")
     expect(details(cluster).get_by_role("table", name="Times on each rank").locator("tbody tr")).to_have_count(2)
     sequences = details(cluster).get_by_role("table", name="Sequences of this step").locator("tbody tr")
     expect(sequences.first).to_have_text(re.compile(r"Decode1\d+[0-9a-f]{32}"))
@@ -195,6 +212,7 @@ def test_the_key_is_that_of_the_chat_page(context):
             page.get_by_role("button", name="Trace").click()
         assert "traceEvents" in json.loads(download.value.path().read_text(encoding="utf-8"))
         page.get_by_role("link", name="Chat").click()
+        page.get_by_role("combobox", name="Model").wait_for()
         expect(ask(page, "17 + 25 = ?")).to_contain_text("42")
 
 

@@ -34,9 +34,9 @@ export class Chat {
   }
 
   /** Read what is kept, and show what the address names. */
-  async start() {
-    this._records = await this._store.conversations();
-    await this.show(location.hash.slice(1));
+  start() {
+    this._started = this._start();
+    return this._started;
   }
 
   /** The conversation of this id; a new one where there is none. */
@@ -121,7 +121,13 @@ export class Chat {
     return messages;
   }
 
+  async _start() {
+    this._records = await this._store.conversations();
+    await this.show(location.hash.slice(1));
+  }
+
   async _send(text) {
+    await this._started; // who is quick may have written already
     const conversation = this._conversation;
     const parent = conversation.path.at(-1)?.id ?? null;
     const message = conversation.add("user", parent, { content: text });
