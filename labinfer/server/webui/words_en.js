@@ -156,6 +156,7 @@ export const english = {
   numStages: (n) => count(n, "stage"),
   numRanks: (n, hosts) => `${count(n, "rank")} on ${count(hosts, "host")}`,
   numLayers: (n) => count(n, "layer"),
+  schedule: (name) => `schedule ${name}`,
   contextOf: (n) => `context of ${n} tokens`,
   minutes: "The last 5 minutes",
   kvUse: "KV cache",

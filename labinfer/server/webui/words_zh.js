@@ -151,6 +151,7 @@ export const chinese = {
   numStages: (n) => `${n} 级`,
   numRanks: (n, hosts) => `${n} 个 rank，${hosts} 台主机`,
   numLayers: (n) => `${n} 层`,
+  schedule: (name) => `调度方式 ${name}`,
   contextOf: (n) => `上下文 ${n} token`,
   minutes: "最近 5 分钟",
   kvUse: "KV 缓存",

@@ -191,7 +191,7 @@ export class Cluster {
     const stages = new Set(cluster.ranks.map(({ stage }) => stage)).size, hosts = new Set(cluster.ranks.map(({ host }) => host)).size;
     byId("about").replaceChildren(...[
       cluster.model, words.numStages(stages), words.numRanks(cluster.ranks.length, hosts), words.numLayers(cluster.num_layers),
-      ...(stages > 1 ? [cluster.pipeline_schedule] : []), words.contextOf(grouped(cluster.max_model_len, words)),
+      ...(stages > 1 ? [words.schedule(cluster.pipeline_schedule)] : []), words.contextOf(grouped(cluster.max_model_len, words)),
     ].map((part) => make("span", {}, part)));
     this._charts.setCapacity(cluster.num_blocks);
     this._gantt.setRanks(cluster.ranks, words);

@@ -7,6 +7,7 @@ import { duration } from "./units.js";
 
 const COLOURS = ["prefill", "decode", "mixed", "unknown", "on-step", "bubble", "missing", "wait", "line", "soft", "text", "ground"];
 const LABEL_PX = 11;
+const LABEL_ROOM = 6; // beside a label, at least
 const MARK_PX = 110; // between two marks of the axis, about
 const PATTERN_PX = 5; // steps that are narrower have a colour only
 const BESIDE = 0.62; // how high `prepare` and `sample` are beside `run`
@@ -66,7 +67,9 @@ export class GanttPainter {
     for (const mark of all) {
       const x = Math.round(scale.length(mark)) + 0.5, text = duration(mark);
       draw.fillStyle = this._colour.line;
-      draw.fillRect(Math.min(x, width - 1) - 0.5, 0, 1, bottom + 4);
+      const left = Math.min(x, width - 1) - 0.5;
+      for (const { top, height } of layout.rows) draw.fillRect(left, top - 2, 1, height + 4);
+      draw.fillRect(left, bottom, 1, 4);
       draw.fillStyle = this._colour.soft;
       draw.textAlign = mark === 0 ? "left" : x > width - 30 ? "right" : "center";
       draw.fillText(text, Math.min(x, width - 1), bottom + 15);
@@ -99,9 +102,10 @@ export class GanttPainter {
       draw.stroke();
     }
     const left = Math.max(x, 0), right = Math.min(x + width, this._canvas.clientWidth); // of what is in view
-    const text = String(step), room = draw.measureText(text).width + 8;
-    if (name !== "run" || step < 0 || right - left < room) return;
-    const middle = (left + right) / 2;
+    if (name !== "run" || step < 0) return;
+    const text = [String(step), `…${String(step).slice(-2)}`].find((one) => draw.measureText(one).width + LABEL_ROOM <= right - left);
+    if (!text) return;
+    const room = draw.measureText(text).width + LABEL_ROOM, middle = (left + right) / 2;
     if (pattern) { // letters on a plain ground
       draw.fillStyle = this._colour[kind];
       draw.fillRect(middle - room / 2 + 1, y + height / 2 - LABEL_PX / 2 - 2, room - 2, LABEL_PX + 4);

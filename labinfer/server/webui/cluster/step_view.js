@@ -23,12 +23,13 @@ export class StepView {
     if (number < 0) return;
     const step = timeline.step(number), slices = timeline.slicesOfStep(number);
     this._place.replaceChildren(
-      make("div", { className: "card-head" },
-        make("h3", {}, words.step(number)), make("span", { className: `kind ${kindOf(step)}` }, make("span", { className: "swatch" }), words[kindOf(step)]),
-        make("span", { className: "spring" }),
-        iconButton("left", words.previousStep, () => this._select(this._beside(timeline, number, -1))),
-        iconButton("right", words.nextStep, () => this._select(this._beside(timeline, number, 1))),
-        iconButton("close", words.closeStep, () => this._select(-1))),
+      make("div", { className: "step-head" },
+        make("div", {}, make("h3", {}, words.step(number)),
+          make("span", { className: `kind ${kindOf(step)}` }, make("span", { className: "swatch" }), words[kindOf(step)])),
+        make("div", {},
+          iconButton("left", words.previousStep, () => this._select(this._beside(timeline, number, -1))),
+          iconButton("right", words.nextStep, () => this._select(this._beside(timeline, number, 1))),
+          iconButton("close", words.closeStep, () => this._select(-1)))),
       make("p", {}, describe(timeline, number, words)),
       scrolled(words.timesOnRanks, timesTable(slices, ranks, words)),
       ...(step?.sequences.length ? [scrolled(words.sequencesOfStep, sequencesTable(step, words))] : []),
