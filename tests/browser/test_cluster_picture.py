@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from serving import wait_for
 
 MS = 1000
-ROWS = (42, 116)
+ROWS = (48, 134)
 """Where the middles of the rows of ranks 0 and 1 are, in pixels."""
 TWO_STEPS = steps(
     0,
@@ -159,6 +159,12 @@ def test_steps_are_gone_through_by_keyboard(opened):
     width = picture(opened).bounding_box()["width"]
     where = [colour_at(opened, x * width / 20, ROWS[0] + 12) for x in range(20)]
     assert theme_colour(opened, "decode") in where  # the picture has moved there
+    details(opened).get_by_role("button", name="The next step").press("Enter")
+    opened.keyboard.press("Enter")  # it keeps the focus
+    expect(heading).to_have_text("Step 2")
+    details(opened).get_by_role("button", name="Close").press("Enter")
+    expect(picture(opened)).to_be_focused()
+    opened.keyboard.press("ArrowLeft")
     opened.keyboard.press("Escape")
     expect(details(opened)).to_be_hidden()
     expect(opened.locator("#state")).not_to_have_text("Paused")
@@ -211,13 +217,17 @@ def test_charts_have_figures_axes_and_words(opened):
 
 
 def test_rates_over_a_moment_are_taken_together_with_the_next(opened):
-    push(opened, stats(0), stats(1, steps_per_second=10.0, tokens_per_step=2.0))
-    push(opened, stats(1.1, steps_per_second=1000.0, tokens_per_step=30.0, prompt_tokens_per_second=90_000.0))
-    push(opened, stats(1.3, running=7, steps_per_second=100.0, tokens_per_step=3.0, prompt_tokens_per_second=0.0))
     charts = opened.locator("#charts figure")
+    push(opened, stats(0), stats(1), stats(2, steps_per_second=10.0, tokens_per_step=2.0))
+    expect(charts.nth(2)).to_contain_text("2 10 steps/s")
+    push(opened, stats(2.1, steps_per_second=1000.0, tokens_per_step=30.0, prompt_tokens_per_second=90_000.0))
+    push(opened, stats(2.3, running=7, steps_per_second=100.0, tokens_per_step=3.0, prompt_tokens_per_second=0.0))
     expect(charts.nth(1)).to_contain_text("7 running")
     expect(charts.nth(2)).to_contain_text("25.5 400 steps/s")  # 3060 tokens in 120 steps of 0.3 s
     expect(charts.nth(3)).to_contain_text("30k prompt")
+    push(opened, stats(62.3, steps_per_second=1 / 60, tokens_per_step=128.0))  # one step after a minute without any
+    push(opened, stats(62.8, steps_per_second=198.0, tokens_per_step=1.0))
+    expect(charts.nth(2)).to_contain_text("2.27 100 steps/s")  # 128 and 99 tokens in 100 steps
 
 
 def test_no_request_is_running_and_the_picture_stays(opened):
@@ -276,7 +286,7 @@ def test_many_ranks_fit(opened):
     expect(opened.locator("#rows .stage")).to_have_count(4)
     expect(opened.locator("#ranks tbody tr")).to_have_count(16)
     expect(opened.locator("#ranks tbody tr").nth(5)).to_contain_text("1 · tp 1")
-    assert picture(opened).bounding_box()["height"] < 560
+    assert picture(opened).bounding_box()["height"] < 660
 
 
 def test_what_is_kept_is_bounded(opened):

@@ -116,6 +116,7 @@ export class Cluster {
   }
 
   _showStep(step) {
+    if (step < 0 && byId("step").contains(document.activeElement)) byId("gantt").focus({ preventScroll: true });
     this._gantt.select(step);
     this._step.render(this._timeline, step, this._cluster?.ranks ?? [], this._words);
     byId("gantt").setAttribute("aria-valuetext", step < 0 ? this._words.noStep : `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`);

@@ -1,7 +1,7 @@
 // GanttView: the picture of the pipeline with its rows' names, moved and chosen from by pointer and keyboard.
 
 import { make } from "../element.js";
-import { findBubbles } from "./bubbles.js";
+import { computes, findBubbles } from "./bubbles.js";
 import { AXIS_HEIGHT, layOut, Scale, SPANS, stepAt } from "./geometry.js";
 import { GanttPainter } from "./gantt_painter.js";
 import { percent } from "./units.js";
@@ -59,11 +59,12 @@ export class GanttView {
   /** Mark a step, and move until it is in view. */
   select(step) {
     this._selected = step;
-    const slices = [...this._timeline.slicesOfStep(step).values()].flat();
+    const slices = [...this._timeline.slicesOfStep(step).values()].flat().filter(({ name }) => computes(name));
     if (step >= 0 && slices.length) {
       const begin = Math.min(...slices.map((slice) => slice.begin)), end = Math.max(...slices.map((slice) => slice.end));
       const [from, to] = this.inView;
-      if (begin < from || end > to) this._heldEnd = this._clamp((begin + end) / 2 + this._span / 2);
+      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // from where it begins
+      else if (begin < from || end > to) this._heldEnd = this._clamp((begin + end) / 2 + this._span / 2);
     }
     this.render();
   }

@@ -3,7 +3,7 @@
 export const AXIS_HEIGHT = 24;
 const HEAD_HEIGHT = 24; // above the rows of a stage: its name
 const STAGE_GAP = 10;
-const ROW_HEIGHTS = [[4, 40], [12, 30], [Infinity, 22]]; // up to so many ranks
+const ROW_HEIGHTS = [[4, 52], [8, 40], [16, 30], [Infinity, 22]]; // up to so many ranks
 const NEAR_PX = 5;
 
 /** What is chosen from as the length of time in view. */

@@ -2,7 +2,9 @@
 
 const KEPT_US = 300e6;
 const GAP_US = 4e6; // longer without a point: nobody knows, or there was no work
-const SHORT_US = 400e3; // a rate over less says little: it is taken together with the next
+const SHORT_US = 900e3; // a rate over less says little: it is taken together with the next
+const TICK_US = 500e3; // how often figures come while there is work
+const RATES = ["steps_per_second", "prompt_tokens_per_second", "generation_tokens_per_second"];
 
 export class History {
   constructor() {
@@ -17,10 +19,12 @@ export class History {
   /** @param {object[]} points in order; of what is known already, nothing is taken again */
   add(points) {
     for (const point of points) {
-      const last = this.latest;
-      if (last && point.time_us <= last.time_us) continue;
-      if (last && point.time_us - last.since_us < SHORT_US) this.points[this.points.length - 1] = together(last, point);
-      else this.points.push({ ...point, since_us: last ? last.time_us : point.time_us - SHORT_US });
+      const { latest } = this;
+      if (latest && point.time_us <= latest.time_us) continue;
+      const counted = withCounts(point, latest);
+      const isShort = latest && latest.time_us - latest.since_us < SHORT_US;
+      if (isShort && point.time_us - latest.time_us <= GAP_US) this.points[this.points.length - 1] = together(latest, counted);
+      else this.points.push(counted);
     }
     const from = this.end - KEPT_US;
     this.points = this.points.filter(({ time_us }) => time_us >= from);
@@ -50,14 +54,23 @@ export class History {
   }
 }
 
-/** One point for two that follow each other: rates over the time of both, the rest as it is now. */
+/** The point, since when it tells, and what was counted since then. Rates after a pause are told over the pause, which says nothing. */
+function withCounts(point, before) {
+  const told = point.time_us - (before?.time_us ?? point.time_us - TICK_US);
+  const since_us = told > GAP_US ? point.time_us - TICK_US : point.time_us - told;
+  const counts = Object.fromEntries(RATES.map((name) => [name, point[name] * told]));
+  return withRates({ ...point, since_us, counts, tokens: point.tokens_per_step * counts.steps_per_second });
+}
+
+/** One point for two that follow each other. */
 function together(before, now) {
-  const times = [before.time_us - before.since_us, now.time_us - before.time_us], all = times[0] + times[1];
-  const rate = (name) => (before[name] * times[0] + now[name] * times[1]) / all;
-  const steps = rate("steps_per_second");
-  const tokens = (before.tokens_per_step * before.steps_per_second * times[0] + now.tokens_per_step * now.steps_per_second * times[1]) / all;
-  return {
-    ...now, since_us: before.since_us, steps_per_second: steps, tokens_per_step: steps ? tokens / steps : 0,
-    prompt_tokens_per_second: rate("prompt_tokens_per_second"), generation_tokens_per_second: rate("generation_tokens_per_second"),
-  };
+  const counts = Object.fromEntries(RATES.map((name) => [name, before.counts[name] + now.counts[name]]));
+  return withRates({ ...now, since_us: before.since_us, counts, tokens: before.tokens + now.tokens });
+}
+
+function withRates(point) {
+  const { counts, tokens, since_us, time_us } = point;
+  for (const name of RATES) point[name] = counts[name] / (time_us - since_us);
+  point.tokens_per_step = counts.steps_per_second ? tokens / counts.steps_per_second : 0;
+  return point;
 }

@@ -22,6 +22,7 @@ export class StepView {
     this._place.hidden = number < 0;
     if (number < 0) return;
     const step = timeline.step(number), slices = timeline.slicesOfStep(number);
+    const focused = this._place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
     this._place.replaceChildren(
       make("div", { className: "step-head" },
         make("div", {}, make("h3", {}, words.step(number)),
@@ -34,6 +35,7 @@ export class StepView {
       scrolled(words.timesOnRanks, timesTable(slices, ranks, words)),
       ...(step?.sequences.length ? [scrolled(words.sequencesOfStep, sequencesTable(step, words))] : []),
     );
+    if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // the button is another one now
   }
 
   _beside(timeline, number, by) {
