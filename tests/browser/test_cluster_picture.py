@@ -220,13 +220,16 @@ def test_rates_over_a_moment_are_taken_together_with_the_next(opened):
     charts = opened.locator("#charts figure")
     push(opened, stats(0), stats(1), stats(2, steps_per_second=10.0, tokens_per_step=2.0))
     expect(charts.nth(2)).to_contain_text("2 10 steps/s")
-    push(opened, stats(2.1, steps_per_second=1000.0, tokens_per_step=30.0, prompt_tokens_per_second=90_000.0))
-    push(opened, stats(2.3, running=7, steps_per_second=100.0, tokens_per_step=3.0, prompt_tokens_per_second=0.0))
+    push(opened, stats(2.02, steps_per_second=50.0, tokens_per_step=128.0))  # the first moment of the next request
+    expect(charts.nth(2)).to_contain_text("13.5 10.8 steps/s")  # 148 tokens in 11 steps of 1.02 s
+    push(opened, stats(3, steps_per_second=1.0, tokens_per_step=1.0), stats(4, steps_per_second=1.0))
+    push(opened, stats(4.4, steps_per_second=250.0, tokens_per_step=30.0, prompt_tokens_per_second=90_000.0))
+    push(opened, stats(4.6, running=7, steps_per_second=100.0, tokens_per_step=3.0, prompt_tokens_per_second=0.0))
     expect(charts.nth(1)).to_contain_text("7 running")
-    expect(charts.nth(2)).to_contain_text("25.5 400 steps/s")  # 3060 tokens in 120 steps of 0.3 s
-    expect(charts.nth(3)).to_contain_text("30k prompt")
-    push(opened, stats(62.3, steps_per_second=1 / 60, tokens_per_step=128.0))  # one step after a minute without any
-    push(opened, stats(62.8, steps_per_second=198.0, tokens_per_step=1.0))
+    expect(charts.nth(2)).to_contain_text("25.5 200 steps/s")  # 3060 tokens in 120 steps of 0.6 s
+    expect(charts.nth(3)).to_contain_text("60k prompt")
+    push(opened, stats(64.6, steps_per_second=1 / 60, tokens_per_step=128.0))  # one step after a minute without any
+    push(opened, stats(65.1, steps_per_second=198.0, tokens_per_step=1.0))
     expect(charts.nth(2)).to_contain_text("2.27 100 steps/s")  # 128 and 99 tokens in 100 steps
 
 

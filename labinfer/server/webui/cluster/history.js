@@ -22,8 +22,7 @@ export class History {
       const { latest } = this;
       if (latest && point.time_us <= latest.time_us) continue;
       const counted = withCounts(point, latest);
-      const isShort = latest && latest.time_us - latest.since_us < SHORT_US;
-      if (isShort && point.time_us - latest.time_us <= GAP_US) this.points[this.points.length - 1] = together(latest, counted);
+      if (belongTogether(latest, point)) this.points[this.points.length - 1] = together(latest, counted);
       else this.points.push(counted);
     }
     const from = this.end - KEPT_US;
@@ -52,6 +51,12 @@ export class History {
     }
     return found;
   }
+}
+
+/** Whether one of two points that follow each other says little without the other. */
+function belongTogether(before, now) {
+  const told = now.time_us - before?.time_us, kept = before?.time_us - before?.since_us;
+  return told <= GAP_US && (kept < SHORT_US || (told < TICK_US / 2 && kept < 2 * SHORT_US));
 }
 
 /** The point, since when it tells, and what was counted since then. Rates after a pause are told over the pause, which says nothing. */
