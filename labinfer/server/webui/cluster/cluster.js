@@ -67,7 +67,7 @@ export class Cluster {
   get _words() { return this._preferences.words; }
 
   get _model() {
-    const { models } = this._serverState, wanted = decodeURIComponent(location.hash.slice(1));
+    const { models } = this._serverState, wanted = new URLSearchParams(location.search).get("model");
     return (models.find(({ id }) => id === wanted) ?? models[0])?.id ?? "";
   }
 
@@ -77,12 +77,11 @@ export class Cluster {
       this._spanIsChosen = true;
       this._gantt.span = Number(target.value);
     };
-    byId("model").onchange = ({ target }) => { location.hash = encodeURIComponent(target.value); };
-    byId("download").onclick = () => this._download();
-    addEventListener("hashchange", () => {
+    byId("model").onchange = ({ target }) => {
+      history.replaceState(null, "", `?${new URLSearchParams({ model: target.value })}`);
       this._resume();
-      this._renderModels();
-    });
+    };
+    byId("download").onclick = () => this._download();
     document.addEventListener("visibilitychange", () => this._follow());
   }
 
@@ -111,7 +110,7 @@ export class Cluster {
     if (step >= 0) this._pause("step");
     else if (this._pausedBy === "step") return this._resume();
     this._showStep(step);
-    if (step >= 0) byId("said").textContent = `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`;
+    if (step >= 0 && document.activeElement !== byId("gantt")) byId("said").textContent = `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`;
     return undefined;
   }
 
