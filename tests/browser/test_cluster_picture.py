@@ -318,9 +318,15 @@ def test_slices_there_was_no_room_for_are_nobody_s_bubble(opened):
     whole = [("run", 0, 10 * MS, 1)], [("wait for activations", 0, 10 * MS, 1), ("run", 10 * MS, 20 * MS, 1)]
     see(opened, steps(0, 20 * MS, [step(1)], *whole) | {"dropped": 5}, span="50 ms")
     expect(opened.locator("#rows .share")).to_have_text(["0 % bubble", "100 % bubble"])
+    untold = [("run", 60 * MS, 62 * MS, 7)], [("wait for activations", 60 * MS, 62 * MS, 7)]
     next_cut = [("run", 45 * MS, 50 * MS, 2)], [("wait for activations", 40 * MS, 50 * MS, 2)]
     push(opened, steps(40 * MS, 50 * MS, [step(2)], *next_cut))
     expect(opened.locator("#rows .share")).to_have_text(["0 % bubble", "100 % bubble"])  # of 15 ms
+    news = steps(50 * MS, 62 * MS, [step(3)], [("run", 55 * MS, 56 * MS, 3), *untold[0]], untold[1])
+    push(opened, news | {"dropped": 1})  # nothing will ever be told of step 7
+    expect(opened.locator("#rows .share")).to_have_text(
+        ["20 % bubble", "100 % bubble"]
+    )  # of 5 ms more, and 5 of idling
 
 
 def test_slices_that_come_late_find_their_place(opened):

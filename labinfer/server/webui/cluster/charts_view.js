@@ -10,7 +10,7 @@ export class ChartsView {
     this._numBlocks = 0;
     this._charts = [
       {
-        title: "kvUse", least: 0.1, format: percent, series: [{ word: "ofBlocks", figure: (point) => point.kv_usage }],
+        title: "kvUse", least: 0.01, format: percent, series: [{ word: "ofBlocks", figure: (point) => point.kv_usage }],
         also: (point, words) => words.blocks(grouped(point.kv_usage * this._numBlocks, words), grouped(this._numBlocks, words)),
       },
       {

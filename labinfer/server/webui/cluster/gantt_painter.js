@@ -52,6 +52,7 @@ export class GanttPainter {
       this._bands(row, scale, work, this._colour.bubble);
       this._bands(row, scale, missing, this._patterns.missing);
       for (const slice of timeline.slices(row.rank, scale.begin, scale.end)) {
+        if (!timeline.isClear(slice)) continue;
         draw.globalAlpha = selected < 0 || slice.step === selected ? 1 : 0.38;
         if (computes(slice.name)) this._block(row, scale, slice, kindOf(timeline.step(slice.step)), slice.step === selected);
         else if (slice.name !== "engine" && slice.name !== "wait for a plan") this._line(row, scale, slice);

@@ -19,6 +19,7 @@ export class Timeline {
   clear() {
     this._slices = new Map(); // by rank, in order of begin
     this._steps = new Map();
+    this._lastTold = -1; // number of the last step that something was told of
     this._wasCut = false;
     /** The time that is known of: news may leave some out. @type {[number, number][]} */
     this.covered = [];
@@ -27,8 +28,9 @@ export class Timeline {
   /** @param {object} news an event `cluster.steps` */
   add(news) {
     for (const step of news.steps) this._steps.set(step.step, step);
+    this._lastTold = Math.max(this._lastTold, ...news.steps.map(({ step }) => step));
     for (const { rank, slices } of news.ranks) this._append(rank, slices);
-    const known = knownTime(news, this._wasCut);
+    const known = knownTime(news, this._wasCut, this._lastTold);
     if (known) this.covered = union([...this.covered, known]);
     this._wasCut = news.dropped > 0;
     this._trim();
@@ -61,6 +63,11 @@ export class Timeline {
   /** @returns {Step | undefined} what was told of it, which may be nothing */
   step(number) {
     return this._steps.get(number);
+  }
+
+  /** Whether enough is known of a slice to show it: its step, or all that happened beside it. @param {Slice} slice */
+  isClear({ begin, end, step }) {
+    return this._steps.has(step) || this.covered.some(([from, to]) => begin < to && end > from);
   }
 
   /** The slices of one step. @returns {Map<number, Slice[]>} by rank */
@@ -102,13 +109,16 @@ export class Timeline {
 
 /**
  * When it is known what every rank did. A rank that had no room for all its slices, has kept the first ones; those of another may
- * reach further.
+ * reach further, and so may slices beyond the last step that there was room for.
  * @param {boolean} afterCut whether there was no room before these news, either
  */
-function knownTime({ begin_us, end_us, dropped, ranks }, afterCut) {
-  const told = ranks.filter(({ slices }) => slices.length);
+function knownTime({ begin_us, end_us, dropped, ranks }, afterCut, lastTold) {
+  const told = ranks.map(({ slices }) => slices).filter((slices) => slices.length);
   if (!told.length) return null;
-  const begin = afterCut ? Math.max(...told.map(({ slices }) => Math.min(...slices.map((slice) => slice[1])))) : begin_us;
-  const end = dropped ? Math.min(...told.map(({ slices }) => Math.max(...slices.map((slice) => slice[2])))) : end_us;
+  const begin = afterCut ? Math.max(...told.map((slices) => Math.min(...slices.map((slice) => slice[1])))) : begin_us;
+  const end = !dropped ? end_us : Math.min(
+    ...told.map((slices) => Math.max(...slices.map((slice) => slice[2]))),
+    ...told.flat().filter(([, , , step]) => step > lastTold).map((slice) => slice[1]),
+  );
   return begin < end ? [begin, end] : null;
 }
