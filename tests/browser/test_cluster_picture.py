@@ -324,9 +324,7 @@ def test_slices_there_was_no_room_for_are_nobody_s_bubble(opened):
     expect(opened.locator("#rows .share")).to_have_text(["0 % bubble", "100 % bubble"])  # of 15 ms
     news = steps(50 * MS, 62 * MS, [step(3)], [("run", 55 * MS, 56 * MS, 3), *untold[0]], untold[1])
     push(opened, news | {"dropped": 1})  # nothing will ever be told of step 7
-    expect(opened.locator("#rows .share")).to_have_text(
-        ["20 % bubble", "100 % bubble"]
-    )  # of 5 ms more, and 5 of idling
+    expect(opened.locator("#rows .share")).to_have_text(["60 % bubble", "100 % bubble"])  # 6 of 15 ms computed
 
 
 def test_slices_that_come_late_find_their_place(opened):
