@@ -15,6 +15,25 @@ def test_an_answer_comes_with_its_figures(page):
     expect(page.get_by_role("textbox", name="Write a message")).to_be_focused()
 
 
+def test_a_rate_is_none_of_tokens_that_came_in_one_piece(page):
+    """The stream of a short answer: all of it is read at once, 50 ms after it was asked for."""
+    stats = page.evaluate(
+        """async () => {
+            const { Answering } = await import("/webui/answering.js");
+            const { Conversation, newRecord } = await import("/webui/conversation.js");
+            const conversation = new Conversation(newRecord());
+            const message = conversation.add("assistant", conversation.add("user", null, { content: "x" }).id);
+            const api = { async *chat() {
+                await new Promise((resolve) => setTimeout(resolve, 50));
+                for (const content of ["a", "b", "c", "d"]) yield { choices: [{ delta: { content } }] };
+            } };
+            await new Answering(api, null, { saveMessage: async () => {} }, conversation, message).run();
+            return message.stats;
+        }"""
+    )
+    assert stats["tokens"] == 4 and 10 < stats["perSecond"] <= 4 / 0.049
+
+
 def test_earlier_messages_are_sent_and_found_in_the_cache(page):
     ask(page, "My name is Alice Young.")
     answer = ask(page, "What is my name?")

@@ -8,7 +8,7 @@ export function figures(message, words) {
   const parts = [];
   if (stats) {
     parts.push(words.tokens(stats.tokens, stats.about));
-    if (stats.perSecond) parts.push(words.rate(stats.perSecond.toFixed(stats.perSecond < 10 ? 1 : 0)));
+    parts.push(words.rate(stats.perSecond.toFixed(stats.perSecond < 10 ? 1 : 0)));
     parts.push(words.firstToken(duration(stats.firstMs)));
   }
   const cached = usage?.prompt_tokens_details?.cached_tokens;
