@@ -7,7 +7,7 @@ export class Composer {
   constructor(preferences, onsend, onstop) {
     Object.assign(this, { _preferences: preferences, _onsend: onsend });
     this._input = byId("input");
-    this._conversation = "new";
+    this._conversation = null;
     this._answering = false;
     this._input.oninput = () => {
       preferences.keepDraft(this._conversation, this._input.value);
@@ -25,6 +25,7 @@ export class Composer {
 
   /** @param {string} id of the conversation, or "new" */
   open(id) {
+    if (id === this._conversation) return;
     this._conversation = id;
     this._input.value = this._preferences.draft(id);
     this._fit();

@@ -29,9 +29,10 @@ export class MessageView {
     this.element.replaceChildren(this._body, this._foot);
     if (this.message.role === "user") {
       this._body.append(make("p", { className: "said" }, this.message.content));
-      this._foot.append(this._branches(), this._buttons());
+      this._foot.append(this._buttons(), this._branches());
       return;
     }
+    if (this.message.status === "streaming" && !this.message.content) return this.showWaiting("");
     const { thought, closed, answer } = splitThinking(this.message.content);
     if (thought?.trim()) this._body.append(this._thought(thought, closed).box);
     this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
@@ -130,7 +131,7 @@ export class MessageView {
     const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, words.sendEdited);
     const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
     area.onkeydown = (event) => {
-      if (event.isComposing) return;
+      if (event.isComposing || event.keyCode === 229) return; // an input method
       if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send.click(); }
       if (event.key === "Escape") { event.stopPropagation(); cancel.click(); }
     };

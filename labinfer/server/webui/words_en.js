@@ -55,7 +55,10 @@ export const english = {
   rate: (n) => `${n} tokens/s`,
   firstToken: (ms) => `first after ${ms}`,
   cached: (n, of) => `${n} of ${of} prompt tokens cached`,
-  reasons: { stop: "complete", length: "cut off at the limit of tokens", tool_calls: "calls a tool", stopped: "stopped", interrupted: "interrupted" },
+  reasons: {
+    stop: "complete", length: "cut off at the limit of tokens", tool_calls: "calls a tool",
+    stopped: "stopped", interrupted: "interrupted", streaming: "being written in another tab",
+  },
   probabilities: "Probabilities of tokens",
   probabilityHint: "Point at a token, or go through them with the arrow keys.",
   systemPrompt: "System prompt",

@@ -53,7 +53,10 @@ export const chinese = {
   rate: (n) => `${n} token/秒`,
   firstToken: (ms) => `首 token ${ms}`,
   cached: (n, of) => `提示的 ${of} 个 token 中 ${n} 个来自缓存`,
-  reasons: { stop: "完整", length: "达到 token 上限而截断", tool_calls: "调用工具", stopped: "已停止", interrupted: "已中断" },
+  reasons: {
+    stop: "已完成", length: "达到 token 上限而截断", tool_calls: "调用工具",
+    stopped: "已停止", interrupted: "已中断", streaming: "正在另一标签页中回答",
+  },
   probabilities: "token 概率",
   probabilityHint: "指向某个 token，或用方向键逐个查看。",
   systemPrompt: "系统提示",
@@ -62,8 +65,8 @@ export const chinese = {
   serverDecides: "服务器默认值",
   random: "随机",
   fields: {
-    temperature: "温度", top_p: "Top p", top_k: "Top k", min_p: "Min p", max_tokens: "最多 token 数",
-    repetition_penalty: "重复惩罚", presence_penalty: "出现惩罚", frequency_penalty: "频率惩罚", seed: "随机种子",
+    temperature: "温度", top_p: "Top p", top_k: "Top k", min_p: "Min p", max_tokens: "最大 token 数",
+    repetition_penalty: "重复惩罚", presence_penalty: "存在惩罚", frequency_penalty: "频率惩罚", seed: "随机种子",
   },
   stopStrings: "遇到即停（每行一个）",
   logprobs: "对数概率",
