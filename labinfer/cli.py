@@ -58,16 +58,21 @@ from labinfer.weights.read_ahead import start_reading_ahead
 if TYPE_CHECKING:
     from labinfer.commands.session import Session
 
+ENGINE_SECTIONS = tuple(section for section in SECTIONS if section is not ObserveOptions)
+"""Of what has no end at which a trace could be written."""
 COMMANDS = {
     "generate": (
         "Distributed large-language-model inference. The same command starts every rank.",
         (JobOptions, SamplingOptions, *SECTIONS),
     ),
-    "serve": ("Serve models over OpenAI's API. The same command starts every rank.", (ServerOptions, *SECTIONS)),
+    "serve": (
+        "Serve models over OpenAI's API. The same command starts every rank.",
+        (ServerOptions, *ENGINE_SECTIONS),
+    ),
     "chat": (
         "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
         "checkpoint or the server would have it, and an answer may fill the context.",
-        (ChatOptions, SamplingOptions, *(section for section in SECTIONS if section is not ObserveOptions)),
+        (ChatOptions, SamplingOptions, *ENGINE_SECTIONS),
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench latency": (
@@ -236,19 +241,18 @@ def add_options(
     group = parser.add_argument_group(section.__name__.removesuffix("Options").lower(), section.__doc__)
     hints = typing.get_type_hints(section)
     for f in dataclasses.fields(section):
-        names = [name for name in (f.metadata["short"], flag_name(f.name)) if name]
+        names = [name for name in (f.metadata["other_name"], flag_name(f.name)) if name]
         text = f.metadata["help"].replace("%", "%%")
         if hints[f.name] is bool:  # what is on by default can be turned off
             action = argparse.BooleanOptionalAction if f.default else "store_true"
-            group.add_argument(*names, action=action, default=None, help=text)
+            group.add_argument(*names, dest=f.name, action=action, default=None, help=text)
             continue
         default = (defaults or {}).get(f.name, f.default)
         if default not in ("", 0, ()) and "default" not in text:
             text += f" (default: {join(default) if isinstance(default, tuple) else default})"
         metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
-        group.add_argument(
-            *names, action="append" if f.name in repeated else "store", default=None, metavar=metavar, help=text
-        )
+        action = "append" if f.name in repeated else "store"
+        group.add_argument(*names, dest=f.name, action=action, default=None, metavar=metavar, help=text)
 
 
 def _parse(arguments: list[str], rank: int) -> tuple[str, argparse.Namespace]:

@@ -34,7 +34,7 @@ def option(
     default: Any,
     help: str,
     *,
-    short: str | None = None,
+    other_name: str | None = None,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
     least: int = 0,
@@ -46,7 +46,7 @@ def option(
         least: the smallest that a number may be.
         secret: its value is left out where options are printed.
     """
-    metadata = {"help": help, "short": short, "choices": choices, "metavar": metavar, "least": least}
+    metadata = {"help": help, "other_name": other_name, "choices": choices, "metavar": metavar, "least": least}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -81,7 +81,7 @@ class ModelOptions:
         "round the weights while they are loaded: int8 (a scale for each output, activations in 8 bits too), or int4 for "
         "the layers (a scale for each group of inputs) and int8 for the vocabulary",
         choices=QUANTIZATIONS,
-        short="-q",
+        other_name="-q",
     )
     quantization_group_size: int = option(64, "inputs that share a scale in int4: 32, 64 or 128", metavar="N")
     max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
@@ -97,12 +97,12 @@ class ParallelOptions:
     tensor_parallel_size: tuple[int, ...] = option(
         (1,),
         "tensor-parallel ranks: one number for every stage, or one per stage (2,1)",
-        short="-tp",
+        other_name="-tp",
         metavar="N[,N…]",
         least=1,
     )
     pipeline_parallel_size: int = option(
-        0, "pipeline stages (default: as many as the ranks allow)", short="-pp", metavar="N"
+        0, "pipeline stages (default: as many as the ranks allow)", other_name="-pp", metavar="N"
     )
     layers: tuple[int, ...] = option((), "layers per stage, such as 14,10 (default: dealt evenly)", metavar="N[,N…]")
     device: tuple[str, ...] = option(
@@ -192,10 +192,11 @@ class RuntimeOptions:
 class ObserveOptions:
     """What a run shows of itself."""
 
-    profile: str = option(
+    trace: str = option(
         "",
         "write where the time of every step went on every rank to this file, at the end of a run; https://ui.perfetto.dev "
         "shows it",
+        other_name="--profile",
         metavar="FILE",
     )
 

@@ -103,8 +103,8 @@ class LLM:
                 self._reader = RequestReader(Path(wanted) if wanted else parts.directory, required=bool(wanted))
                 self.tokenizer = self._reader.tokenizer
                 logger.debug("the tokenizer is loaded")
-                if path := options.observe.profile:
-                    self._trace = OutputFile(path, "--profile")
+                if path := options.observe.trace:
+                    self._trace = OutputFile(path, "--trace")
         if self.is_rank0:
             capacity, cache, config = parts.capacity, options.cache, parts.layout.config
             tables = BlockTables(

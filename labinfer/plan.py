@@ -302,6 +302,11 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
     mask: bytes = b""
     """Only these tokens may be sampled, see ``engine/guide.py``; empty for any."""
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether one token leads to the next; otherwise it is a chunk of a prompt."""
+        return self.sample and self.num_tokens == 1
+
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     """One micro-batch. Entries are in the order of the rows of ``ModelInputBatch``."""
@@ -319,6 +324,10 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     @property
     def num_tokens(self) -> int:
         return sum(entry.num_tokens for entry in self.entries)
+
+    @property
+    def num_decodes(self) -> int:
+        return sum(entry.is_decode for entry in self.entries)
 
     @property
     def num_samples(self) -> int:
@@ -387,8 +396,9 @@ class Slices(msgspec.Struct, frozen=True, array_like=True):
     """Where one rank's time went: see ``observe/recorder.py``."""
 
     names: list[str]
-    numbers: list[int]
-    """Of each slice: index of its name, begin, end, step id (-1 without a step), tokens of the step. In nanoseconds."""
+    numbers: bytes
+    """Of each slice six 64-bit integers: index of its name, begin and end in nanoseconds, and of the step its id (-1 without
+    one), its tokens, and how many of them are decodes."""
     clock: int
     """What to add to a time for nanoseconds since 1970."""
     num_dropped: int
@@ -416,3 +426,5 @@ class WorkerStats(msgspec.Struct, frozen=True):
     """Where they were recorded."""
     bytes_sent: dict[int, int] = {}
     """To ranks of the next stage, and of the first."""
+    when: float = 0.0
+    """Seconds by a clock of the rank that never goes back."""

@@ -35,7 +35,7 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams) -> int:
     files = None
     with group.together():
         if group.rank == 0:
-            files = JobFiles.open(job, session.options.observe.profile)
+            files = JobFiles.open(job, session.options.observe.trace)
     llm = load(session)
     requests: list[Request] = []
     with group.together():
@@ -61,16 +61,16 @@ class JobFiles:
     report: OutputFile | None
 
     @classmethod
-    def open(cls, job: JobOptions, profile: str) -> JobFiles:
+    def open(cls, job: JobOptions, trace: str) -> JobFiles:
         """Args:
-            profile: what ``--profile`` names; it is opened by whoever writes it.
+            trace: what ``--trace`` names; it is opened by whoever writes it.
 
         Raises:
         UserError: a file cannot be read or written, or is given twice.
         """
         reader = JsonlReader(job.input) if job.input else None
-        output = OutputFile(job.output or STANDARD, "--output", {"--input": job.input, "--profile": profile})
-        others = {"--input": job.input, "--output": job.output, "--profile": profile}
+        output = OutputFile(job.output or STANDARD, "--output", {"--input": job.input, "--trace": trace})
+        others = {"--input": job.input, "--output": job.output, "--trace": trace}
         return cls(reader, output, OutputFile(job.report, "--report", others) if job.report else None)
 
 

@@ -30,8 +30,6 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
     """
-    if session.options.observe.profile and len(models) > 1:
-        raise UserError(f"--profile {session.options.observe.profile} is for one model; serve one, or leave it out")
     if own.api_key_file:  # the gateway has another working directory
         own = dataclasses.replace(own, api_key_file=str(Path(own.api_key_file).resolve()))
     group, gateway = session.join(), None
@@ -65,7 +63,9 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
                 llm.pause()
         else:
             reports = [llm.parts.stats for llm in llms.values()]
-            group.lifeline.make_report = lambda: msgspec.msgpack.encode([stats.peek() for stats in reports])
+            group.lifeline.make_report = lambda num_slices: msgspec.msgpack.encode(
+                [one.report(num_slices) for one in reports]
+            )
             follow_all(list(llms.values()))
     llms.popitem()[1].close()
     return 128 + session.signals.signum

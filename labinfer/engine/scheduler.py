@@ -178,7 +178,7 @@ class Scheduler:
 
     def describe(self, plan: BatchPlan) -> str:
         """A step in one line, for the log."""
-        decodes = sum(entry.num_tokens == 1 and entry.sample for entry in plan.entries)
+        decodes = plan.num_decodes
         return (
             f"step {plan.step_id}: {plan.num_tokens} tokens ({decodes} decodes, {len(plan.entries) - decodes} chunks), "
             f"{len(self.running)} running, {len(self.waiting)} waiting, {self._blocks.num_free} blocks free, "

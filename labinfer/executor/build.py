@@ -159,7 +159,7 @@ def build_rank(
         swap_seconds = time_swap(cache, rotary) if capacity.num_host_blocks else 0.0
         times = meter.measure(group, options.scheduler, swap_seconds)
         logger.debug("steps are measured")
-    recorder = Recorder(CAPACITY if options.observe.profile else 0)
+    recorder = Recorder(CAPACITY if options.observe.trace else 0)
     worker = Worker(
         runner,
         pipeline,

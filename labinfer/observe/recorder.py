@@ -9,27 +9,30 @@ from array import array
 from labinfer.plan import BatchPlan, Slices
 
 CAPACITY = 200_000
-"""Slices of a rank in one run: ten thousand steps and more, in 8 MB."""
-FIELDS = 5
+"""Slices of a rank in one run: ten thousand steps and more, in 10 MB."""
+FIELDS = 6
 """Numbers of a slice; see ``Slices``."""
+NO_STEP = (-1, 0, 0)
+"""What a slice that is of no step has of it."""
 
 
 class Recorder:
-    """Keeps slices in a buffer of fixed size; what comes when it is full is only counted.
+    """Keeps slices up to a number; what comes when there are as many is only counted.
 
     Handed to whoever has something to record, on every rank. Work on an accelerator ends later than the slice that began it.
 
     Args:
-        capacity: slices there is room for; with 0 nothing is recorded, at next to no cost.
+        capacity: how many; with 0 nothing is recorded, at next to no cost.
     """
 
     def __init__(self, capacity: int = 0):
-        self._capacity = capacity
-        self._numbers = array("q", bytes(8 * FIELDS * capacity))
+        self.capacity = capacity
+        """May be set at any time, by any thread."""
+        self._numbers = array("q")
         self._names: dict[str, int] = {}
-        self._count = self._num_dropped = 0
+        self._num_dropped = 0
         self._nothing = contextlib.nullcontext()
-        self._plan, self._num_tokens = None, 0
+        self._plan, self._of_plan = None, NO_STEP
 
     def slice(self, name: str, plan: BatchPlan | None = None) -> contextlib.AbstractContextManager:
         """What is done inside the ``with`` is one slice. Slices may lie in each other.
@@ -37,29 +40,30 @@ class Recorder:
         Args:
             plan: the step it is part of, if it is of one.
         """
-        return _OpenSlice(self, name, plan) if self._capacity else self._nothing
+        return _OpenSlice(self, name, plan) if self.capacity else self._nothing
 
     def add(self, name: str, begin: int, end: int, plan: BatchPlan | None) -> None:
         """One slice, in nanoseconds of ``time.perf_counter_ns``."""
-        if self._count == self._capacity:
+        if len(self._numbers) >= self.capacity * FIELDS:
             self._num_dropped += 1
             return
         if plan is not None and plan is not self._plan:  # most slices are of the same step as the one before
-            self._plan, self._num_tokens = plan, plan.num_tokens
+            self._plan, self._of_plan = plan, (plan.step_id, plan.num_tokens, plan.num_decodes)
         number = self._names.setdefault(name, len(self._names))
-        at, numbers = self._count * FIELDS, self._numbers
-        numbers[at], numbers[at + 1], numbers[at + 2] = number, begin, end
-        numbers[at + 3], numbers[at + 4] = (-1, 0) if plan is None else (plan.step_id, self._num_tokens)
-        self._count += 1
+        of_plan = NO_STEP if plan is None else self._of_plan
+        self._numbers.extend(
+            (number, begin, end, *of_plan)
+        )  # one call: another thread sees the whole slice, or nothing
 
     def take(self) -> Slices | None:
-        """What was recorded since the last call; None where nothing is recorded at all."""
-        if not self._capacity:
+        """What was recorded since the last call, which may be another thread's; None where nothing is recorded at all."""
+        if not self.capacity:
             return None
         clock = time.time_ns() - time.perf_counter_ns()
-        taken = Slices(list(self._names), self._numbers[: self._count * FIELDS].tolist(), clock, self._num_dropped)
-        self._count = self._num_dropped = 0
-        return taken
+        taken = self._numbers[:]
+        del self._numbers[: len(taken)]  # others may have come meanwhile
+        num_dropped, self._num_dropped = self._num_dropped, 0
+        return Slices(list(self._names), taken.tobytes(), clock, num_dropped)
 
 
 class _OpenSlice:

@@ -110,7 +110,7 @@ class RunReport:
             work = sum(share for name, share in others.items() if not name.startswith(WAITS))
             rows.append(("outside the model", f"{100 * work:.1f} % of rank 0's steps, waits not counted: {parts}"))
         if dropped := sum(w.slices.num_dropped for w in self.workers if w.slices):
-            rows.append(("not in the profile", f"{dropped} slices: there was no room for more"))
+            rows.append(("not in the trace", f"{dropped} slices: there was no room for more"))
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)
         if not self.workers:
             return text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -33,14 +34,25 @@ class Slice(NamedTuple):
     step_id: int
     """-1 where it is of no step."""
     num_tokens: int
+    num_decodes: int
+    """How many of these tokens lead to the next; the others are of prompts."""
+
+
+class Track(NamedTuple):
+    """A rank's part of a trace."""
+
+    rank: int
+    stage: int
+    tp_rank: int
+    slices: list[Slice]
 
 
 def read_slices(slices: Slices) -> list[Slice]:
     """In order, each before those that lie in it."""
-    numbers = iter(slices.numbers)
+    numbers = iter(array("q", slices.numbers))
     found = (
-        Slice(slices.names[name], begin + slices.clock, end + slices.clock, step_id, num_tokens)
-        for name, begin, end, step_id, num_tokens in zip(*[numbers] * FIELDS, strict=True)
+        Slice(slices.names[name], begin + slices.clock, end + slices.clock, *of_step)
+        for name, begin, end, *of_step in zip(*[numbers] * FIELDS, strict=True)
     )
     return sorted(found, key=lambda slice: (slice.begin, -slice.end))
 
@@ -59,35 +71,46 @@ def own_times(slices: Iterable[Slice]) -> Counter[str]:
     return times
 
 
-def write_trace(file: OutputFile, workers: Sequence[WorkerStats]) -> None:
-    """Write a track for each rank, in place of what the file held. Times begin with the first slice.
+def tracks_of(workers: Iterable[WorkerStats]) -> list[Track]:
+    """Of workers that recorded."""
+    return [Track(one.rank, one.stage, one.tp_rank, read_slices(one.slices)) for one in workers]
 
-    The clocks of several nodes are taken as they are: tracks agree as well as these do. Where the file cannot be written,
-    the log says so: that must not cost a run its answers.
+
+def write_trace(file: OutputFile, workers: Sequence[WorkerStats]) -> None:
+    """Write a track for each rank, in place of what the file held.
+
+    Where the file cannot be written, the log says so: that must not cost a run its answers.
     """
     try:
-        _write(file, workers)
+        file.begin()
+        for text in trace_text(tracks_of(workers)):
+            file.write(text)
     except UserError as error:
         logger.warning("%s", error)
 
 
-def _write(file: OutputFile, workers: Sequence[WorkerStats]) -> None:
-    of_rank = [read_slices(worker.slices) for worker in workers]
-    start = min((slices[0].begin for slices in of_rank if slices), default=0)
-    file.begin()
+def trace_text(tracks: Iterable[Track]) -> Iterator[str]:
+    """The trace, piece by piece. Times begin with the first slice.
+
+    The clocks of several nodes are taken as they are: tracks agree as well as these do.
+    """
+    tracks = list(tracks)
+    start = min((track.slices[0].begin for track in tracks if track.slices), default=0)
     opening = '{"displayTimeUnit": "ms", "traceEvents": [\n'
-    for worker, slices in zip(workers, of_rank, strict=True):
-        file.write(opening + ",\n".join(_events(worker, slices, start)))
+    for track in tracks:
+        yield opening + ",\n".join(_events(track, start))
         opening = ",\n"
-    file.write("\n]}\n")
+    yield "\n]}\n"
 
 
-def _events(worker: WorkerStats, slices: list[Slice], start: int) -> Iterator[str]:
-    track = {"pid": worker.rank, "tid": 0}
-    name = f"rank {worker.rank} (stage {worker.stage}, tp {worker.tp_rank})"
-    yield json.dumps({"ph": "M", "name": "process_name", "args": {"name": name}, **track})
-    yield json.dumps({"ph": "M", "name": "process_sort_index", "args": {"sort_index": worker.rank}, **track})
-    for slice in slices:
-        args = {} if slice.step_id < 0 else {"step": slice.step_id, "tokens": slice.num_tokens}
+def _events(track: Track, start: int) -> Iterator[str]:
+    of_track = {"pid": track.rank, "tid": 0}
+    name = f"rank {track.rank} (stage {track.stage}, tp {track.tp_rank})"
+    yield json.dumps({"ph": "M", "name": "process_name", "args": {"name": name}, **of_track})
+    yield json.dumps({"ph": "M", "name": "process_sort_index", "args": {"sort_index": track.rank}, **of_track})
+    for slice in track.slices:
+        args = {"step": slice.step_id, "tokens": slice.num_tokens, "decodes": slice.num_decodes}
         times = {"ts": (slice.begin - start) / 1000, "dur": (slice.end - slice.begin) / 1000}
-        yield json.dumps({"ph": "X", "name": slice.name, **times, **track, "args": args})
+        yield json.dumps(
+            {"ph": "X", "name": slice.name, **times, **of_track, "args": {} if slice.step_id < 0 else args}
+        )

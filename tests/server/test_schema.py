@@ -144,6 +144,10 @@ def ask(server: Server, case, *unchecked):
                 body[field] = body[field][:MAX_PROMPTS]
         if case.operation.path.endswith("/completions") and not body.get("min_tokens"):
             body["max_tokens"] = body.get("max_tokens") or MAX_TOKENS
+    if case.operation.path.startswith("/v1/cluster/"):
+        query = dict(case.query or {})
+        if isinstance(query.get("seconds", 0), (int, float)):
+            case.query = query | {"seconds": min(0, query.get("seconds", 0))}  # not for a minute, or until this goes
     response = case.call(base_url=server.url, timeout=60)
     case.validate_response(response, excluded_checks=[positive_data_acceptance, *unchecked])
     if response.status_code >= 400:

@@ -31,7 +31,7 @@ ENGINE_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
-    "--threads", "--log-level", "--timeout", "--functions", "--profile", "--autotune", "--no-autotune",
+    "--threads", "--log-level", "--timeout", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
     "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
 SAMPLING_FLAGS = {
@@ -70,7 +70,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     ("command", "flags"),
     [
         ("generate", GENERATE_FLAGS),
-        ("chat", ENGINE_FLAGS - {"--profile"} | SAMPLING_FLAGS | {"--url", "--api-key", "--system"}),
+        ("chat", ENGINE_FLAGS - {"--trace", "--profile"} | SAMPLING_FLAGS | {"--url", "--api-key", "--system"}),
         ("plan", ENGINE_FLAGS),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),

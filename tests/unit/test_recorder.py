@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 
 import msgspec
 import pytest
@@ -21,9 +22,10 @@ def plan_of(step_id: int, *num_tokens: int) -> BatchPlan:
 
 
 def recorded(*slices: tuple, clock: int = 0, dropped: int = 0) -> Slices:
-    """From (name, begin, end, step_id, num_tokens)."""
+    """From (name, begin, end, step_id, num_tokens), all of them decodes."""
     names = list(dict.fromkeys(name for name, *_ in slices))
-    return Slices(names, [n for name, *rest in slices for n in (names.index(name), *rest)], clock, dropped)
+    numbers = array("q", [n for name, *rest in slices for n in (names.index(name), *rest, rest[-1])])
+    return Slices(names, numbers.tobytes(), clock, dropped)
 
 
 def stats_of(rank: int, slices: Slices | None) -> WorkerStats:
@@ -39,10 +41,10 @@ def test_slices_are_recorded_with_their_step_and_nest():
             pass
     taken = recorder.take()
     schedule, step, run = read_slices(taken)
-    assert [(s.name, s.step_id, s.num_tokens) for s in (schedule, step, run)] == [
-        ("schedule", -1, 0),
-        ("step", 7, 4),
-        ("run", 7, 4),
+    assert [(s.name, s.step_id, s.num_tokens, s.num_decodes) for s in (schedule, step, run)] == [
+        ("schedule", -1, 0, 0),
+        ("step", 7, 4, 1),
+        ("run", 7, 4, 1),
     ]
     assert schedule.begin <= schedule.end <= step.begin <= run.begin <= run.end <= step.end
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(taken), type=Slices) == taken
@@ -97,7 +99,7 @@ def test_the_report_says_how_much_of_rank_0s_steps_was_outside_the_model():
 def test_a_report_without_slices_says_nothing_of_them(workers):
     report = RunReport(workers=workers)
     assert report.time_shares() == {}
-    assert "outside" not in report.format() and "profile" not in report.format()
+    assert "outside" not in report.format() and "trace" not in report.format()
 
 
 def test_the_trace_has_a_track_for_each_rank_on_one_clock(tmp_path):
@@ -109,30 +111,30 @@ def test_the_trace_has_a_track_for_each_rank_on_one_clock(tmp_path):
         stats_of(1, recorded(("step", 1_006_500, 1_008_000, 0, 4), clock=0)),
         stats_of(2, recorded()),
     ]
-    write_trace(OutputFile(str(path), "--profile"), workers)
+    write_trace(OutputFile(str(path), "--trace"), workers)
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {rank: f"rank {rank} (stage {rank}, tp 0)" for rank in range(3)}
     found = [(e["pid"], e["name"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
     assert found == [
         (0, "engine", 0.0, 5.5, {}),
-        (0, "step", 1.0, 4.0, {"step": 0, "tokens": 4}),
-        (1, "step", 2.5, 1.5, {"step": 0, "tokens": 4}),
+        (0, "step", 1.0, 4.0, {"step": 0, "tokens": 4, "decodes": 4}),
+        (1, "step", 2.5, 1.5, {"step": 0, "tokens": 4, "decodes": 4}),
     ]
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path):
     from labinfer import LLM
 
-    with pytest.raises(UserError, match="cannot write --profile"):
-        LLM(profile=str(tmp_path / "nowhere" / "trace.json"))
+    with pytest.raises(UserError, match="cannot write --trace"):
+        LLM(trace=str(tmp_path / "nowhere" / "trace.json"))
 
 
 def test_each_run_of_an_llm_writes_its_own_trace(tmp_path):
     from labinfer import LLM, SamplingParams
 
     path = tmp_path / "trace.json"
-    with LLM(profile=str(path), num_kv_blocks=64, threads=1) as llm:
+    with LLM(trace=str(path), num_kv_blocks=64, threads=1) as llm:
         for max_tokens in (9, 4):
             llm.generate([5, 6, 7], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
             events = json.loads(path.read_text())["traceEvents"]

@@ -1,4 +1,4 @@
-"""--profile on two stages: the slices of both ranks nest, cover every step, and are on one clock."""
+"""--trace on two stages: the slices of both ranks nest, cover every step, and are on one clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_trace_of_two_stages(model, tmp_path):
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     paths = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--report", report]
     done = run(
-        "mpirun", 2, LAUNCH, "--model", model, "-pp", "2", "--no-enable-prefix-caching", *paths, "--profile", trace
+        "mpirun", 2, LAUNCH, "--model", model, "-pp", "2", "--no-enable-prefix-caching", *paths, "--trace", trace
     )
     assert done.returncode == 0, done.text
     assert "outside the model" in done.stderr
@@ -79,7 +79,7 @@ def end_of(events: list[dict], step: dict, name: str) -> float:
 
 def test_the_trace_may_not_be_another_file_of_the_job(model, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt_token_ids": [5]}\n')
-    same = ["--output", tmp_path / "x", "--profile", tmp_path / "x"]
+    same = ["--output", tmp_path / "x", "--trace", tmp_path / "x"]
     done = run("single", 1, LAUNCH, "--model", model, "--input", tmp_path / "in.jsonl", *same)
     assert done.returncode == 2
-    assert "is the --profile file; give another one" in done.our_errors[0]
+    assert "is the --trace file; give another one" in done.our_errors[0]
