@@ -250,6 +250,8 @@ class TestFailures:
         with pseudo_terminal(with_server(server, "--api-key", "wrong"), tmp_path) as one:
             assert "refuses the key" in one.wait_for("\n> ")
             assert "refuses the key" in one.say("hello")
+        with pseudo_terminal(with_server(server), tmp_path) as one:
+            assert "wants a key; give --api-key KEY" in one.wait_for("\n> ")
 
     @pytest.mark.parametrize(
         ("response", "complaint"),
