@@ -3,8 +3,10 @@
 import { Answering } from "./answering.js";
 import { Composer } from "./composer.js";
 import { Conversation, newRecord } from "./conversation.js";
-import { byId } from "./element.js";
+import { openDialog } from "./dialog.js";
+import { byId, make } from "./element.js";
 import { fromJson, toJson } from "./exchange.js";
+import { explain } from "./figures.js";
 import { openSettings } from "./settings_dialog.js";
 import { Sidebar } from "./sidebar.js";
 import { Tabs } from "./tabs.js";
@@ -81,7 +83,7 @@ export class Chat {
       this._say(words.imported(found.length));
       if (found.length) location.hash = found[0].record.id;
     } catch (error) {
-      alert(words.importFailed(error.message));
+      openDialog(words.import, [make("p", {}, words.importFailed(error.message))], [{ label: words.close, run() {} }], words.close);
     }
     this._renderFrame();
   }
@@ -197,7 +199,11 @@ export class Chat {
     let drawn = 0;
     const draw = () => { drawn ||= requestAnimationFrame(() => { drawn = 0; this._showGrowth(answering); }); };
     answering.addEventListener("change", draw);
-    answering.addEventListener("wait", draw);
+    answering.addEventListener("wait", () => {
+      draw();
+      const { waitsFor } = answering;
+      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(this._explain(waitsFor)); // the banner tells of others
+    });
     answering.addEventListener("unsaved", () => this._storageFailed());
     answering.finished = answering.run();
     await answering.finished;
@@ -206,7 +212,7 @@ export class Chat {
     this._tell(record.id);
     if (conversation === this._conversation) {
       this._thread.update(() => this._thread.view(message)?.render());
-      this._say(this._words.finished);
+      this._say(this._outcome(message));
     }
     this._renderFrame();
   }
@@ -219,6 +225,12 @@ export class Chat {
       if (waitsFor || !(message.content || message.toolCalls)) view?.showWaiting(waitsFor ? this._explain(waitsFor) : "");
       else view?.grow();
     });
+  }
+
+  /** How an answer has ended. */
+  _outcome({ status, failure }) {
+    if (failure) return explain(failure, this._words);
+    return status === "done" ? this._words.finished : this._words.reasons[status];
   }
 
   _explain({ kind, retryAfter }) {

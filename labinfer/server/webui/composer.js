@@ -1,6 +1,7 @@
 // Composer: where a message is written. What is not sent yet survives a reload.
 
 import { byId } from "./element.js";
+import { sends } from "./enter_key.js";
 
 export class Composer {
   /** @param {(text: string) => void} onsend @param {() => void} onstop */
@@ -14,7 +15,7 @@ export class Composer {
       this._fit();
     };
     this._input.onkeydown = (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return; // 229: an input method
+      if (!sends(event)) return;
       event.preventDefault();
       this._send();
     };

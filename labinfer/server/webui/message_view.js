@@ -3,6 +3,7 @@
 import { copy } from "./clipboard.js";
 import { frameCode } from "./code_view.js";
 import { iconButton, make } from "./element.js";
+import { sends } from "./enter_key.js";
 import { logprobsView } from "./logprobs_view.js";
 import { GrowingMarkdown, renderMarkdown } from "./markdown.js";
 import { figures } from "./figures.js";
@@ -131,9 +132,8 @@ export class MessageView {
     const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, words.sendEdited);
     const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
     area.onkeydown = (event) => {
-      if (event.isComposing || event.keyCode === 229) return; // an input method
-      if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send.click(); }
-      if (event.key === "Escape") { event.stopPropagation(); cancel.click(); }
+      if (sends(event)) { event.preventDefault(); send.click(); }
+      if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); cancel.click(); }
     };
     this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));
     this._foot.replaceChildren();
