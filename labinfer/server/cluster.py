@@ -23,7 +23,7 @@ TRACE_NAME = "labinfer-trace.json"
 
 async def show(call: Call) -> Response:
     """``GET /v1/cluster``: the ranks, and figures of the last minutes."""
-    info, view = _model(call), call.service.cluster
+    info, view = call.service.loaded_model(_query(call, "model").get("model")).info, call.service.cluster
     stats = view.rank_stats(info.name)
     ranks = []
     for one in info.ranks:
@@ -47,8 +47,7 @@ async def show(call: Call) -> Response:
 
 async def events(call: Call) -> EventStream:
     """``GET /v1/cluster/events``: figures and steps as they come, until the client goes, or for so many ``seconds``."""
-    info = _model(call)
-    seconds = _seconds(call, MAX_EVENTS_SECONDS)
+    info, seconds = _wanted(call, MAX_EVENTS_SECONDS)
     watching = call.service.cluster.watching(info.name)
     watcher = watching.__enter__()  # until the response has ended, which is after this function has
 
@@ -61,8 +60,8 @@ async def events(call: Call) -> EventStream:
 
 async def trace(call: Call) -> Response:
     """``GET /v1/cluster/trace``: what was seen while somebody watched; with ``seconds``, after watching for so long."""
-    info, view = _model(call), call.service.cluster
-    seconds, since = _seconds(call, MAX_TRACE_SECONDS), 0.0
+    info, seconds = _wanted(call, MAX_TRACE_SECONDS)
+    view, since = call.service.cluster, 0.0
     if seconds:
         since = time.time()
         with view.watching(info.name) as watcher:
@@ -84,15 +83,32 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
         pass
 
 
-def _model(call: Call) -> ServedModel:
-    return call.service.loaded_model(call.http.query_params.get("model")).info
+def _wanted(call: Call, most: float) -> tuple[ServedModel, float | None]:
+    """Which model is to be looked at, and for how long; see ``_seconds``."""
+    query = _query(call, "model", "seconds")
+    return call.service.loaded_model(query.get("model")).info, _seconds(query, most)
 
 
-def _seconds(call: Call, most: float) -> float | None:
+def _query(call: Call, *names: str) -> dict[str, str]:
+    """What follows the path.
+
+    Raises:
+        ApiError: it has a name that means nothing, or one twice.
+    """
+    given = call.http.query_params.multi_items()
+    for number, (name, _) in enumerate(given):
+        if name not in names:
+            raise api_errors.bad_request(f"unknown parameter {name!r:.60}; there is {' and '.join(names)}")
+        if name in dict(given[:number]):
+            raise api_errors.bad_request(f"{name} is given twice", name)
+    return dict(given)
+
+
+def _seconds(query: dict[str, str], most: float) -> float | None:
     """Raises:
     ApiError: ``seconds`` is no number, or out of bounds.
     """
-    given = call.http.query_params.get("seconds")
+    given = query.get("seconds")
     if given is None:
         return None
     try:

@@ -158,6 +158,11 @@ def test_a_model_that_is_not_served(server, path):
     server.ask("GET", f"{path}?model=other").check_error(404, "invalid_request_error", "model_not_found")
 
 
+@pytest.mark.parametrize("query", ["?models=demo", "?model=demo&model=demo", "?=1"])
+def test_a_query_that_means_nothing(server, query):
+    server.ask("GET", f"/v1/cluster{query}").check_error(400, "invalid_request_error", None)
+
+
 def test_who_looks_is_told_of_the_end():
     with serving(*SMALL) as server, ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look, server, 60)
