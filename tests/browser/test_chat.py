@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chat_page import LONG, answers, ask, choose, dictate, questions, send, wait_for_end
 from playwright.sync_api import expect
+from serving import serving
 
 
 def test_an_answer_comes_with_its_figures(page):
@@ -104,6 +105,27 @@ def test_an_edit_can_be_given_up(page):
     page.keyboard.press("Escape")
     expect(questions(page)).to_contain_text("17 + 25 = ?")
     expect(answers(page)).to_contain_text("42")
+
+
+def test_one_of_several_models_is_chosen_for_a_conversation(context):
+    page = context.new_page()
+    with serving("--model", "one=demo", "--model", "two=demo-draft", launcher="mpirun", ranks=2) as server:
+        page.goto(server.url)
+        model = page.get_by_role("combobox", name="Model")
+        expect(model).to_have_value("one")
+        model.select_option("two")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            ask(page, "17 + 25 = ?")
+        assert asked.value.post_data_json["model"] == "two"
+        page.get_by_role("button", name="New chat").click()
+        expect(questions(page)).to_have_count(0)
+        expect(model).to_have_value("two")
+        model.select_option("one")
+        ask(page, "20 + 3 = ?")
+        page.go_back()
+        expect(model).to_have_value("two")
+        page.reload()
+        expect(model).to_have_value("two")
 
 
 def test_settings_are_sent_and_kept_with_the_conversation(page):

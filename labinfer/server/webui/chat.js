@@ -48,7 +48,8 @@ export class Chat {
     const round = (this._round = (this._round ?? 0) + 1);
     const messages = record ? await this._messages(id) : [];
     if (round !== this._round) return; // another one was asked for meanwhile
-    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(), messages);
+    const { model } = this._conversation.record; // which a new conversation goes on with
+    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(model), messages);
     this._composer.open(record ? id : NEW);
     this.render();
     if (takesFocus) this._composer.focus();
