@@ -104,7 +104,7 @@ export class Chat {
     this._records = this._records.filter((one) => one.id !== id);
     if (record) this._records.push(record);
     this._sort();
-    if (id !== location.hash.slice(1)) this._renderFrame();
+    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // many may come
     else if (record) await this.show(id, false);
     else location.hash = "";
   }
@@ -290,6 +290,7 @@ export class Chat {
 
   /** All but the messages. */
   _renderFrame() {
+    this._frameDue = 0;
     const { record } = this._conversation, words = this._words;
     byId("title").textContent = record.title || words.untitled;
     document.title = record.title ? `${record.title} · LABInfer` : "LABInfer";
