@@ -135,8 +135,12 @@ def test_all_of_it_by_keyboard(page):
     page.keyboard.press("Enter")
     wait_for_end(page)
     expect(answers(page)).to_contain_text("23")
-    page.get_by_role("textbox", name="Write a message").focus()
+    expect(page.get_by_role("textbox", name="Write a message")).to_be_focused()
     tab_to("Previous version", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_contain_text("42")
+    page.keyboard.press("Enter")  # there is no further one, so this is for the next
+    expect(answers(page)).to_contain_text("23")
     page.keyboard.press("Enter")
     expect(answers(page)).to_contain_text("42")
     page.keyboard.press("Control+K")

@@ -23,7 +23,7 @@ export class Chat {
     this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), {
       edit: (message, text) => this._edit(message, text),
       again: (message) => this._again(message),
-      select: (message) => this._select(message),
+      select: (message, isNext) => this._select(message, isNext),
     });
     this._sidebar = new Sidebar(store, {
       open: (id) => { location.hash = id; this._sidebar.show(false); },
@@ -170,10 +170,11 @@ export class Chat {
     await this._answer(this._conversation, this._conversation.messages.get(message.parent));
   }
 
-  async _select(message) {
+  _select(message, isNext) {
     if (this._answering) return;
     this._conversation.select(message);
     this._thread.sync();
+    this._thread.view(message).focusBranches(isNext);
     this._saveRecord();
   }
 
@@ -194,6 +195,7 @@ export class Chat {
     this._showGrowth(answering);
     this._thread.toEnd();
     this._renderFrame();
+    if (document.activeElement === document.body) this._composer.focus(); // the button that was pressed is gone
     this._say(this._words.writing);
     await this._store.saveAll([record], [question, message].map((one) => structuredClone(one))).catch(() => this._storageFailed());
     this._tell(record.id);

@@ -13,7 +13,7 @@ export class MessageView {
   /**
    * @param {object} message
    * @param {object[]} siblings its versions
-   * @param {object} actions what buttons do: edit(message, text), again(message), select(message)
+   * @param {object} actions what buttons do: edit(message, text), again(message), select(message, isNext)
    */
   constructor(message, siblings, words, actions) {
     Object.assign(this, { message, words, _siblings: siblings, _actions: actions });
@@ -38,6 +38,13 @@ export class MessageView {
     if (thought?.trim()) this._body.append(this._thought(thought, closed).box);
     this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
     this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+  }
+
+  /** Give the focus to the button for the next version, or for the previous one; to the other where there is none. */
+  focusBranches(isNext) {
+    const [previous, next] = this._foot.querySelectorAll(".branches button");
+    const [wanted, other] = isNext ? [next, previous] : [previous, next];
+    (wanted.disabled ? other : wanted).focus();
   }
 
   /** The answer has grown. Called at most once a frame. */
@@ -91,7 +98,7 @@ export class MessageView {
     const at = this._siblings.indexOf(this.message), count = this._siblings.length;
     if (count < 2) return "";
     const step = (icon, label, index) => {
-      const button = iconButton(icon, label, () => this._actions.select(this._siblings[index]));
+      const button = iconButton(icon, label, () => this._actions.select(this._siblings[index], index > at));
       button.disabled = index < 0 || index >= count;
       return button;
     };
