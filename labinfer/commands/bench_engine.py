@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labinfer.bench.benchmark import Benchmark, Figures
 from labinfer.bench.latency import LatencyBenchmark
-from labinfer.bench.options import BenchOptions
+from labinfer.bench.options import BenchOptions, LatencyOptions
 from labinfer.bench.serve import ServeBenchmark
 from labinfer.bench.throughput import ThroughputBenchmark
 from labinfer.commands.gantt import draw_gantt
@@ -59,7 +59,7 @@ def run(session: Session, kind: str, options: list) -> int:
             figures = _measure(llm, session, benchmark, file)
             if figures and own.plot:
                 gantt = make_gantt(tracks_of(llm.report.workers), figures.steps)
-                draw_gantt(own.plot, gantt, f"bench {kind} of {_describe(llm)}")
+                draw_gantt(own.plot, gantt, f"bench {kind} of {_describe(llm, options)}")
         else:
             llm.follow()
     llm.close()
@@ -83,11 +83,13 @@ def _record(llm: LLM, session: Session, figures: Figures) -> dict:
     return {"model": session.options.model.model, "num_ranks": llm.group.size, **figures.values}
 
 
-def _describe(llm: LLM) -> str:
+def _describe(llm: LLM, own: list) -> str:
     options, topology = llm.options, llm.parts.layout.topology
     tp_sizes = topology.tp_sizes if len(set(topology.tp_sizes)) > 1 else topology.tp_sizes[:1]
     model = Path(options.model.model).name or options.model.model
+    sequences = f"at most {options.scheduler.max_num_seqs} sequences at once"
+    if isinstance(own[1], LatencyOptions):
+        sequences = f"batches of {own[1].batch_size} requests"
     return (
-        f"{model}, tp {join(tp_sizes)} × pp {topology.num_stages}, {options.scheduler.pipeline_schedule}, "
-        f"at most {options.scheduler.max_num_seqs} sequences at once"
+        f"{model}, tp {join(tp_sizes)} × pp {topology.num_stages}, {options.scheduler.pipeline_schedule}, {sequences}"
     )

@@ -9,7 +9,6 @@ from labinfer.observe.gantt import Gantt, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.text import Text
 
 WIDTH = 7.0
 """Inches: a page's width between its margins, or that of two columns."""
@@ -20,14 +19,20 @@ BAR = 0.8
 LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#009E73", "xxxx")}
 """Colour and hatch. The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which everybody can tell apart."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
+FONT_SIZE = 8
+DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
+"""Of a digit of DejaVu Sans, which comes with matplotlib; in font sizes."""
 STYLE = {
-    "font.size": 8,
+    "font.family": "DejaVu Sans",
+    "font.size": FONT_SIZE,
     "hatch.linewidth": 0.4,
     "axes.linewidth": 0.6,
     "pdf.fonttype": 42,  # publishers refuse the fonts of type 3 that are matplotlib's default
 }
 NANOSECONDS = 1e6
 """In a millisecond."""
+POINTS = 72
+"""In an inch."""
 
 
 def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
@@ -52,7 +57,7 @@ def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
             share = f"busy {100 * row.busy:.1f} %\nbubble {100 * (1 - row.busy):.1f} %"
             axes.text(1.01, place, share, transform=axes.get_yaxis_transform(), va="center")
         numbers = f"steps {gantt.steps[0]} to {gantt.steps[-1]} of the run, numbered from 1"
-        axes.set_title(f"{title}\n{numbers}", loc="left", fontsize=8, parse_math=False)
+        axes.set_title(f"{title}\n{numbers}", loc="left", fontsize=FONT_SIZE, parse_math=False)
         canvas.legend(
             handles=_legend(gantt),
             loc="outside lower center",
@@ -104,28 +109,27 @@ def _legend(gantt: Gantt) -> list:
 
 def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
     """Into the bars that are wide enough; upright, if that gives half as many again a number."""
-    pixels = axes.get_window_extent().width / gantt.duration
-    numbers = {step: number for number, step in enumerate(gantt.steps, 1)}
-    fitting: dict[int, list[Text]] = {0: [], 90: []}
-    for rotation, texts in fitting.items():
-        for place, row in zip(places, gantt.rows, strict=True):
-            for bar in row.bars:
-                if bar.step_id not in numbers:
-                    continue
-                colour, hatch = LOOKS[bar.kind]
-                text = axes.text(
-                    (bar.begin + bar.end) / 2 / NANOSECONDS,
-                    place,
-                    f"{numbers[bar.step_id]}",
-                    ha="center",
-                    va="center",
-                    rotation=rotation,
-                    bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"} if hatch else None,
-                    in_layout=False,
-                )
-                if text.get_window_extent().width <= (bar.end - bar.begin) * pixels:
-                    texts.append(text)
-                else:
-                    text.remove()
-    for text in fitting[0 if 1.5 * len(fitting[0]) <= len(fitting[90]) else 90]:
-        text.remove()
+    points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # of a nanosecond
+    numbers = {step: str(number) for number, step in enumerate(gantt.steps, 1)}
+    bars = [
+        (place, bar, numbers[bar.step_id], (bar.end - bar.begin) * points)
+        for place, row in zip(places, gantt.rows, strict=True)
+        for bar in row.bars
+        if bar.step_id in numbers
+    ]
+    level = [one for one in bars if one[3] >= FONT_SIZE * DIGIT_WIDTH * len(one[2])]
+    upright = [one for one in bars if one[3] >= FONT_SIZE * DIGIT_HEIGHT]
+    is_upright = len(upright) >= 1.5 * len(level)
+    for place, bar, number, _ in upright if is_upright else level:
+        colour, hatch = LOOKS[bar.kind]
+        axes.text(
+            (bar.begin + bar.end) / 2 / NANOSECONDS,
+            place,
+            number,
+            ha="center",
+            va="center_baseline",
+            rotation=90 if is_upright else 0,
+            rotation_mode="anchor",
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"} if hatch else None,
+            in_layout=False,
+        )
