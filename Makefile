@@ -102,9 +102,10 @@ bench-start: $(VENV)/.setup ## from the start to the first token, and the memory
 	mpirun -n 2 $(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b
 	mpirun -n 2 $(BIN)/python benchmarks/peak_memory.py --model .qwen2-0.5b --tensor-parallel-size 2
 
-bench-gateway: $(VENV)/.setup ## what the server adds to a token, and what it costs when nobody asks (five minutes)
+bench-gateway: $(VENV)/.setup ## what the server adds to a token, and what it costs when nobody asks or somebody looks (ten minutes)
 	$(BIN)/python benchmarks/gateway_overhead.py --model demo
 	$(BIN)/python benchmarks/idle_server.py --rounds 1
+	$(BIN)/python benchmarks/watch_cost.py
 
 bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler costs, and what a smaller KV cache loses
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small

@@ -13,17 +13,14 @@ import argparse
 import asyncio
 import json
 import random
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
+
+from served import serving
 
 from labinfer import LLM, SamplingParams
 from labinfer.observe.table import format_table
 
-LAUNCH = Path(__file__).parent.parent / "launch.py"
 PROMPT_TOKENS = 16
 WITH_TEXT = range(10, 400)
 """Ids that read as something with any of our tokenizers; others would give events nothing to carry."""
@@ -41,7 +38,14 @@ def main() -> None:
     draw = random.Random(0)
     prompts = [draw.choices(WITH_TEXT, k=PROMPT_TOKENS) for _ in range(args.streams)]
     rows = []
-    with LLM(args.model, **FLAGS) as llm, Server(args.model) as server:
+    flags = (
+        "--no-enable-prefix-caching",
+        "--max-model-len",
+        FLAGS["max_model_len"],
+        "--num-kv-blocks",
+        FLAGS["num_kv_blocks"],
+    )
+    with LLM(args.model, **FLAGS) as llm, serving("alone", args.model, *flags) as server:
         for number in range(args.rounds + 1):
             offline = measure_offline(llm, prompts, args.tokens)
             online = asyncio.run(measure_online(server.port, prompts, args.tokens))
@@ -82,54 +86,6 @@ async def stream(port: int, prompt: list[int], num_tokens: int) -> None:
     while not (line := await reader.readline()).startswith(b"data: [DONE]"):
         assert line, "the server closed the connection"
     writer.close()
-
-
-class Server:
-    """``launch.py serve`` with the options of the engine in this process."""
-
-    def __init__(self, model: str):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        flags = [
-            "--no-enable-prefix-caching",
-            "--max-model-len",
-            FLAGS["max_model_len"],
-            "--num-kv-blocks",
-            FLAGS["num_kv_blocks"],
-        ]
-        command = [
-            sys.executable,
-            LAUNCH,
-            "serve",
-            "--port",
-            self.port,
-            "--model",
-            model,
-            "--log-level",
-            "warning",
-            *flags,
-        ]
-        self._process = subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL)
-
-    def __enter__(self) -> Server:
-        while not asyncio.run(self._is_ready()):
-            assert self._process.poll() is None, "the server did not start"
-            time.sleep(0.1)
-        return self
-
-    def __exit__(self, kind, error, trace) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    async def _is_ready(self) -> bool:
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:
-            return False
-        writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
-        status = await reader.readline()
-        writer.close()
-        return b" 200 " in status
 
 
 if __name__ == "__main__":

@@ -9,24 +9,16 @@ request over HTTP, after a second and after the pause, taken in turn.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
+from served import LAUNCHERS, Served, serving
+
 from labinfer.observe.table import format_table
 
-LAUNCH = Path(__file__).parent.parent / "launch.py"
-LAUNCHERS = {
-    "alone": ([sys.executable], []),
-    "mpirun": (["mpirun", "-n", "2", sys.executable], ["-pp", "2"]),
-    "torchrun": (["torchrun", "--nproc-per-node", "2"], ["-pp", "2"]),
-}
 SHORT_PAUSE = 1.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -38,28 +30,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     cpu_rows, token_rows = [], []
-    for name, (launcher, flags) in LAUNCHERS.items():
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        command = [*launcher, LAUNCH, "serve", "--model", args.model, "--port", port, "--log-level", "warning", *flags]
-        process = subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL)
-        try:
-            wait_ready(port)
-            first_token(port)
+    for name in LAUNCHERS:
+        with serving(name, args.model) as server:
+            first_token(server)
             after = {SHORT_PAUSE: [], args.pause: []}
             used: dict[str, list[float]] = {}
             for _ in range(args.rounds):
                 for pause, times in after.items():
-                    before, begin = processor_seconds(process.pid), time.monotonic()
+                    before, begin = processor_seconds(server.pid), time.monotonic()
                     time.sleep(pause)
                     if pause == args.pause:
                         seconds = time.monotonic() - begin
-                        for title, spent in processor_seconds(process.pid).items():
+                        for title, spent in processor_seconds(server.pid).items():
                             used.setdefault(title, []).append(100 * (spent - before[title]) / seconds)
-                    times.append(1e3 * first_token(port))
-        finally:
-            process.terminate()
-            process.wait()
+                    times.append(1e3 * first_token(server))
         cpu_rows += [
             (name, title, f"{statistics.median(values):.2f}", f"{max(values):.2f}") for title, values in used.items()
         ]
@@ -69,22 +53,9 @@ def main() -> None:
     print(format_table(("first token, ms", f"after {SHORT_PAUSE:g} s", f"after {args.pause:g} s"), token_rows))
 
 
-def wait_ready(port: int) -> None:
-    for _ in range(600):
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready"):
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise SystemExit("the server did not start")
-
-
-def first_token(port: int) -> float:
+def first_token(server: Served) -> float:
     """Seconds to the first text of a streamed answer, whose end is awaited, too."""
-    body = json.dumps({"prompt": [5, 6, 7, 8], "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": True})
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", body.encode(), {"Content-Type": "application/json"}
-    )
+    request = server.completion(prompt=[5, 6, 7, 8], max_tokens=4, stream=True)
     begin = time.monotonic()
     with urllib.request.urlopen(request) as response:
         response.readline()

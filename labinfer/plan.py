@@ -426,3 +426,5 @@ class WorkerStats(msgspec.Struct, frozen=True):
     """Where they were recorded."""
     bytes_sent: dict[int, int] = {}
     """To ranks of the next stage, and of the first."""
+    when: float = 0.0
+    """Seconds by a clock of the rank that never goes back."""

@@ -56,6 +56,9 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 class ReportRequest(msgspec.Struct, frozen=True, tag="ask"):
     """Rank 0 asks for a rank's figures, which its lifeline thread sends beside whatever runs."""
 
+    wanted: int
+    """For whoever makes them; the lifeline does not know what it means."""
+
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
     data: bytes
@@ -93,8 +96,8 @@ class Lifeline:
         self._describe = describe
         self._end = end
         self._states: dict[int, str] = {}
-        self.make_report: Callable[[], bytes] = bytes
-        """Called from the lifeline's thread when rank 0 asks for this rank's figures."""
+        self.make_report: Callable[[int], bytes] = lambda wanted: b""
+        """Called from the lifeline's thread when rank 0 asks for this rank's figures, with what ``ask_reports`` was given."""
         self.reports: dict[int, bytes] = {}
         """Rank 0: the last figures that each of the others sent."""
         self._lock = threading.Lock()
@@ -150,9 +153,9 @@ class Lifeline:
         silent = {rank: f"rank {rank}: does not answer (stopped, or its node is gone)" for rank in self._connections}
         return [text for _, text in sorted((silent | self._states).items())]
 
-    def ask_reports(self) -> None:
+    def ask_reports(self, wanted: int = 0) -> None:
         """Rank 0: have every other rank send its figures to ``reports``; does not wait for them."""
-        self._tell_all(ReportRequest())
+        self._tell_all(ReportRequest(wanted))
 
     def close(self) -> None:
         """Say goodbye: from now on nobody minds that this rank goes."""
@@ -184,7 +187,7 @@ class Lifeline:
                 elif isinstance(message, State):
                     self._states[peer] = message.text
                 elif isinstance(message, ReportRequest):
-                    self._tell_all(Report(self.make_report()))
+                    self._tell_all(Report(self.make_report(message.wanted)))
                 elif isinstance(message, Report):
                     self.reports[peer] = message.data
                 elif isinstance(message, Failure):

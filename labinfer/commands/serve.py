@@ -63,7 +63,9 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
                 llm.pause()
         else:
             reports = [llm.parts.stats for llm in llms.values()]
-            group.lifeline.make_report = lambda: msgspec.msgpack.encode([stats.peek() for stats in reports])
+            group.lifeline.make_report = lambda num_slices: msgspec.msgpack.encode(
+                [one.report(num_slices) for one in reports]
+            )
             follow_all(list(llms.values()))
     llms.popitem()[1].close()
     return 128 + session.signals.signum

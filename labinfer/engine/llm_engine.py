@@ -13,7 +13,7 @@ from labinfer.engine.block_tables import BlockTables, SequenceCache
 from labinfer.engine.executor import Executor
 from labinfer.engine.guide import Guide, GuideMaker
 from labinfer.engine.request import FinishReason, Request
-from labinfer.engine.scheduler import Scheduler
+from labinfer.engine.scheduler import InFlight, Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
 from labinfer.errors import UserError
 from labinfer.observe.recorder import Recorder
@@ -68,7 +68,7 @@ class LLMEngine:
         self._executor, self._recorder, self._guides = executor, recorder, guides
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._next_seq_id = 0
-        self.last_plan: BatchPlan | None = None
+        self.last_batch: InFlight | None = None
         """The one that came back last; None where there was none in flight."""
 
     @property
@@ -221,13 +221,13 @@ class LLMEngine:
 
     def poll_result(self) -> list[Sequence]:
         """Take in the oldest micro-batch in flight; empty when there is none."""
-        advanced, self.last_plan = [], None
+        advanced, self.last_batch = [], None
         if self.scheduler.in_flight:
             self.state = EngineState.WAITING_WORKER
-            plan = self.last_plan = self.scheduler.in_flight[0].plan
-            with self._recorder.slice("wait for tokens", plan):
+            batch = self.last_batch = self.scheduler.in_flight[0]
+            with self._recorder.slice("wait for tokens", batch.plan):
                 result = self._executor.wait_result()
-            with self._recorder.slice("update", plan):
+            with self._recorder.slice("update", batch.plan):
                 advanced = self.scheduler.update(result)
         self.state = EngineState.SCHEDULING if self.has_work else EngineState.IDLE
         return advanced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ import torch
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, TokenArrival
 from labinfer.observe.recorder import Recorder
-from labinfer.plan import BatchPlan, BatchResult, Pause, WorkerStats
+from labinfer.plan import BatchPlan, BatchResult, Pause, Slices, WorkerStats
 from labinfer.spmd.machine import peak_memory, private_memory
 from labinfer.spmd.threads import format_ranges
 from labinfer.spmd.topology import Place
@@ -80,8 +81,23 @@ class StatsReporter:
         self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
         self._weight_bytes_read, self._recorder = weight_bytes_read, recorder
 
-    def peek(self) -> WorkerStats:
-        """Without its slices; may be called from another thread while steps run."""
+    def report(self, num_slices: int) -> WorkerStats:
+        """While steps run, with the slices since the last call; another thread may call it.
+
+        Args:
+            num_slices: to record until the next call; with 0 none are.
+        """
+        slices = self._recorder.take()
+        self._recorder.capacity = num_slices
+        return self._read(slices)
+
+    def take(self) -> WorkerStats:
+        """At the end of a run; the next one counts from 0 again."""
+        stats = self._read(self._recorder.take())
+        self._worker.reset_times()
+        return stats
+
+    def _read(self, slices: Slices | None) -> WorkerStats:
         return WorkerStats(
             self._place.rank,
             self._place.stage,
@@ -93,14 +109,10 @@ class StatsReporter:
             self._weight_bytes_read,
             torch.get_num_threads(),
             format_ranges(os.sched_getaffinity(0)),
-            bytes_sent=dict(self._pipeline.bytes_sent) if self._pipeline else {},
+            slices,
+            dict(self._pipeline.bytes_sent) if self._pipeline else {},
+            time.monotonic(),
         )
-
-    def take(self) -> WorkerStats:
-        """At the end of a run; the next one counts from 0 again."""
-        stats = msgspec.structs.replace(self.peek(), slices=self._recorder.take())
-        self._worker.reset_times()
-        return stats
 
 
 def follow(channel: ControlChannel, models: Sequence[tuple[Worker, StatsReporter]], recorder: Recorder) -> None:

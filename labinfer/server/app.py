@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from labinfer.server import api_errors, chat, completions, embeddings, pages, plain, tokenization
+from labinfer.server import api_errors, chat, cluster, completions, embeddings, pages, plain, tokenization
 from labinfer.server.access import Denied
 from labinfer.server.api_errors import ApiError
 from labinfer.server.call import Call
@@ -44,6 +44,9 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/requests/{id}/cancel", plain.cancel),
     Endpoint("GET", "/v1/models", plain.list_models, logged=False),
     Endpoint("GET", "/v1/models/{model:path}", plain.show_model, logged=False),
+    Endpoint("GET", "/v1/cluster", cluster.show, logged=False),
+    Endpoint("GET", "/v1/cluster/events", cluster.events, logged=False),
+    Endpoint("GET", "/v1/cluster/trace", cluster.trace, logged=False),
     Endpoint("POST", "/tokenize", tokenization.tokenize),
     Endpoint("POST", "/detokenize", tokenization.detokenize),
     Endpoint("GET", "/health", plain.health, needs_key=False, logged=False),

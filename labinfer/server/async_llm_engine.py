@@ -26,9 +26,11 @@ from labinfer.server.frames import (
     FromGateway,
     Ready,
     Refused,
+    Seen,
     ServedModel,
     Stats,
     Updates,
+    Watch,
     pack,
 )
 from labinfer.server.stats import EngineStats
@@ -206,7 +208,7 @@ class AsyncLLMEngine:
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._generations: set[Generation] = set()  # that may be cancelled
         self._open: dict[str, tuple[Generation, int]] = {}  # by the key of a request, with its number
-        self._keys = map(str, itertools.count())  # ids may be chosen by callers, and two may choose the same
+        self._keys = itertools.count()  # ids may be chosen by callers, and two may choose the same
         self._ending: Exception | None = None  # what ended all that was open, once that has happened
         self.models: dict[str, ServedModel] = {}
         self.ready = asyncio.Event()
@@ -214,6 +216,10 @@ class AsyncLLMEngine:
         """When the engine has said that it will end."""
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         """Told what the engines tell of themselves."""
+        self.on_seen: Callable[[Seen], None] = lambda seen: None
+        """Told what the ranks did, between ``watch(True)`` and ``watch(False)``."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Told when nothing comes any more."""
 
     async def run(self) -> None:
         """Carry frames to and fro until the engine says goodbye.
@@ -240,6 +246,7 @@ class AsyncLLMEngine:
             self._ending = ending
             for generation in list(self._generations):
                 generation.fail(ending)
+            self.on_end()
 
     def generation(
         self,
@@ -257,7 +264,11 @@ class AsyncLLMEngine:
             streams: whether deltas are wanted.
             id, owner, seconds: see ``Generation``.
         """
-        opened = [OpenRequest(replace(request, key=next(self._keys)), tokenizer, streams) for request in requests]
+        keys = [f"{next(self._keys)}:{id}" for _ in requests]
+        opened = [
+            OpenRequest(replace(request, key=key), tokenizer, streams)
+            for key, request in zip(keys, requests, strict=True)
+        ]
         generation = Generation(self, id, model, opened, owner, seconds)
         self._generations.add(generation)
         if self._ending is not None:
@@ -270,6 +281,10 @@ class AsyncLLMEngine:
         for generation in found:
             generation.fail(Cancelled("the request was cancelled"))
         return bool(found)
+
+    def watch(self, on: bool) -> None:
+        """Have the ranks tell of their steps from now on, or no longer."""
+        self._tell(Watch(on))
 
     # For generations.
 
@@ -312,6 +327,8 @@ class AsyncLLMEngine:
         elif isinstance(frame, Stats):
             for stats in frame.engines:
                 self.on_stats(stats)
+        elif isinstance(frame, Seen):
+            self.on_seen(frame)
         elif isinstance(frame, Ready):
             self.models = {model.name: model for model in frame.models}
             self.ready.set()

@@ -7,18 +7,13 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-
-import msgspec
 
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.engine.request import FinishReason
-from labinfer.engine.sequence import Sequence
 from labinfer.errors import BrokenLink, Interrupted, UserError
 from labinfer.llm import LLM
-from labinfer.plan import WorkerStats
 from labinfer.recommended_sampling import recommended_sampling
+from labinfer.server.engine_reports import EngineReports
 from labinfer.server.frames import (
     Abort,
     Accepted,
@@ -30,12 +25,11 @@ from labinfer.server.frames import (
     FromGateway,
     Ready,
     Refused,
-    ServedModel,
-    Stats,
     Updates,
+    Watch,
     pack,
 )
-from labinfer.server.stats import NUM_STEP_BUCKETS, EngineStats, RankStats, step_bucket
+from labinfer.server.served import Served
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +38,6 @@ MAX_CHUNKS = 16
 """That are read between two steps."""
 IDLE_SECONDS = 0.25
 """How long rank 0 sleeps at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
-STATS_SECONDS = 1.0
-"""Between figures for the gateway, while something runs."""
-STATS_AT_REST = 2
-"""How often they are sent when nothing runs any more: the other ranks' come with the second."""
 
 
 class EngineLink:
@@ -88,61 +78,6 @@ class EngineLink:
         return frames
 
 
-@dataclass
-class Served:
-    """A model and what runs on it."""
-
-    name: str
-    llm: LLM
-    recommended: dict[str, float]
-    """Sampling, by the checkpoint."""
-    sequences: dict[str, list[Sequence]] = field(default_factory=dict)
-    """Of each open request."""
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    num_steps: int = 0
-    step_tokens: int = 0
-    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
-    last_step: float = 0.0
-    """When the last one came back, or work came to the idle engine."""
-    working_seconds: float = 0.0
-
-    def step(self) -> list[Sequence]:
-        """Returns the sequences that got something."""
-        engine, recorder = self.llm.engine, self.llm.parts.recorder
-        with recorder.slice("engine"):
-            advanced = engine.step()
-        plan = engine.last_plan
-        if plan is not None:
-            self.num_steps += 1
-            self.step_tokens += plan.num_tokens
-            self.steps_by_tokens[step_bucket(plan.num_tokens)] += 1
-        for sequence in advanced:
-            pooled = sequence.embedding is not None
-            self.generation_tokens += not pooled
-            if pooled or (sequence.num_output_tokens == 1 and sequence.choice == 0):
-                self.prompt_tokens += sequence.num_prompt_tokens
-        now = time.monotonic()
-        self.working_seconds += now - self.last_step
-        self.last_step = now
-        return advanced
-
-    def describe(self) -> ServedModel:
-        parts, options = self.llm.parts, self.llm.options
-        return ServedModel(
-            self.name,
-            str(
-                Path(options.model.tokenizer or parts.directory).resolve()
-            ),  # the gateway has another working directory
-            bool(options.model.tokenizer),
-            self.recommended,
-            parts.layout.config.vocab_size,
-            parts.layout.config.hidden_size,
-            parts.layout.max_model_len,
-            options.scheduler.context_shift,
-        )
-
-
 class EngineHost:
     """Steps the engines as long as there is work, and sleeps when there is none.
 
@@ -164,11 +99,9 @@ class EngineHost:
         self._link = EngineLink(connection)
         self._check, self._drain_seconds = check, drain_seconds
         self._model_of: dict[str, Served] = {}
-        self._lifeline = next(iter(models.values())).group.lifeline
+        lifeline = next(iter(models.values())).group.lifeline
+        self._reports = EngineReports(list(self._served.values()), self._link.send, lifeline)
         self._drain_until: float | None = None
-        self._was_working = False
-        self._next_stats, self._stats_left = 0.0, STATS_AT_REST
-        self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
 
     def run(self) -> None:
         """Until a signal comes and what was open then is done, or has had its time.
@@ -183,7 +116,7 @@ class EngineHost:
                 self._handle(frame)
             for served in working:
                 self._step(served)
-            self._send_stats(bool(working))
+            self._reports.send_if_due(bool(working))
         for served in self._served.values():
             served.llm.engine.drain()
         self._link.send(Bye())
@@ -207,6 +140,8 @@ class EngineHost:
             self._add(frame)
         elif isinstance(frame, Abort):
             self._abort(frame)
+        elif isinstance(frame, Watch):
+            self._reports.watch(frame.on)
 
     def _add(self, frame: Add) -> None:
         served, request_id = self._served[frame.model], frame.request.key
@@ -251,58 +186,3 @@ class EngineHost:
         if all(sequence.finish_reason is not None for sequence in sequences):
             served.sequences.pop(request_id, None)
             self._model_of.pop(request_id, None)
-
-    # Figures.
-
-    def _send_stats(self, is_working: bool) -> None:
-        now = time.monotonic()
-        if is_working != self._was_working:
-            self._was_working, self._next_stats = is_working, now
-        self._stats_left = STATS_AT_REST if is_working else self._stats_left
-        if now < self._next_stats or not self._stats_left:
-            return
-        self._next_stats = now + STATS_SECONDS
-        self._stats_left -= 1
-        reports = {0: [served.llm.parts.stats.peek() for served in self._served.values()]}
-        if self._lifeline is not None:
-            reports |= {rank: self._decode(data) for rank, data in sorted(self._lifeline.reports.items()) if data}
-            self._lifeline.ask_reports()  # for the next time
-        stats = [
-            _describe(served, [report[number] for report in reports.values()], now)
-            for number, served in enumerate(self._served.values())
-        ]
-        self._link.send(Stats(stats))
-
-
-def _describe(served: Served, ranks: list[WorkerStats], now: float) -> EngineStats:
-    engine = served.llm.engine
-    counts = engine.scheduler.counts
-    return EngineStats(
-        model=served.name,
-        running=len(engine.scheduler.running),
-        waiting=len(engine.scheduler.waiting),
-        kv_usage=engine.blocks.usage,
-        prefix_cache_queries=counts["looked_up"],
-        prefix_cache_hits=counts["found"],
-        num_preemptions=counts["preemptions"],
-        prompt_tokens=served.prompt_tokens,
-        generation_tokens=served.generation_tokens,
-        num_steps=served.num_steps,
-        step_age=now - served.last_step if engine.has_work else 0.0,
-        steps_by_tokens=served.steps_by_tokens,
-        step_tokens=served.step_tokens,
-        ranks=[
-            RankStats(
-                one.rank,
-                one.stage,
-                one.tp_rank,
-                one.num_steps,
-                one.busy_time,
-                max(0.0, served.working_seconds - one.busy_time),
-                one.bytes_sent,
-                one.private_memory,
-                one.peak_memory,
-            )
-            for one in ranks
-        ],
-    )

@@ -9,8 +9,9 @@ import msgspec
 
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.errors import BrokenLink
+from labinfer.plan import Slices
 from labinfer.server.options import ServerOptions
-from labinfer.server.stats import EngineStats
+from labinfer.server.stats import EngineStats, SeenStep
 
 LENGTH_BYTES = 4
 MAX_FRAME = 1 << 28
@@ -33,7 +34,13 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     index: int | None = None
 
 
-FromGateway = Add | Abort
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
+    """From now on somebody wants to see the steps of all models, or nobody does any more."""
+
+    on: bool
+
+
+FromGateway = Add | Abort | Watch
 
 
 # From rank 0.
@@ -47,6 +54,22 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     cpus: list[int]
     """It may run on."""
     log_level: str
+
+
+class ServedRank(msgspec.Struct, frozen=True):
+    """What one rank is, and holds of a model. Memory in bytes."""
+
+    rank: int
+    stage: int
+    tp_rank: int
+    host: str
+    device: str
+    first_layer: int
+    num_layers: int
+    dtype: str
+    kv_dtype: str
+    weight_bytes: int
+    kv_bytes: int
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -65,6 +88,14 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_model_len: int
     context_shift: bool
     """Whether answers may be longer than the context."""
+    num_layers: int
+    quantization: str
+    block_size: int
+    """Tokens of a KV block."""
+    num_blocks: int
+    """KV blocks, as many on every rank."""
+    pipeline_schedule: str
+    ranks: list[ServedRank]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -98,6 +129,16 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     """One a model."""
 
 
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
+    """What the ranks did for a model while somebody watched."""
+
+    model: str
+    steps: list[SeenStep]
+    """That came back."""
+    slices: list[tuple[int, Slices]]
+    """By rank, of those that have told; they may be of other steps as well."""
+
+
 class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
     """No request is taken any more; those that run have so many seconds."""
 
@@ -108,7 +149,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """Whatever still runs is given up; the gateway is to say so to its clients and end."""
 
 
-FromEngine = Ready | Accepted | Refused | Updates | Stats | Draining | Bye
+FromEngine = Ready | Accepted | Refused | Updates | Stats | Seen | Draining | Bye
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -15,11 +15,35 @@ import msgspec
 import labinfer
 from labinfer.plan import BOUNDS, MAX_BAD_WORDS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from labinfer.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, EmbeddingBody, OpenAIBody
+from labinfer.server.answer_schemas import (
+    CANCELLED,
+    CHAT_LOGPROBS,
+    CLUSTER,
+    CLUSTER_EVENT,
+    COUNT,
+    DELTA,
+    EMBEDDINGS,
+    ERROR,
+    INTEGER,
+    JSON,
+    MESSAGE,
+    MODEL,
+    NUMBER,
+    STRING,
+    TEXT_LOGPROBS,
+    TOKENS,
+    answer_of,
+    chunks_of,
+    fields,
+    list_of,
+    or_null,
+)
+from labinfer.server.cluster import MAX_EVENTS_SECONDS, MAX_TRACE_SECONDS
 from labinfer.server.tokenization import DetokenizeBody, TokenizeBody
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
-JSON, STREAM = "application/json", "text/event-stream"
+STREAM = "text/event-stream"
 ERRORS = {
     400: "A field is wrong; `param` names it.",
     401: "No API key, or none that is valid.",
@@ -36,109 +60,9 @@ ERRORS = {
 }
 
 
-def _fields(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _with(schema: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    return schema | {"properties": schema["properties"] | optional}
-
-
-def _list_of(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": item}
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
-COUNT = {"type": "integer", "minimum": 0}
-
-# Answers.
-
-USAGE = _fields(
-    prompt_tokens=COUNT,
-    completion_tokens=COUNT,
-    total_tokens=COUNT,
-    prompt_tokens_details=_fields(cached_tokens=COUNT),
-)
-CALL = _fields(id=STRING, type={"const": "function"}, function=_fields(name=STRING, arguments=STRING))
-MESSAGE = _with(
-    _fields(role={"const": "assistant"}, content=_or_null(STRING)), tool_calls=_list_of(CALL) | {"minItems": 1}
-)
-BYTES = _list_of({"type": "integer", "minimum": 0, "maximum": 255})
-SPELLED = _fields(token=STRING, logprob=NUMBER, bytes=_or_null(BYTES))
-CHAT_LOGPROBS = _fields(content=_list_of(_with(SPELLED, top_logprobs=_list_of(SPELLED))))
-TEXT_LOGPROBS = _fields(
-    tokens=_list_of(STRING),
-    token_logprobs=_list_of(_or_null(NUMBER)),
-    top_logprobs=_list_of(_or_null({"type": "object", "additionalProperties": NUMBER})),
-    text_offset=_list_of(COUNT),
-)
-PLAIN_LOGPROBS = _fields(token_id=COUNT, logprob=NUMBER, top={"type": "object", "additionalProperties": NUMBER})
-
-
-FINISH_REASONS = ["stop", "length", "tool_calls"]
-STOP_REASON = {"type": ["string", "integer"]}
-PART_OF_CALL = _with(
-    _fields(index=COUNT, function=_with(_fields(arguments=STRING), name=STRING)), id=STRING, type={"const": "function"}
-)
-DELTA = _with(
-    {"type": "object", "properties": {}}, role={"const": "assistant"}, content=STRING, tool_calls=_list_of(PART_OF_CALL)
-)
-ERROR = _fields(error=_fields(message=STRING, type=STRING, param=_or_null(STRING), code=_or_null(STRING)))
-
-
-def _answer(kind: str, **choice: Any) -> dict[str, Any]:
-    """Of chat or completions. The optional fields of a choice are not OpenAI's."""
-    one = _with(
-        _fields(index=COUNT, **choice, finish_reason={"enum": FINISH_REASONS}),
-        stop_reason=STOP_REASON,
-        score=NUMBER,
-        prompt_logprobs=_list_of(PLAIN_LOGPROBS),
-    )
-    choices = _list_of(one) | {"minItems": 1}
-    return _fields(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=choices, usage=USAGE)
-
-
-def _event(kind: str, **choice: Any) -> dict[str, Any]:
-    """Of a streamed answer: a chunk of it, an error, or the end."""
-    one = _with(
-        _fields(index=COUNT, **choice, finish_reason={"enum": [*FINISH_REASONS, None]}),
-        stop_reason=STOP_REASON,
-        prompt_logprobs=_list_of(PLAIN_LOGPROBS),
-        token_ids=_list_of(COUNT),
-    )
-    chunk = _with(
-        _fields(id=STRING, object={"const": kind}, created=COUNT, model=STRING, choices=_list_of(one)),
-        usage=_or_null(USAGE),
-    )
-    data = STRING | {"contentMediaType": JSON, "contentSchema": {"anyOf": [chunk, ERROR]}}
-    return _fields(data={"anyOf": [{"const": "[DONE]"}, data]})
-
-
-EMBEDDING = _fields(
-    object={"const": "embedding"}, index=COUNT, embedding={"oneOf": [_list_of(NUMBER) | {"minItems": 1}, STRING]}
-)
-EMBEDDINGS = _fields(
-    object={"const": "list"},
-    data=_list_of(EMBEDDING),
-    model=STRING,
-    usage=_fields(prompt_tokens=COUNT, total_tokens=COUNT),
-)
-MODEL = _with(
-    _fields(id=STRING, object={"const": "model"}, created=COUNT, owned_by=STRING),
-    max_model_len=COUNT,
-    default_sampling={"type": "object", "additionalProperties": NUMBER},
-)
-TOKENS = _with(_fields(tokens=_list_of(COUNT), count=COUNT, max_model_len=COUNT), token_strs=_list_of(STRING))
-CANCELLED = _fields(id=STRING, object={"const": "request.cancelled"}, cancelled={"const": True})
-
-# Operations.
-
 ANYWHERE = (400, 405, 431, 500)
 READING = (*ANYWHERE, 404, 413, 415, 503)
+LOOKING = (*ANYWHERE, 404, 503)
 GENERATING = (*READING, 408, 429, 499)
 
 
@@ -149,13 +73,15 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: dict[str, Any]
-    """JSON schema of a successful one."""
+    answer: dict[str, Any] | None
+    """JSON schema of a successful one; None where that is always a stream."""
     body: type[msgspec.Struct] | None = None
     event: dict[str, Any] | None = None
     """JSON schema of each event of a stream, where one may be asked for instead."""
     content_type: str = JSON
     needs_key: bool = True
+    query: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """Name and JSON schema of what may follow the path."""
     errors: tuple[int, ...] = ANYWHERE
 
 
@@ -164,18 +90,18 @@ OPERATIONS = (
         "POST",
         "/v1/chat/completions",
         "Answer a conversation.",
-        _answer("chat.completion", message=MESSAGE, logprobs=_or_null(CHAT_LOGPROBS)),
+        answer_of("chat.completion", message=MESSAGE, logprobs=or_null(CHAT_LOGPROBS)),
         ChatBody,
-        _event("chat.completion.chunk", delta=DELTA, logprobs=_or_null(CHAT_LOGPROBS)),
+        chunks_of("chat.completion.chunk", delta=DELTA, logprobs=or_null(CHAT_LOGPROBS)),
         errors=GENERATING,
     ),
     Operation(
         "POST",
         "/v1/completions",
         "Continue texts.",
-        _answer("text_completion", text=_or_null(STRING), logprobs=_or_null(TEXT_LOGPROBS)),
+        answer_of("text_completion", text=or_null(STRING), logprobs=or_null(TEXT_LOGPROBS)),
         CompletionBody,
-        _event("text_completion", text=STRING, logprobs=_or_null(TEXT_LOGPROBS)),
+        chunks_of("text_completion", text=STRING, logprobs=or_null(TEXT_LOGPROBS)),
         errors=GENERATING,
     ),
     Operation("POST", "/v1/embeddings", "Texts as vectors.", EMBEDDINGS, EmbeddingBody, errors=GENERATING),
@@ -186,20 +112,45 @@ OPERATIONS = (
         CANCELLED,
         errors=(*ANYWHERE, 404),
     ),
-    Operation("GET", "/v1/models", "The models.", _fields(object={"const": "list"}, data=_list_of(MODEL))),
+    Operation("GET", "/v1/models", "The models.", fields(object={"const": "list"}, data=list_of(MODEL))),
     Operation("GET", "/v1/models/{model}", "One of them.", MODEL, errors=(*ANYWHERE, 404)),
+    Operation(
+        "GET",
+        "/v1/cluster",
+        "What the ranks of a model are, and its figures of the last minutes.",
+        CLUSTER,
+        query=(("model", STRING),),
+        errors=LOOKING,
+    ),
+    Operation(
+        "GET",
+        "/v1/cluster/events",
+        "Figures and steps of a model as they come; for so many seconds, or until the client goes.",
+        None,
+        event=CLUSTER_EVENT,
+        query=(("model", STRING), ("seconds", NUMBER | {"minimum": 0, "maximum": MAX_EVENTS_SECONDS})),
+        errors=LOOKING,
+    ),
+    Operation(
+        "GET",
+        "/v1/cluster/trace",
+        "What was seen of a model's steps while somebody watched, or in so many seconds from now, for Perfetto.",
+        fields(displayTimeUnit={"const": "ms"}, traceEvents=list_of({"type": "object"})),
+        query=(("model", STRING), ("seconds", NUMBER | {"minimum": 0, "maximum": MAX_TRACE_SECONDS})),
+        errors=LOOKING,
+    ),
     Operation("POST", "/tokenize", "A text or a conversation as token ids.", TOKENS, TokenizeBody, errors=READING),
-    Operation("POST", "/detokenize", "Token ids as text.", _fields(prompt=STRING), DetokenizeBody, errors=READING),
-    Operation("GET", "/health", "The server is alive.", _fields(status={"const": "ok"}), needs_key=False),
+    Operation("POST", "/detokenize", "Token ids as text.", fields(prompt=STRING), DetokenizeBody, errors=READING),
+    Operation("GET", "/health", "The server is alive.", fields(status={"const": "ok"}), needs_key=False),
     Operation(
         "GET",
         "/ready",
         "It takes requests.",
-        _fields(status={"const": "ready"}, models=_list_of(STRING)),
+        fields(status={"const": "ready"}, models=list_of(STRING)),
         needs_key=False,
         errors=(*ANYWHERE, 503),
     ),
-    Operation("GET", "/version", "Its version.", _fields(version=STRING), needs_key=False),
+    Operation("GET", "/version", "Its version.", fields(version=STRING), needs_key=False),
     Operation("GET", "/metrics", "Figures for Prometheus.", STRING, content_type="text/plain"),
     Operation("GET", "/openapi.json", "This document.", {"type": "object"}, needs_key=False),
 )
@@ -297,7 +248,7 @@ def _bound_token_ids(schema: Any, largest: int) -> None:
 
 
 def _describe(one: Operation, model_names: list[str], needs_key: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {one.content_type: {"schema": one.answer}}
+    content: dict[str, Any] = {one.content_type: {"schema": one.answer}} if one.answer else {}
     if one.event is not None:
         content[STREAM] = {"itemSchema": one.event}
     errors = one.errors + ((401,) if one.needs_key else ())
@@ -307,10 +258,13 @@ def _describe(one: Operation, model_names: list[str], needs_key: bool) -> dict[s
         "responses": {"200": {"description": "Done.", "headers": _headers(200), "content": content}}
         | {str(status): _reference("responses", str(status)) for status in sorted(errors)},
     }
-    schemas = {"model": {"enum": model_names}}
+    model = {"enum": model_names}
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": schemas.get(name, STRING)}
+        {"name": name, "in": "path", "required": True, "schema": model if name == "model" else STRING}
         for name in (part[1:-1] for part in one.path.split("/") if part.startswith("{"))
+    ]
+    parameters += [
+        {"name": name, "in": "query", "schema": model if name == "model" else schema} for name, schema in one.query
     ]
     if parameters:
         described["parameters"] = parameters

@@ -15,11 +15,13 @@ from labinfer.prompts import RequestReader
 from labinfer.server import api_errors
 from labinfer.server.access import ApiKeys
 from labinfer.server.async_llm_engine import AsyncLLMEngine
+from labinfer.server.cluster_view import ClusterView
 from labinfer.server.frames import ServedModel
 from labinfer.server.limits import Limits
 from labinfer.server.metrics import Metrics
 from labinfer.server.options import ServerOptions
 from labinfer.server.request_log import RequestLog
+from labinfer.server.stats import EngineStats
 
 COMPLETION_TOKENS = 16
 """``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
@@ -66,12 +68,17 @@ class Service:
         self.keys = ApiKeys.load(options.api_key, options.api_key_file)
         self.limits = Limits(options)
         self.metrics = Metrics(model_names, LONGEST)
-        engine.on_stats = self.metrics.update_engine
+        self.cluster = ClusterView(model_names, engine.watch)
+        engine.on_stats, engine.on_seen, engine.on_end = self._update_engine, self.cluster.see, self.cluster.end
         self.log = RequestLog(sys.stderr, options.log_json)
         self.trials = ThreadPoolExecutor(1, "trials")
         """Where the forms of answers are tried: one after another, so that costly ones hold up nobody else."""
         self.models: dict[str, Model] = {}
         self.started = int(time.time())
+
+    def _update_engine(self, stats: EngineStats) -> None:
+        self.metrics.update_engine(stats)
+        self.cluster.update(stats)
 
     async def prepare(self) -> None:
         """Load the tokenizers when rank 0 has loaded the models."""
@@ -80,15 +87,24 @@ class Service:
         self.models = {model.info.name: model for model in loaded}
 
     def model(self, name: str | None) -> Model:
-        """The model of this name; the first where a request names none.
+        """The model of this name, for a new request; the first where that names none.
 
         Raises:
             ApiError: there is none, or no model can be used now.
         """
-        if name is not None and name not in self.model_names:
-            raise api_errors.not_found_model(name)
+        model = self.loaded_model(name)
         if self.engine.draining_until is not None:
             raise api_errors.draining(self.options.drain_timeout)
+        return model
+
+    def loaded_model(self, name: str | None) -> Model:
+        """The same to look at it only, also while the server is shutting down.
+
+        Raises:
+            ApiError: there is none, or it is not loaded yet.
+        """
+        if name is not None and name not in self.model_names:
+            raise api_errors.not_found_model(name)
         if not self.models:
             raise api_errors.overloaded("the models are being loaded; try again in a moment", LOADING_SECONDS)
         return self.models[name or self.model_names[0]]

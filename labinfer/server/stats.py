@@ -27,6 +27,9 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     stage: int
     tp_rank: int
+    num_threads: int
+    cpus: str
+    """That it may run on, as ``taskset`` writes them."""
     num_steps: int = 0
     busy_seconds: float = 0.0
     """Inside the model, sampling included, waiting for other ranks excluded."""
@@ -38,6 +41,20 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True):
     """Of the rank's process now, without pages of mapped files; all its models together."""
     peak_memory: int = 0
     """Resident at most, pages of mapped files and an accelerator's memory included."""
+    when: float = 0.0
+    """Of these figures, by a clock of the rank that never goes back."""
+
+
+class SeenStep(msgspec.Struct, frozen=True, array_like=True):
+    """One step as somebody sees it who looks at the pipeline."""
+
+    step_id: int
+    num_tokens: int
+    num_decodes: int
+    num_sequences: int
+    sequences: list[tuple[str, int, int, bool]]
+    """Key of the request, tokens, tokens of the sequence before these, and whether one leads to the next; of the first
+    sequences only where there are many."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

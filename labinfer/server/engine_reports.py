@@ -1,0 +1,151 @@
+"""EngineReports: what rank 0 tells the gateway of its engines and of all ranks, now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from labinfer.comm.lifeline import Lifeline
+from labinfer.engine.scheduler import InFlight
+from labinfer.plan import Slices, WorkerStats
+from labinfer.server.frames import FromEngine, Seen, Stats
+from labinfer.server.served import Served
+from labinfer.server.stats import EngineStats, RankStats, SeenStep
+
+STATS_SECONDS = 1.0
+"""Between figures for the gateway, while something runs."""
+WATCHED_SECONDS = 0.5
+"""The same while somebody watches."""
+STATS_AT_REST = 2
+"""How often they are sent when nothing runs any more: the other ranks' come with the second."""
+WATCHED_SLICES = 640
+"""Of a rank and between two reports: all of some 60 steps. What comes after them is not seen, so that watching costs the
+same however fast steps are."""
+WATCHED_STEPS = 64
+SHOWN_SEQUENCES = 32
+"""Of a step."""
+
+
+class EngineReports:
+    """Sends ``Stats``, and ``Seen`` while somebody watches. The other ranks' part comes over the lifeline, asked for one report
+    ahead, so that rank 0 never waits for it.
+
+    Args:
+        served: in the order of the group's models.
+        lifeline: None where this rank is alone.
+    """
+
+    def __init__(self, served: Sequence[Served], send: Callable[[FromEngine], None], lifeline: Lifeline | None):
+        self._served, self._send, self._lifeline = served, send, lifeline
+        self._data: dict[int, bytes] = {}  # of each other rank, what came last
+        self._reports: dict[int, list[WorkerStats]] = {}  # the same, read
+        self._was_working = self._is_watched = False
+        self._next, self._left = 0.0, STATS_AT_REST
+        self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
+        self._own = self._report(0)
+
+    def watch(self, on: bool) -> None:
+        """Have all ranks record their steps from now on, or no longer."""
+        self._is_watched = on
+        for served in self._served:
+            served.watched.clear()
+            served.watched_most = WATCHED_STEPS if on else 0
+        self._gather()  # what comes of it is from before
+        self._next, self._left = time.monotonic() + WATCHED_SECONDS, STATS_AT_REST
+
+    def send_if_due(self, is_working: bool) -> None:
+        """Called between two steps.
+
+        Args:
+            is_working: whether any engine has work.
+        """
+        now = time.monotonic()
+        if is_working != self._was_working:
+            self._was_working, self._next = is_working, now
+        self._left = STATS_AT_REST if is_working else self._left
+        if now < self._next or not self._left:
+            return
+        self._next = now + (WATCHED_SECONDS if self._is_watched else STATS_SECONDS)
+        self._left -= 1
+        fresh = self._gather()
+        stats = [
+            _describe(served, [report[number] for _, report in sorted(self._reports.items())], now)
+            for number, served in enumerate(self._served)
+        ]
+        self._send(Stats(stats))
+        if self._is_watched:
+            for number, served in enumerate(self._served):
+                seen = _seen(served, [(rank, self._reports[rank][number].slices) for rank in fresh])
+                if seen.steps or seen.slices:
+                    self._send(seen)
+
+    def _gather(self) -> list[int]:
+        """Take in what the ranks have reported, and ask for the next time. Returns those of whom something new has come."""
+        num_slices = WATCHED_SLICES if self._is_watched else 0
+        self._reports[0], self._own = self._own, self._report(num_slices)  # all ranks' are of the same time
+        fresh = [0]
+        if self._lifeline is not None:
+            for rank, data in sorted(self._lifeline.reports.items()):
+                if data and data is not self._data.get(rank):
+                    self._data[rank], self._reports[rank] = data, self._decode(data)
+                    fresh.append(rank)
+            self._lifeline.ask_reports(num_slices)
+        return fresh
+
+    def _report(self, num_slices: int) -> list[WorkerStats]:
+        """Of this rank."""
+        return [served.llm.parts.stats.report(num_slices) for served in self._served]
+
+
+def _seen(served: Served, slices: list[tuple[int, Slices | None]]) -> Seen:
+    steps = [_describe_step(batch) for batch in served.watched]
+    served.watched.clear()
+    return Seen(served.name, steps, [(rank, one) for rank, one in slices if one is not None and one.numbers])
+
+
+def _describe_step(batch: InFlight) -> SeenStep:
+    plan = batch.plan
+    shown = [
+        (sequence.request.key, entry.num_tokens, entry.begin, entry.is_decode)
+        for entry, sequence in zip(plan.entries[:SHOWN_SEQUENCES], batch.sequences, strict=False)
+    ]
+    return SeenStep(plan.step_id, plan.num_tokens, plan.num_decodes, len(plan.entries), shown)
+
+
+def _describe(served: Served, ranks: list[WorkerStats], now: float) -> EngineStats:
+    engine = served.llm.engine
+    counts = engine.scheduler.counts
+    return EngineStats(
+        model=served.name,
+        running=len(engine.scheduler.running),
+        waiting=len(engine.scheduler.waiting),
+        kv_usage=engine.blocks.usage,
+        prefix_cache_queries=counts["looked_up"],
+        prefix_cache_hits=counts["found"],
+        num_preemptions=counts["preemptions"],
+        prompt_tokens=served.prompt_tokens,
+        generation_tokens=served.generation_tokens,
+        num_steps=served.num_steps,
+        step_age=now - served.last_step if engine.has_work else 0.0,
+        steps_by_tokens=served.steps_by_tokens,
+        step_tokens=served.step_tokens,
+        ranks=[
+            RankStats(
+                one.rank,
+                one.stage,
+                one.tp_rank,
+                one.num_threads,
+                one.cpus,
+                one.num_steps,
+                one.busy_time,
+                max(0.0, served.working_seconds - one.busy_time),
+                one.bytes_sent,
+                one.private_memory,
+                one.peak_memory,
+                one.when,
+            )
+            for one in ranks
+        ],
+    )

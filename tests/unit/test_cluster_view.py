@@ -1,0 +1,178 @@
+"""Figures over time, who is told what, and when the ranks are asked to tell of their steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+
+import pytest
+
+from labinfer.plan import Slices
+from labinfer.server import cluster_view
+from labinfer.server.cluster_view import MAX_BEHIND, ClusterView
+from labinfer.server.frames import Seen, ServedRank
+from labinfer.server.stats import EngineStats, RankStats, SeenStep
+
+RANKS = [ServedRank(n, n, 0, "here", "cpu", n, 1, "float32", "float32", 10, 20) for n in range(2)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Told(list):
+    """What ``tell`` was called with."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def view(clock, told) -> ClusterView:
+    return ClusterView(["a", "b"], told.append, clock)
+
+
+def rank(number: int, busy: float, when: float) -> RankStats:
+    return RankStats(number, number, 0, 1, str(number), busy_seconds=busy, when=when, private_memory=7)
+
+
+def stats(model: str = "a", steps: int = 0, tokens: int = 0, generated: int = 0, ranks=()) -> EngineStats:
+    return EngineStats(
+        model, num_steps=steps, step_tokens=tokens, generation_tokens=generated, kv_usage=0.25, ranks=list(ranks)
+    )
+
+
+def slices(*of: tuple[str, int, int, int], clock: int = 0, dropped: int = 0) -> Slices:
+    """From (name, begin and end in nanoseconds, step)."""
+    names = list(dict.fromkeys(name for name, *_ in of))
+    numbers = array("q", [n for name, begin, end, step in of for n in (names.index(name), begin, end, step, 3, 1)])
+    return Slices(names, numbers.tobytes(), clock, dropped)
+
+
+def step(number: int) -> SeenStep:
+    return SeenStep(number, 3, 1, 2, [("17:chatcmpl-x", 2, 0, False), ("18:mine", 1, 40, True)])
+
+
+def read(data: bytes) -> dict:
+    assert data.startswith(b"data: ") and data.endswith(b"\n\n")
+    return json.loads(data[6:])
+
+
+def test_figures_are_over_the_time_since_the_last_ones(view, clock):
+    clock.now += 1
+    view.update(stats(ranks=[rank(0, 1.0, 50.0), rank(1, 2.0, 70.0)]))
+    clock.now += 2
+    view.update(stats(steps=10, tokens=80, generated=60, ranks=[rank(0, 1.5, 52.0), rank(1, 2.0, 70.0)]))
+    first, second = view.history("a")
+    assert first["steps_per_second"] == 0 and [one["busy"] for one in first["ranks"]] == [None, None]
+    assert second["time_us"] == 1003_000_000
+    assert (second["steps_per_second"], second["tokens_per_step"]) == (5.0, 8.0)
+    assert second["generation_tokens_per_second"] == 30.0
+    busy = [one["busy"] for one in second["ranks"]]
+    assert busy == [0.25, None], "rank 1 has told nothing new"
+    assert view.history("b") == []
+    assert view.rank_stats("a")[1].cpus == "1" and view.rank_stats("b") == {}
+
+
+def test_the_history_goes_back_some_minutes(view, clock):
+    for _ in range(400):
+        clock.now += 1
+        view.update(stats())
+    assert 299 <= len(view.history("a")) <= 301
+
+
+def test_the_ranks_are_asked_while_anybody_watches_any_model(view, told):
+    with view.watching("a"):
+        assert told == [True]
+        with view.watching("b"), view.watching("a"):
+            assert told == [True]
+        assert told == [True]
+    assert told == [True, False]
+
+
+def test_watchers_get_what_is_of_their_model(view):
+    async def run() -> None:
+        with view.watching("a") as first, view.watching("a") as second, view.watching("b") as other:
+            view.update(stats())
+            view.see(Seen("a", [step(5)], [(1, slices(("run", 2_000, 5_000, 5), clock=1_000_000, dropped=4))]))
+            for watcher in (first, second):
+                assert read(await watcher.next())["object"] == "cluster.stats"
+                seen = read(await watcher.next())
+                assert seen == {
+                    "object": "cluster.steps",
+                    "begin_us": 1002,
+                    "end_us": 1005,
+                    "dropped": 4,
+                    "steps": [
+                        {
+                            "step": 5,
+                            "prefill_tokens": 2,
+                            "decode_tokens": 1,
+                            "num_sequences": 2,
+                            "sequences": [
+                                {"request": "chatcmpl-x", "tokens": 2, "context": 0, "decode": False},
+                                {"request": "mine", "tokens": 1, "context": 40, "decode": True},
+                            ],
+                        }
+                    ],
+                    "ranks": [{"rank": 1, "slices": [["run", 1002, 1005, 5]]}],
+                }
+            assert await other.next(seconds=0.01) is None
+            view.see(Seen("a", [step(6)], []))
+            assert read(await first.next())["begin_us"] is None
+
+    asyncio.run(run())
+
+
+def test_a_slow_watcher_misses_the_oldest(view):
+    async def run() -> None:
+        with view.watching("a") as watcher:
+            for number in range(MAX_BEHIND + 3):
+                view.see(Seen("a", [step(number)], []))
+            got = [read(await watcher.next())["steps"][0]["step"] for _ in range(MAX_BEHIND)]
+            assert got == list(range(3, MAX_BEHIND + 3))
+
+    asyncio.run(run())
+
+
+def test_watching_ends_with_the_engine(view):
+    async def run() -> None:
+        with view.watching("a") as before:
+            view.end()
+            assert await before.next() is None
+        with view.watching("a") as after:
+            assert await after.next() is None
+
+    asyncio.run(run())
+
+
+def test_tracks_are_of_what_was_seen_since_then(view, clock):
+    with view.watching("a"):
+        view.see(Seen("a", [], [(0, slices(("run", 1, 9, 0))), (1, slices(("run", 2, 3, 0)))]))
+        clock.now += 10
+        view.see(Seen("a", [], [(1, slices(("step", 20, 40, 1), ("run", 25, 30, 1)))]))
+    first, second = view.tracks("a", RANKS, since=0)
+    assert (first.rank, first.stage) == (0, 0) and [one.name for one in first.slices] == ["run"]
+    assert [(one.name, one.begin) for one in second.slices] == [("run", 2), ("step", 20), ("run", 25)]
+    first, second = view.tracks("a", RANKS, since=clock.now - 1)
+    assert first.slices == [] and [one.name for one in second.slices] == ["step", "run"]
+
+
+def test_only_so_much_is_kept_of_what_was_seen(view, monkeypatch):
+    one = slices(("run", 1, 9, 0))
+    monkeypatch.setattr(cluster_view, "KEPT_BYTES", 3 * len(one.numbers))
+    for _ in range(10):
+        view.see(Seen("a", [], [(0, one)]))
+    assert len(view.tracks("a", RANKS, since=0)[0].slices) == 3
