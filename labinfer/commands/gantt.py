@@ -109,6 +109,8 @@ def _legend(gantt: Gantt) -> list:
 
 def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
     """Into the bars that are wide enough; upright, if that gives half as many again a number."""
+    from matplotlib.patheffects import withStroke
+
     points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # of a nanosecond
     numbers = {step: str(number) for number, step in enumerate(gantt.steps, 1)}
     bars = [
@@ -130,6 +132,6 @@ def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
             va="center_baseline",
             rotation=90 if is_upright else 0,
             rotation_mode="anchor",
-            bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"} if hatch else None,
+            path_effects=[withStroke(linewidth=3, foreground=colour)] if hatch else [],  # not to be lost in the lines
             in_layout=False,
         )
