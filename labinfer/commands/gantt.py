@@ -16,7 +16,7 @@ ROW, GAP = 0.42, 0.12
 """Inches: the height of a rank, and what is between two stages."""
 BAR = 0.8
 """Of the height of a rank."""
-LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#009E73", "xxxx")}
+LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#F0E442", "xxxx")}
 """Colour and hatch. The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which everybody can tell apart."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8

@@ -179,7 +179,7 @@ def test_each_kind_has_its_colour_where_its_bars_are(tmp_path):
     pixels = (image.imread(path)[..., :3] * 255).round().astype(int)
     assert pixels.shape[1] == 2100
     middles = []
-    for colour in ((0xE6, 0x9F, 0x00), (0x00, 0x9E, 0x73), (0x56, 0xB4, 0xE9)):
+    for colour in ((0xE6, 0x9F, 0x00), (0xF0, 0xE4, 0x42), (0x56, 0xB4, 0xE9)):
         columns = (abs(pixels[: pixels.shape[0] // 2] - colour).sum(axis=2) < 6).any(axis=0).nonzero()[0]
         middles.append(columns.mean())
     assert middles == sorted(middles)  # prefill, then mixed, then decode
