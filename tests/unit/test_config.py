@@ -54,7 +54,7 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--swap-space", "--memory-utilization",
 }  # fmt: skip
-BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json"}
+BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json", "--plot"}
 LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
 
 
