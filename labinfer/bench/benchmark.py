@@ -17,6 +17,8 @@ class Figures:
     """For people."""
     values: dict[str, Any]
     """The same for machines, under the names of vLLM's benchmarks where it has them."""
+    steps: range
+    """Ids of measured steps, of which a chart shows those in the middle."""
 
 
 class Benchmark(Protocol):

@@ -12,6 +12,7 @@ from labinfer.bench.requests import WARM_UP, RequestMaker, until_idle
 from labinfer.bench.spread import spread, spread_keys, spread_table
 from labinfer.engine.request import Request
 from labinfer.llm import LLM
+from labinfer.observe.gantt import NUM_STEPS
 
 
 class LatencyBenchmark:
@@ -24,6 +25,7 @@ class LatencyBenchmark:
         self._options, self._latency = options, latency
         self._batches: list[list[Request]] = []
         self._seconds: list[float] = []
+        self._steps = range(0)
 
     def prepare(self, llm: LLM) -> None:
         maker, latency = RequestMaker(llm, self._options), self._latency
@@ -49,12 +51,13 @@ class LatencyBenchmark:
             **spread_keys("ttft", first),
             **spread_keys("tpot", between),
         }
-        return Figures(text, values)
+        return Figures(text, values, self._steps[:NUM_STEPS])
 
     def _requests(self, llm: LLM) -> Iterator[Request | None]:
         for batch in self._batches:
-            begin = time.monotonic()
+            begin, first = time.monotonic(), llm.engine.scheduler.next_step_id
             yield from batch
             yield from until_idle(llm)
             if batch[0].key != WARM_UP:
                 self._seconds.append(time.monotonic() - begin)
+                self._steps = self._steps or range(first, llm.engine.scheduler.next_step_id)  # of the first that counts

@@ -38,6 +38,8 @@ class LoadTimes:
     """From each token (or what came with it) to the next of its answer; empty where answers did not stream."""
     duration: float
     """From the first arrival to the last token."""
+    steps: range
+    """Ids of the steps in this time."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -54,6 +56,7 @@ class Load:
     def __init__(self, llm: LLM, options: BenchOptions, load: LoadOptions):
         maker = RequestMaker(llm, options)
         self._llm = llm
+        self._first_step = 0
         self._warm_ups = [maker.random(WARM_UP) for _ in range(load.num_warmups)]
         if load.dataset:
             self.requests = maker.dataset(load.dataset, load.num_prompts)
@@ -83,11 +86,13 @@ class Load:
                     times.append(_request_times(output, arrivals.late[output.key]))
         duration = time.monotonic() - arrivals.begin
         between = [after - before for of_one in token_times.values() for before, after in pairwise(of_one)]
-        return LoadTimes(times, between, duration)
+        steps = range(self._first_step, self._llm.engine.scheduler.next_step_id)
+        return LoadTimes(times, between, duration, steps)
 
     def _source(self, arrivals: Arrivals) -> Iterator[Request | None]:
         yield from self._warm_ups
         yield from until_idle(self._llm)
+        self._first_step = self._llm.engine.scheduler.next_step_id
         yield from arrivals
 
 

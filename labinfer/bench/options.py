@@ -16,6 +16,11 @@ class BenchOptions:
     output_len: int = option(128, "tokens of an answer", metavar="N", least=1)
     seed: int = option(0, "of the random prompts and arrivals", metavar="N")
     output_json: str = option("", "also write the figures to this file", metavar="FILE")
+    plot: str = option(
+        "",
+        "also draw some of the steps as a Gantt chart, with a row for each rank: .png, .pdf or .svg (needs matplotlib)",
+        metavar="FILE.png",
+    )
 
 
 @dataclass(frozen=True)
@@ -86,4 +91,6 @@ class FunctionBenchOptions:
     """Where the figures go, beside the table on standard output."""
 
     output_json: str = option("", "also write them to this JSON file", metavar="FILE")
-    plot: str = option("", "also draw them under the machine's ceilings (needs matplotlib)", metavar="FILE.png")
+    plot: str = option(
+        "", "also draw them under the machine's ceilings: .png, .pdf or .svg (needs matplotlib)", metavar="FILE.png"
+    )

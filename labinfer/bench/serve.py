@@ -71,7 +71,7 @@ class ServeBenchmark:
             )
         for name, of_one in seconds.items():
             values |= spread_keys(name, of_one)
-        return Figures(text, values)
+        return Figures(text, values, times.steps)
 
 
 def parse_goals(texts: tuple[str, ...]) -> dict[str, float]:

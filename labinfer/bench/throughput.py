@@ -32,7 +32,7 @@ class ThroughputBenchmark:
             "input_tokens_per_second": times.prompt_tokens / times.duration,
             "output_tokens_per_second": times.output_tokens / times.duration,
         }
-        return Figures(rates_table(times), values)
+        return Figures(rates_table(times), values, times.steps)
 
 
 def rates_table(times: LoadTimes) -> str:

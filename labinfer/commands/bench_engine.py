@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 from labinfer.bench.benchmark import Benchmark, Figures
 from labinfer.bench.latency import LatencyBenchmark
+from labinfer.bench.options import BenchOptions, LatencyOptions
 from labinfer.bench.serve import ServeBenchmark
 from labinfer.bench.throughput import ThroughputBenchmark
+from labinfer.commands.gantt import draw_gantt
 from labinfer.commands.loading import announce, load
+from labinfer.commands.plot_file import check_plot
 from labinfer.commands.session import Session
+from labinfer.config import join
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.llm import LLM
+from labinfer.observe.gantt import make_gantt
 from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.recorder import CAPACITY
+from labinfer.observe.trace import tracks_of
 
 KINDS = {"latency": LatencyBenchmark, "throughput": ThroughputBenchmark, "serve": ServeBenchmark}
 logger = logging.getLogger(__name__)
@@ -31,12 +39,16 @@ def run(session: Session, kind: str, options: list) -> int:
     """
     group = session.join()
     file = None
-    output_json = options[0].output_json
+    own: BenchOptions = options[0]
     with group.together():
         benchmark = KINDS[kind](*options)
-        if group.rank == 0 and output_json:
-            file = OutputFile(output_json, "--output-json")
+        if group.rank == 0 and own.output_json:
+            file = OutputFile(own.output_json, "--output-json")
+        if group.rank == 0 and own.plot:
+            check_plot(own.plot, {"--output-json": own.output_json, "--trace": session.options.observe.trace})
     llm = load(session)
+    if own.plot:
+        llm.parts.recorder.capacity = CAPACITY  # on every rank
     with group.together():
         if group.rank == 0:
             announce({session.options.model.model: llm})
@@ -44,24 +56,40 @@ def run(session: Session, kind: str, options: list) -> int:
     session.signals.running = True
     with group.together():  # rank 0 may fail to write; the others must not wait for it then
         if group.rank == 0:
-            _measure(llm, session, benchmark, file)
+            figures = _measure(llm, session, benchmark, file)
+            if figures and own.plot:
+                gantt = make_gantt(tracks_of(llm.report.workers), figures.steps)
+                draw_gantt(own.plot, gantt, f"bench {kind} of {_describe(llm, options)}")
         else:
             llm.follow()
     llm.close()
     return 128 + session.signals.signum if session.signals.signum else ExitStatus.OK
 
 
-def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile | None) -> None:
+def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile | None) -> Figures | None:
     try:
         figures = benchmark.run(llm, session.signals.check)
     except Interrupted:
         logger.info("interrupted; there are no figures")
-        return
+        return None
     OutputFile(STANDARD).write(figures.text + "\n")
     if file is not None:
         file.begin()
         file.write(json.dumps(_record(llm, session, figures), indent=2) + "\n")
+    return figures
 
 
 def _record(llm: LLM, session: Session, figures: Figures) -> dict:
     return {"model": session.options.model.model, "num_ranks": llm.group.size, **figures.values}
+
+
+def _describe(llm: LLM, own: list) -> str:
+    options, topology = llm.options, llm.parts.layout.topology
+    tp_sizes = topology.tp_sizes if len(set(topology.tp_sizes)) > 1 else topology.tp_sizes[:1]
+    model = Path(options.model.model).name or options.model.model
+    sequences = f"at most {options.scheduler.max_num_seqs} sequences at once"
+    if isinstance(own[1], LatencyOptions):
+        sequences = f"batches of {own[1].batch_size} requests"
+    return (
+        f"{model}, tp {join(tp_sizes)} × pp {topology.num_stages}, {options.scheduler.pipeline_schedule}, {sequences}"
+    )

@@ -12,7 +12,8 @@ import json
 import torch
 
 from labinfer.bench.options import FunctionBenchOptions
-from labinfer.commands.roofline import check_can_draw, draw_roofline
+from labinfer.commands.plot_file import check_plot
+from labinfer.commands.roofline import draw_roofline
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
 from labinfer.executor.build import compiled_functions, find_model
@@ -55,10 +56,10 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     group = session.join()
     file = None
     with group.together():
-        if group.rank == 0 and own.plot:
-            check_can_draw()
         if group.rank == 0 and own.output_json:
             file = OutputFile(own.output_json, "--output-json")
+        if group.rank == 0 and own.plot:
+            check_plot(own.plot, {"--output-json": own.output_json})
     options = session.options
     _, config = find_model(group, options)
     with group.together():

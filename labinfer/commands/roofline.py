@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
-from labinfer.errors import UserError
+from labinfer.commands.plot_file import save_plot
 from labinfer.functions.cpu.ceilings import Ceilings
 
 if TYPE_CHECKING:
     from labinfer.commands.bench_functions import Figure
-
-
-def check_can_draw() -> None:
-    """
-    Raises:
-        UserError: matplotlib is missing.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib; pip install 'labinfer[bench]'")
 
 
 def draw_roofline(path: str, figures: list[Figure], ceilings: Ceilings) -> None:
@@ -51,7 +41,4 @@ def draw_roofline(path: str, figures: list[Figure], ceilings: Ceilings) -> None:
             axes.annotate(name, (high, roof[-1]), ha="right", va="bottom", color="grey")
     axes.set(xscale="log", yscale="log", xlabel="operations for each byte", ylabel="GFLOP/s")
     axes.legend(fontsize="small")
-    try:
-        canvas.savefig(path)
-    except (OSError, ValueError) as error:  # ValueError: a kind of file that it does not know
-        raise UserError(f"--plot {path}: {error}") from None
+    save_plot(path, canvas)

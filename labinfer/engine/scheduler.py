@@ -70,7 +70,8 @@ class Scheduler:
         self._queues = Queues(ORDERS[options.scheduling_policy], options.max_num_seqs, clock)
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
-        self._next_step_id = 0
+        self.next_step_id = 0
+        """Of the next micro-batch; they count through all runs."""
         self.counts: Counter[str] = Counter()
         """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
         (how many of them were in the cache)."""
@@ -353,8 +354,8 @@ class Scheduler:
             )
             sequence.num_in_flight += 1
             sequence.pending_token, cache.num_known = NO_TOKEN, len(cache.blocks)
-        plan = BatchPlan(self._next_step_id, starts, self.take_finished_ids(), self._tables.take_moves(), entries)
-        self._next_step_id += 1
+        plan = BatchPlan(self.next_step_id, starts, self.take_finished_ids(), self._tables.take_moves(), entries)
+        self.next_step_id += 1
         self.in_flight.append(InFlight(plan, list(chosen)))
         return plan
 

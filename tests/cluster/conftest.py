@@ -43,3 +43,11 @@ def references(work) -> dict[str, list[list[int]]]:
 def model(work) -> str:
     """A checkpoint for tests that need just any."""
     return str(work / "qwen2-tied")
+
+
+@pytest.fixture
+def without_matplotlib(tmp_path) -> dict[str, str]:
+    """The environment of a process for which there is no matplotlib."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys\n\nsys.modules['matplotlib'] = None\n")
+    return {"PYTHONPATH": str(tmp_path / "hidden")}

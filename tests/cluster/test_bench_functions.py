@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 
@@ -12,7 +11,6 @@ from launchers import LAUNCH, run
 from labinfer.functions.trials import TRIAL_ROWS
 from labinfer.native.compiler import COMPILERS
 
-USAGE = 2
 PRODUCTS = {"layers.linear", "vocabulary.linear", "paged_attention"}
 compiled = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler, so no ceilings either")
 
@@ -39,10 +37,3 @@ def test_every_function_is_in_the_table_with_its_ceilings(launcher, ranks, flags
     for function in functions:  # a run takes one at each number of rows
         chosen = [one["rows"] for one in figures if one["function"] == function and one["is_chosen"]]
         assert chosen == list(TRIAL_ROWS)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is there")
-def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(model):
-    done = run("single", 1, LAUNCH, "bench", "functions", "--model", model, "--plot", "x.png")
-    assert done.returncode == USAGE
-    assert done.our_errors == ["labinfer: error: --plot needs matplotlib; pip install 'labinfer[bench]'"]

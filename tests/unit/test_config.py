@@ -40,6 +40,10 @@ SAMPLING_FLAGS = {
     "--num-beams", "--length-penalty",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--output", "--report"}
+CHAT_FLAGS = (
+    (ENGINE_FLAGS | SAMPLING_FLAGS | {"--url", "--api-key", "--system"})
+    - {"--trace", "--profile", "--n", "--num-beams", "--length-penalty"}
+)  # fmt: skip
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
     "--threads", "--log-level", "--timeout",
@@ -50,7 +54,7 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching", "--swap-space", "--memory-utilization",
 }  # fmt: skip
-BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json"}
+BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json", "--plot"}
 LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
 
 
@@ -70,7 +74,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     ("command", "flags"),
     [
         ("generate", GENERATE_FLAGS),
-        ("chat", ENGINE_FLAGS - {"--trace", "--profile"} | SAMPLING_FLAGS | {"--url", "--api-key", "--system"}),
+        ("chat", CHAT_FLAGS),
         ("plan", ENGINE_FLAGS),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),
