@@ -137,7 +137,6 @@ export const english = {
   step: (number) => `Step ${number}`,
   previousStep: "The step before",
   nextStep: "The next step",
-  closeStep: "Close",
   numSequences: (n) => count(n, "sequence"),
   promptTokens: (n) => `${n} prompt tokens`,
   generatedTokens: (n) => count(n, "decoding token"),

@@ -132,7 +132,6 @@ export const chinese = {
   step: (number) => `第 ${number} 步`,
   previousStep: "上一步",
   nextStep: "下一步",
-  closeStep: "关闭",
   numSequences: (n) => `${n} 个序列`,
   promptTokens: (n) => `${n} 个提示 token`,
   generatedTokens: (n) => `${n} 个解码 token`,

@@ -30,7 +30,7 @@ export class StepView {
         make("div", {},
           iconButton("left", words.previousStep, () => this._select(this._beside(timeline, number, -1))),
           iconButton("right", words.nextStep, () => this._select(this._beside(timeline, number, 1))),
-          iconButton("close", words.closeStep, () => this._select(-1)))),
+          iconButton("close", words.close, () => this._select(-1)))),
       make("p", {}, describe(timeline, number, words)),
       scrolled(words.timesOnRanks, timesTable(slices, ranks, words)),
       ...(step?.sequences.length ? [scrolled(words.sequencesOfStep, sequencesTable(step, words))] : []),

@@ -19,7 +19,6 @@ export class Timeline {
   clear() {
     this._slices = new Map(); // by rank, in order of begin
     this._steps = new Map();
-    this._lastTold = -1; // number of the last step that something was told of
     this._wasCut = false;
     /** The time that is known of: news may leave some out. @type {[number, number][]} */
     this.covered = [];
@@ -28,9 +27,8 @@ export class Timeline {
   /** @param {object} news an event `cluster.steps` */
   add(news) {
     for (const step of news.steps) this._steps.set(step.step, step);
-    this._lastTold = Math.max(this._lastTold, ...news.steps.map(({ step }) => step));
     for (const { rank, slices } of news.ranks) this._append(rank, slices);
-    const known = knownTime(news, this._wasCut, this._lastTold);
+    const known = knownTime(news, this._wasCut, this._steps);
     if (known) this.covered = union([...this.covered, known]);
     this._wasCut = news.dropped > 0;
     this._trim();
@@ -81,7 +79,7 @@ export class Timeline {
   stepsIn(begin = this.begin, end = this.end) {
     const found = new Set();
     for (const rank of this.ranks) {
-      for (const { step, name } of this.slices(rank, begin, end)) if (step >= 0 && name === "run") found.add(step);
+      for (const slice of this.slices(rank, begin, end)) if (slice.name === "run" && this.isClear(slice)) found.add(slice.step);
     }
     return [...found].sort((a, b) => a - b);
   }
@@ -109,16 +107,18 @@ export class Timeline {
 
 /**
  * When it is known what every rank did. A rank that had no room for all its slices, has kept the first ones; those of another may
- * reach further, and so may slices beyond the last step that there was room for.
+ * reach further, and so may slices of steps that there was no room for.
  * @param {boolean} afterCut whether there was no room before these news, either
+ * @param {Map<number, Step>} steps that something was told of
  */
-function knownTime({ begin_us, end_us, dropped, ranks }, afterCut, lastTold) {
-  const told = ranks.map(({ slices }) => slices).filter((slices) => slices.length);
-  if (!told.length) return null;
-  const begin = afterCut ? Math.max(...told.map((slices) => Math.min(...slices.map((slice) => slice[1])))) : begin_us;
+function knownTime({ begin_us, end_us, dropped, ranks }, afterCut, steps) {
+  const ofRanks = ranks.map(({ slices }) => slices).filter((slices) => slices.length), all = ofRanks.flat();
+  if (!all.length) return null;
+  const begin = afterCut ? Math.max(...ofRanks.map((slices) => Math.min(...slices.map((slice) => slice[1])))) : begin_us;
+  const first = Math.min(...all.map(([, , , step]) => step).filter((step) => steps.has(step)));
   const end = !dropped ? end_us : Math.min(
-    ...told.map((slices) => Math.max(...slices.map((slice) => slice[2]))),
-    ...told.flat().filter(([, , , step]) => step > lastTold).map((slice) => slice[1]),
+    ...ofRanks.map((slices) => Math.max(...slices.map((slice) => slice[2]))),
+    ...all.filter(([, , , step]) => step > first && !steps.has(step)).map((slice) => slice[1]),
   );
   return begin < end ? [begin, end] : null;
 }
