@@ -236,8 +236,11 @@ def test_rates_over_a_moment_are_taken_together_with_the_next(opened):
 def test_no_request_is_running_and_the_picture_stays(opened):
     see(opened, TWO_STEPS, stats(0.02))
     expect(opened.locator("#state")).to_have_text("Live")
-    push(opened, stats(0.6, running=0, waiting=0))
-    expect(opened.locator("#state")).to_have_text("No request is running")
+    push(opened, stats(0.6, running=0, waiting=0), stats(0.7))
+    opened.wait_for_timeout(1200)  # a moment between two requests is not worth a word
+    expect(opened.locator("#state")).to_have_text("Live")
+    push(opened, stats(0.8, running=0, waiting=0))
+    expect(opened.locator("#state")).to_have_text("No request is running", timeout=2000)
     expect(opened.locator("#overall")).to_have_text("50 %")
 
 

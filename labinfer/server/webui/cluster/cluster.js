@@ -16,6 +16,7 @@ import { Timeline } from "./timeline.js";
 import { duration, grouped, percent } from "./units.js";
 
 const QUIET_MS = 4000; // without news: no request is running
+const PAUSE_MS = 800; // between two requests, which is not worth a word
 const ENOUGH_STEPS = 5; // to choose how much time is in view
 
 export class Cluster {
@@ -139,14 +140,14 @@ export class Cluster {
       this._history.add([event]);
       this._charts.render(this._words);
       this._ranks.update(event);
-      this._setQuiet(event.running + event.waiting === 0);
+      this._busyFor(event.running + event.waiting ? QUIET_MS : PAUSE_MS);
     } else if (event.object === "cluster.steps") {
       if (this._isOld) this._timeline.clear();
       this._isOld = false;
       this._timeline.add(event);
       this._chooseSpan();
       this._gantt.render();
-      this._setQuiet(false);
+      if (this._isQuiet) this._busyFor(QUIET_MS); // the last ones come after the figures that say that all is over
     }
   }
 
@@ -158,9 +159,14 @@ export class Cluster {
     this._serverState.check(true); // it finds out why, and says so
   }
 
-  _setQuiet(isQuiet) {
+  /** Requests run, or have just run; unless there are news, they do so no more after this time. */
+  _busyFor(ms) {
     clearTimeout(this._timer);
-    if (!isQuiet) this._timer = setTimeout(() => this._setQuiet(true), QUIET_MS);
+    this._timer = setTimeout(() => this._setQuiet(true), ms);
+    if (ms === QUIET_MS) this._setQuiet(false);
+  }
+
+  _setQuiet(isQuiet) {
     if (isQuiet === this._isQuiet) return;
     this._isQuiet = isQuiet;
     this._renderState();
