@@ -330,6 +330,14 @@ def test_slices_there_was_no_room_for_are_nobody_s_bubble(opened):
     expect(opened.locator("#rows .share")).to_have_text(["60 % bubble", "100 % bubble"])  # 6 of 15 ms computed
 
 
+def test_a_server_that_was_started_again_counts_from_0(opened):
+    see(opened, TWO_STEPS, span="5 s")
+    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    push(opened, steps(90 * MS, 95 * MS, [step(0)], [("run", 90 * MS, 95 * MS, 0)], []))
+    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    expect(opened.locator("#rows .share").first).to_have_text("0 % bubble")
+
+
 def test_slices_that_come_late_find_their_place(opened):
     found = opened.evaluate(
         """async () => {

@@ -28,7 +28,6 @@ export class Cluster {
     this._connection = "connecting"; // or "open", or "lost"
     this._isQuiet = true; // no request is running
     this._pausedBy = ""; // by whom: "user", or "step" while one is looked at
-    this._isOld = false; // whether the picture is of an earlier connection
     this._spanIsChosen = false;
     this._feed = new Feed(api, {
       opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: () => this._closed(),
@@ -142,8 +141,6 @@ export class Cluster {
       this._ranks.update(event);
       this._busyFor(event.running + event.waiting ? QUIET_MS : PAUSE_MS);
     } else if (event.object === "cluster.steps") {
-      if (this._isOld) this._timeline.clear();
-      this._isOld = false;
       this._timeline.add(event);
       this._chooseSpan();
       this._gantt.render();
@@ -154,7 +151,6 @@ export class Cluster {
   /** The connection has ended, and nobody here wanted it. */
   _closed() {
     this._connection = "lost";
-    this._isOld = true; // the last picture stays until there is a new one: steps may be counted from 0 again
     this._renderState();
     this._serverState.check(true); // it finds out why, and says so
   }

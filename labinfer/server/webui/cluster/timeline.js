@@ -19,6 +19,7 @@ export class Timeline {
   clear() {
     this._slices = new Map(); // by rank, in order of begin
     this._steps = new Map();
+    this._lastStep = -1;
     this._wasCut = false;
     /** The time that is known of: news may leave some out. @type {[number, number][]} */
     this.covered = [];
@@ -26,6 +27,9 @@ export class Timeline {
 
   /** @param {object} news an event `cluster.steps` */
   add(news) {
+    const last = Math.max(-1, ...news.steps.map(({ step }) => step));
+    if (last >= 0 && last < this._lastStep) this.clear(); // the server was started again, and counts from 0
+    this._lastStep = Math.max(this._lastStep, last);
     for (const step of news.steps) this._steps.set(step.step, step);
     for (const { rank, slices } of news.ranks) this._append(rank, slices);
     const known = knownTime(news, this._wasCut, this._steps);
