@@ -34,7 +34,8 @@ export class Chart {
     this._heading.textContent = words[title];
     this._values.replaceChildren(...series.map(({ word, figure }, i) => make("span", { className: "value" },
       ...(series.length > 1 ? [make("span", { className: `stroke series-${i}` })] : []),
-      make("strong", {}, latest ? format(figure(latest)) : "–"), series.length > 1 || !also ? ` ${words[word]}` : latest ? ` ${also(latest, words)}` : "")));
+      make("strong", {}, latest ? format(figure(latest)) : "–"),
+      !also ? ` ${words[word]}` : latest ? ` ${also(latest, words)}` : "")));
     this._svg.setAttribute("aria-label", latest
       ? words.chartSays(words[title], series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(", "), format(highest))
       : words.chartEmpty(words[title]));

@@ -110,7 +110,7 @@ export class Cluster {
     if (step >= 0) this._pause("step");
     else if (this._pausedBy === "step") return this._resume();
     this._showStep(step);
-    if (step >= 0 && document.activeElement !== byId("gantt")) byId("said").textContent = `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`;
+    if (document.activeElement !== byId("gantt")) byId("said").textContent = this._describe(step);
     return undefined;
   }
 
@@ -118,8 +118,12 @@ export class Cluster {
     if (step < 0 && byId("step").contains(document.activeElement)) byId("gantt").focus({ preventScroll: true });
     this._gantt.select(step);
     this._step.render(this._timeline, step, this._cluster?.ranks ?? [], this._words);
-    byId("gantt").setAttribute("aria-valuetext", step < 0 ? this._words.noStep : `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`);
+    byId("gantt").setAttribute("aria-valuetext", this._describe(step));
     byId("gantt-hint").hidden = step >= 0;
+  }
+
+  _describe(step) {
+    return step < 0 ? this._words.noStep : `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`;
   }
 
   _opened(cluster) {

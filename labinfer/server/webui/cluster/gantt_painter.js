@@ -25,7 +25,9 @@ export class GanttPainter {
     this._colour = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     this._font = `${LABEL_PX}px ${style.fontFamily}`;
     this._patterns = {
-      prefill: this._pattern(this._colour["on-step"], (draw) => { draw.moveTo(-2, 10); draw.lineTo(10, -2); draw.moveTo(2, 14); draw.lineTo(14, 2); draw.moveTo(-6, 6); draw.lineTo(6, -6); }),
+      prefill: this._pattern(this._colour["on-step"], (draw) => {
+        for (const shift of [-4, 0, 4]) { draw.moveTo(shift - 2, shift + 10); draw.lineTo(shift + 10, shift - 2); }
+      }),
       mixed: this._pattern(this._colour["on-step"], (draw) => { draw.moveTo(-1, 4); draw.lineTo(9, 4); }),
       missing: this._pattern(this._colour.missing, (draw) => { draw.moveTo(-2, -2); draw.lineTo(10, 10); }),
     };

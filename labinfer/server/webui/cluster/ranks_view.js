@@ -34,14 +34,14 @@ export class RanksView {
     const busy = make("span", {}, "–"), bar = make("span", { className: "bar" }), memory = make("span", {}, "–");
     this._live.set(rank.rank, { busy, bar, memory });
     const alone = cluster.ranks.filter(({ stage }) => stage === rank.stage).length === 1;
-    const device = [rank.device, ...(rank.device === "cpu" ? [...(rank.threads ? [words.threads(rank.threads)] : []), ...(rank.cpus ? [words.cores(rank.cpus)] : [])] : [])];
+    const cores = rank.device === "cpu" ? [rank.threads && words.threads(rank.threads), rank.cpus && words.cores(rank.cpus)] : [];
     const types = [rank.dtype, ...(rank.quantization && rank.quantization !== "none" ? [rank.quantization] : []),
       ...(rank.kv_dtype === rank.dtype ? [] : [`KV ${rank.kv_dtype}`])];
     return make("tr", {},
       make("th", { scope: "row" }, String(rank.rank)),
       cell(alone ? String(rank.stage) : `${rank.stage} · tp ${rank.tp_rank}`),
       cell(rank.host),
-      cell(device[0], device.slice(1).join(" · ")),
+      cell(rank.device, cores.filter(Boolean).join(" · ")),
       make("td", {}, layerStrip(rank, cluster.num_layers), `${rank.first_layer}–${rank.first_layer + rank.num_layers - 1}`),
       cell(types[0], types.slice(1).join(" · ")),
       cell(bytes(rank.weight_bytes)), cell(bytes(rank.kv_bytes)), make("td", {}, memory),
