@@ -23,6 +23,9 @@ STATS_AT_REST = 2
 WATCHED_SLICES = 640
 """Of a rank and between two reports: all of some 60 steps. What comes after them is not seen, so that watching costs the
 same however fast steps are."""
+ALL_SLICES = 16 * WATCHED_SLICES
+"""Of all ranks and models together: the gateway reads them between two pieces of its answers, and a rank's own have to fit
+into one frame of the lifeline, however many models it has."""
 WATCHED_STEPS = 64
 SHOWN_SEQUENCES = 32
 """Of a step."""
@@ -39,6 +42,8 @@ class EngineReports:
 
     def __init__(self, served: Sequence[Served], send: Callable[[FromEngine], None], lifeline: Lifeline | None):
         self._served, self._send, self._lifeline = served, send, lifeline
+        num_ranks = len(served[0].llm.group.everyone)
+        self._num_slices = min(WATCHED_SLICES, ALL_SLICES // (num_ranks * len(served)))
         self._data: dict[int, bytes] = {}  # of each other rank, what came last
         self._reports: dict[int, list[WorkerStats]] = {}  # the same, read
         self._was_working = self._is_watched = False
@@ -83,7 +88,7 @@ class EngineReports:
 
     def _gather(self) -> list[int]:
         """Take in what the ranks have reported, and ask for the next time. Returns those of whom something new has come."""
-        num_slices = WATCHED_SLICES if self._is_watched else 0
+        num_slices = self._num_slices if self._is_watched else 0
         self._reports[0], self._own = self._own, self._report(num_slices)  # all ranks' are of the same time
         fresh = [0]
         if self._lifeline is not None:
