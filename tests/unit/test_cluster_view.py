@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from array import array
 
 import pytest
@@ -91,6 +92,8 @@ def test_the_history_goes_back_some_minutes(view, clock):
         clock.now += 1
         view.update(stats())
     assert 299 <= len(view.history("a")) <= 301
+    clock.now += 200
+    assert 99 <= len(view.history("a")) <= 101, "also when nothing has come since"
 
 
 def test_the_ranks_are_asked_while_anybody_watches_any_model(view, told):
@@ -176,3 +179,19 @@ def test_only_so_much_is_kept_of_what_was_seen(view, monkeypatch):
     for _ in range(10):
         view.see(Seen("a", [], [(0, one)]))
     assert len(view.tracks("a", RANKS, since=0)[0].slices) == 3
+
+
+def test_a_trace_does_not_go_back_to_when_somebody_looked_before(view, clock):
+    view.see(Seen("a", [], [(0, slices(("run", 1, 9, 0)))]))
+    clock.now += cluster_view.HISTORY_SECONDS + 1
+    assert len(view.tracks("a", RANKS, since=0)[0].slices) == 1, "it is what there is"
+    view.see(Seen("a", [], [(0, slices(("run", 20, 30, 5)))]))
+    assert [one.step_id for one in view.tracks("a", RANKS, since=0)[0].slices] == [5]
+
+
+def test_steps_are_not_kept(view):
+    """Those of a large batch take more than their slices do, and may come without any."""
+    one = step(1)
+    before = sys.getrefcount(one)
+    view.see(Seen("a", [one], []))
+    assert sys.getrefcount(one) == before
