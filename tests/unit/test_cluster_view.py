@@ -96,6 +96,16 @@ def test_the_history_goes_back_some_minutes(view, clock):
     assert 99 <= len(view.history("a")) <= 101, "also when nothing has come since"
 
 
+def test_figures_of_short_requests_are_no_more_than_others(view, clock):
+    """Each of them makes an idle engine tell that it has work, and that it has none."""
+    for number in range(1000):
+        clock.now += 0.01
+        view.update(stats(steps=number + 1, tokens=2 * number + 2))
+    points = view.history("a")
+    assert 20 <= len(points) <= 25
+    assert all(99 < one["steps_per_second"] < 101 and one["tokens_per_step"] == 2 for one in points[1:])
+
+
 def test_the_ranks_are_asked_while_anybody_watches_any_model(view, told):
     with view.watching("a"):
         assert told == [True]

@@ -17,15 +17,15 @@ from labinfer.server.served import Served
 
 
 class Rank:
-    """Stands for a rank's StatsReporter: slices are numbered by when they were asked for."""
+    """Stands for a rank's StatsReporter: its slices, and its steps, are how often it was asked before."""
 
     def __init__(self, rank: int):
-        self.rank, self.capacity, self.asked = rank, 0, 0
+        self.rank, self.capacity, self.asked, self.busy = rank, 0, 0, 0.0
 
     def report(self, num_slices: int) -> WorkerStats:
         slices = Slices(["run"], array("q", [0, self.asked, 1, 0, 1, 1]).tobytes(), 0, 0) if self.capacity else None
         self.asked, self.capacity = self.asked + 1, num_slices
-        return WorkerStats(self.rank, self.rank, 0, 1, 1.0, 0, 0, 0, 1, "0", slices)
+        return WorkerStats(self.rank, self.rank, 0, self.asked, self.busy, 0, 0, 0, 1, "0", slices)
 
 
 class Lifeline:
@@ -81,15 +81,61 @@ def slices_in(frames: list) -> dict[int, list[int]]:
     return found
 
 
-def test_figures_come_once_a_second_and_twice_more_when_work_ends(clock):
+def test_figures_come_once_a_second_and_then_when_work_ends_and_twice_more(clock):
     sent: list = []
     reports = EngineReports([served()], sent.append, Lifeline())
-    for is_working in [True] * 50 + [False] * 100:
+    for is_working in [True] * 21 + [False] * 50:
         reports.send_if_due(is_working)
-        clock.now += 0.1
+        clock.now += 0.25
     assert all(isinstance(frame, Stats) for frame in sent)
-    assert len(sent) == 5 + 2
+    assert len(sent) == 6 + 1 + 2
     assert [rank.rank for rank in sent[-1].engines[0].ranks] == [0, 1]
+
+
+def test_what_is_told_last_is_of_when_the_work_had_ended(clock):
+    sent: list = []
+    one, lifeline = served(), Lifeline()
+    reports = EngineReports([one], sent.append, lifeline)
+    for _ in range(10):
+        reports.send_if_due(True)
+        clock.now += 0.25
+    at_end = [one.llm.parts.stats.asked, lifeline.ranks[0].asked]
+    for _ in range(20):
+        reports.send_if_due(False)
+        clock.now += 0.25
+    last = sent[-1].engines[0].ranks
+    assert all(rank.num_steps >= asked for rank, asked in zip(last, at_end, strict=True)), "as Rank numbers them"
+
+
+def test_the_ranks_are_not_asked_whenever_short_requests_come_and_go(clock):
+    sent: list = []
+    one = served()
+    reports = EngineReports([one], sent.append, Lifeline())
+    reports.watch(True)
+    asked = one.llm.parts.stats.asked
+    for number in range(500):
+        clock.now += 0.01
+        reports.send_if_due(number % 2 == 0)
+    assert 9 <= one.llm.parts.stats.asked - asked <= 11
+    assert sum(isinstance(frame, Stats) for frame in sent) >= 499, "who works and who waits is told at once"
+
+
+def test_bubbles_only_grow_and_are_of_the_time_that_the_ranks_have_told_of(clock):
+    """A rank that computes all the time the engine has work has none, though its own figures come late."""
+    sent: list = []
+    one, lifeline = served(), Lifeline()
+    reports = EngineReports([one], sent.append, lifeline)
+    for number in range(60):
+        is_working = number // 10 % 2 == 0
+        if is_working:
+            one.working_seconds += 0.25
+            one.llm.parts.stats.busy += 0.25
+            lifeline.ranks[0].busy += 0.125
+        reports.send_if_due(is_working)
+        clock.now += 0.25
+    own, other = ([frame.engines[0].ranks[rank].bubble_seconds for frame in sent[4:]] for rank in (0, 1))
+    assert set(own) == {0.0}
+    assert other == sorted(other) and other[-1] == 30 * 0.125
 
 
 def test_while_somebody_watches_both_ranks_tell_of_the_same_time(clock):
