@@ -17,7 +17,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-browser test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-browser test-dist test-cluster lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot screenshots demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -125,6 +125,10 @@ bench-plot: $(VENV)/.setup ## draw what bench-compare found
 	$(BIN)/python benchmarks/plot.py benchmarks/.envs/figures.json
 
 # About an hour and a half on 2 cores.
+screenshots: $(VENV)/.setup-test ## draw the pages for docs/images anew (four minutes)
+	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
+	$(BIN)/python tests/browser/screenshots.py .small
+
 demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and measure them
 	$(BIN)/python tools/demo_model/train.py --output labinfer/assets
 	$(BIN)/python tools/demo_model/evaluate.py --card

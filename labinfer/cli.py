@@ -30,7 +30,7 @@ from labinfer.bench.options import (
     LoadOptions,
     ServeOptions,
 )
-from labinfer.chat.conversation import Conversation
+from labinfer.chat.conversation import MANY_ANSWERS
 from labinfer.chat.options import ChatOptions
 from labinfer.config import (
     SECTIONS,
@@ -71,7 +71,7 @@ COMMANDS = {
     ),
     "chat": (
         "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
-        "checkpoint or the server would have it, and an answer may fill the context.",
+        "checkpoint or the server would have it, and an answer may fill the context. In the chat, /help lists the commands.",
         (ChatOptions, SamplingOptions, *ENGINE_SECTIONS),
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
@@ -106,6 +106,8 @@ DEFAULTS_OF: dict[str, dict[str, Any]] = {
     "chat": {"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},
 }
 """Where they are others than the dataclass's; empty for what is left to the model or its server."""
+LEFT_OUT_OF = {"chat": MANY_ANSWERS}
+"""Options that make no sense there."""
 
 EPILOG = """other commands:
   launch.py serve              OpenAI's API over HTTP
@@ -202,12 +204,13 @@ def build_parser(command: str = "generate") -> Parser:
         prog=prog,
         description=description,
         epilog=EPILOG if command == "generate" else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=argparse.RawDescriptionHelpFormatter if command == "generate" else argparse.HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
     for section in sections:
-        add_options(parser, section, REPEATED_OF.get(command, REPEATED), DEFAULTS_OF.get(command, {}))
+        repeated, left_out = REPEATED_OF.get(command, REPEATED), LEFT_OUT_OF.get(command, ())
+        add_options(parser, section, repeated, DEFAULTS_OF.get(command, {}), left_out)
     return parser
 
 
@@ -232,15 +235,19 @@ def add_options(
     section: type,
     repeated: tuple[str, ...] = REPEATED,
     defaults: dict[str, Any] | None = None,
+    left_out: tuple[str, ...] = (),
 ) -> None:
     """A group of flags for a dataclass of options. Values are converted and checked later, all in one place.
 
     Args:
         defaults: where they are others than the dataclass's.
+        left_out: fields that are no flags.
     """
     group = parser.add_argument_group(section.__name__.removesuffix("Options").lower(), section.__doc__)
     hints = typing.get_type_hints(section)
     for f in dataclasses.fields(section):
+        if f.name in left_out:
+            continue
         names = [name for name in (f.metadata["other_name"], flag_name(f.name)) if name]
         text = f.metadata["help"].replace("%", "%%")
         if hints[f.name] is bool:  # what is on by default can be turned off
@@ -276,7 +283,7 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
         return {"job": job, "sampling": sampling}
     if name == "chat":
         sampling = _sampling(args)
-        Conversation(settings=sampling)  # refuses what no chat can have
+        SamplingParams(**sampling)  # refused before anything is loaded
         return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
     own = [convert_section(section, _given(args, section)) for section in COMMANDS[name][1] if section not in SECTIONS]
     for section in own:

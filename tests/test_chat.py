@@ -169,6 +169,20 @@ class TestLaunchers:
             assert terminal.wait() == 0
             assert terminal.settings() == before
 
+    def test_a_line_that_the_terminal_edits_itself(self, tmp_path):
+        """Under mpirun: Chinese characters are erased whole, and of a line that it would cut nothing is sent."""
+        with pseudo_terminal(command("mpirun", 2, LAUNCH, "chat", "--max-tokens", "1"), tmp_path) as terminal:
+            terminal.wait_for("\n> ")
+            terminal.type("中文\x7f国" + ENTER)
+            terminal.wait_for("\n> ")
+            assert "taken back: 中国" in terminal.say("/undo")
+            for _ in range(5):
+                terminal.type("y" * 1000)
+                time.sleep(0.05)
+            terminal.type(ENTER)
+            assert "at most 4094 bytes" in terminal.wait_for("\n> ")
+            assert "nothing has been said yet" in terminal.say("/undo")
+
     def test_the_terminal_is_as_before_when_a_rank_dies(self, tmp_path):
         arguments = command("mpirun", 2, LAUNCH, "chat", "--dtype", "float32")
         with pseudo_terminal(arguments, tmp_path) as terminal:
@@ -250,6 +264,8 @@ class TestFailures:
         with pseudo_terminal(with_server(server, "--api-key", "wrong"), tmp_path) as one:
             assert "refuses the key" in one.wait_for("\n> ")
             assert "refuses the key" in one.say("hello")
+        with pseudo_terminal(with_server(server), tmp_path) as one:
+            assert "wants a key; give --api-key KEY" in one.wait_for("\n> ")
 
     @pytest.mark.parametrize(
         ("response", "complaint"),

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from labinfer.errors import UserError
 
+TOO_SHORT_SECONDS = 0.1
+"""To tell a rate from: tokens that come so close together may come in one piece."""
+
 
 class AnswerFailed(UserError):
     """There is no answer to this message; the chat can go on."""
@@ -30,9 +33,11 @@ class Answer:
     def describe(self) -> str:
         """The figures in a line."""
         parts = [f"{_count(self.num_tokens)} tokens in {self.seconds:.2f} s"]
-        if self.num_tokens and self.num_tokens > 1 and self.seconds_to_first is not None:
-            after_first = max(self.seconds - self.seconds_to_first, 1e-6)
-            parts.append(f"{(self.num_tokens - 1) / after_first:.1f} tokens/s")
+        if self.num_tokens and self.seconds_to_first is not None:
+            after_first = self.seconds - self.seconds_to_first
+            is_short = after_first < TOO_SHORT_SECONDS
+            rate = self.num_tokens / self.seconds if is_short else (self.num_tokens - 1) / after_first
+            parts.append(f"{rate:.1f} tokens/s")
         if self.seconds_to_first is not None:
             parts.append(f"first after {self.seconds_to_first:.3f} s")
         parts.append(f"prompt of {_count(self.prompt_tokens)} tokens, {_count(self.cached_tokens)} of them cached")

@@ -34,6 +34,8 @@ class Chat:
     def __init__(self, terminal: Terminal, backend: Backend, conversation: Conversation, signals: SignalGuard):
         self._terminal, self._backend, self._conversation, self._signals = terminal, backend, conversation, signals
         self._answers: list[Answer] = []
+        self._unanswered = ""
+        """The last message, where it is not in the conversation because no answer came."""
         self._num_failed = 0
         self._is_over = False
 
@@ -86,6 +88,7 @@ class Chat:
 
     def _ask(self, text: str) -> None:
         answer, begin = Answer(), time.monotonic()
+        self._unanswered = text
         try:
             messages = self._conversation.messages(text)
             with closing(self._backend.stream(messages, self._conversation.settings, answer)) as pieces:
@@ -97,7 +100,7 @@ class Chat:
         except AnswerFailed as error:
             self._fail(error)
             if answer.text:
-                self._terminal.say("the answer is not complete, and not part of the conversation; ask again")
+                self._terminal.say("the answer is not complete, and not part of the conversation; /retry asks again")
             return
         except Interrupted as error:
             self._forgive(error)
@@ -110,6 +113,7 @@ class Chat:
             self._terminal.say("[cut off: the answer is as long as it may be]")
         if answer.text or answer.finish_reason != "stopped":
             self._conversation.exchanges.append((text, answer.text))
+            self._unanswered = ""
         self._answers.append(answer)
 
     def _forgive(self, error: Interrupted) -> None:
@@ -143,15 +147,17 @@ class Chat:
         self._terminal.say(f"taken back: {self._take_back()}")
 
     def _retry(self, text: str) -> None:
-        self._ask(self._take_back())
+        self._ask(self._unanswered or self._take_back())
 
     def _take_back(self) -> str:
+        self._unanswered = ""
         if not self._conversation.exchanges:
             raise UserError("nothing has been said yet")
         return self._conversation.exchanges.pop()[0]
 
     def _reset(self, text: str) -> None:
         self._conversation.exchanges.clear()
+        self._unanswered = ""
         self._terminal.say("a new conversation")
 
     def _stats(self, text: str) -> None:

@@ -14,9 +14,9 @@ from labinfer.config import SamplingOptions
 from labinfer.errors import UserError
 from labinfer.plan import SamplingParams
 
-ONE_ANSWER = ("n", "num_beams", "length_penalty")
-"""Sampling options for several answers, or for those that cannot stream."""
-SETTINGS = tuple(f.name for f in dataclasses.fields(SamplingOptions) if f.name not in ONE_ANSWER)
+MANY_ANSWERS = ("n", "num_beams", "length_penalty")
+"""Sampling options for several answers, or for those that cannot stream; not for a chat."""
+SETTINGS = tuple(f.name for f in dataclasses.fields(SamplingOptions) if f.name not in MANY_ANSWERS)
 
 
 @dataclass
@@ -26,12 +26,6 @@ class Conversation:
     system: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     exchanges: list[tuple[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for name in ONE_ANSWER:
-            if name in self.settings:
-                raise UserError(f"--{name.replace('_', '-')} is not for a chat, where one answer streams; leave it out")
-        SamplingParams(**self.settings)
 
     def messages(self, text: str | None = None) -> list[dict[str, str]]:
         """As OpenAI has them, with a user's next one."""

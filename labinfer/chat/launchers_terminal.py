@@ -14,8 +14,12 @@ from pathlib import Path
 CTRL_C = "\x03"
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
-CONTROL_CHARACTERS = 6
+INPUT_FLAGS, CONTROL_CHARACTERS = 0, 6
 """Where they are in the list that is a terminal's attributes (Python's ``termios``)."""
+IUTF8 = 0o40000
+"""Linux' flag for a terminal where the erase key takes a character of several bytes away whole (termios(3))."""
+LONGEST_LINE = 4095
+"""Bytes: a terminal that edits a line itself drops what comes behind them (termios(3), "Canonical mode")."""
 DISABLED = b"\0"
 """Linux' ``_POSIX_VDISABLE``."""
 
@@ -71,6 +75,7 @@ class LaunchersTerminal:
         attributes = termios.tcgetattr(self._fd)
         attributes[CONTROL_CHARACTERS][termios.VINTR] = DISABLED
         attributes[CONTROL_CHARACTERS][termios.VEOL] = CTRL_C.encode()
+        attributes[INPUT_FLAGS] |= IUTF8
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under mpirun this is in the background
         try:
             termios.tcsetattr(self._fd, termios.TCSANOW, attributes)

@@ -98,7 +98,7 @@ class RemoteServer:
                 connection.request(method, self._path + path, data, self._headers)
                 response = connection.getresponse()
                 if response.status != http.client.OK:
-                    raise _refusal(response)
+                    raise _refusal(response, "Authorization" in self._headers)
             yield response
         except (
             OSError,
@@ -143,7 +143,7 @@ def _decode(data: bytes) -> dict[str, Any]:
     return event
 
 
-def _refusal(response: http.client.HTTPResponse) -> AnswerFailed:
+def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
     """What an HTTP error says, and what can be done."""
     data = response.read(LONGEST_BODY)
     try:
@@ -152,7 +152,9 @@ def _refusal(response: http.client.HTTPResponse) -> AnswerFailed:
         text = " ".join(data.decode(errors="replace").split())[:LONGEST_TEXT]
     text = text or response.reason or "no reason given"
     if response.status == http.HTTPStatus.UNAUTHORIZED:
-        return AnswerFailed(f"the server refuses the key: {text}; give --api-key or set LABINFER_API_KEY")
+        if not has_key:
+            return AnswerFailed("the server wants a key; give --api-key KEY, or set LABINFER_API_KEY")
+        return AnswerFailed(f"the server refuses the key: {text}")
     after = response.getheader("Retry-After", "")
     hint = f"; try again in {after} seconds" if after.isdigit() else ""
     return AnswerFailed(f"{text} (HTTP {response.status}){hint}")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from labinfer.chat.history import History
-from labinfer.chat.launchers_terminal import CTRL_C, LaunchersTerminal
+from labinfer.chat.launchers_terminal import CTRL_C, LONGEST_LINE, LaunchersTerminal
 from labinfer.chat.line_reader import LineReader
 from labinfer.errors import Interrupted, UserError
 from labinfer.executor.signals import SignalGuard
@@ -137,6 +137,11 @@ class Terminal:
         else:
             _write(STANDARD_OUTPUT, prompt if self.is_interactive else "")
             line = self._lines.read()
+            if self._launchers is not None and len(line.encode()) >= LONGEST_LINE:
+                self.say(
+                    f"error: a line has at most {LONGEST_LINE - 1} bytes here; end it with \\ to go on in the next"
+                )
+                return self._read_line(is_first)
         if self._launchers is not None and CTRL_C in line:
             raise Interrupted(signal.SIGINT)
         return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chat_page import answers, ask, conversations, dictate, wait_for_end
+from chat_page import answers, ask, choose, conversations, dictate, send, wait_for_end
 from playwright.sync_api import expect
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
@@ -95,7 +95,13 @@ def test_a_telephone(browser, server):
     page = context.new_page()
     page.goto(server.url)
     dictate(page, RICH)
-    ask(page, "What is in a table with a rather long title that does not fit?")
+    box = page.get_by_role("textbox", name="Write a message")
+    box.fill("What is in a table with a rather long title")
+    page.keyboard.press("Enter")  # begins a line: there is no Shift+Enter
+    page.keyboard.type("that does not fit?")
+    page.get_by_role("button", name="Send").tap()
+    expect(answers(page)).to_have_count(1)
+    wait_for_end(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     expect(page.get_by_role("button", name="New chat")).to_be_hidden()
     page.get_by_role("button", name="Show conversations").click()
@@ -129,8 +135,12 @@ def test_all_of_it_by_keyboard(page):
     page.keyboard.press("Enter")
     wait_for_end(page)
     expect(answers(page)).to_contain_text("23")
-    page.get_by_role("textbox", name="Write a message").focus()
+    expect(page.get_by_role("textbox", name="Write a message")).to_be_focused()
     tab_to("Previous version", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_contain_text("42")
+    page.keyboard.press("Enter")  # there is no further one, so this is for the next
+    expect(answers(page)).to_contain_text("23")
     page.keyboard.press("Enter")
     expect(answers(page)).to_contain_text("42")
     page.keyboard.press("Control+K")
@@ -148,3 +158,34 @@ def test_all_of_it_by_keyboard(page):
     tab_to("Delete")
     page.keyboard.press("Enter")
     expect(conversations(page)).to_have_count(0)
+
+
+def test_the_focus_stays_where_a_list_is_drawn_anew(page):
+    ask(page, "17 + 25 = ?")
+    page.get_by_role("button", name="New chat").click()
+    send(page, "20 + 3 = ?")
+    export = page.get_by_role("button", name="Export: 17 + 25 = ?")
+    conversations(page).nth(1).focus()
+    export.focus()
+    wait_for_end(page)
+    expect(export).to_be_focused()
+    page.get_by_role("button", name="Delete: 17 + 25 = ?").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Delete").focus()
+    page.keyboard.press("Enter")
+    expect(conversations(page)).to_have_count(1)
+    expect(page.get_by_role("button", name="New chat")).to_be_focused()
+
+
+def test_a_screen_reader_is_told_how_an_answer_ends(page):
+    said = page.locator("#said")
+    ask(page, "17 + 25 = ?")
+    expect(said).to_have_text("The answer is complete.")
+    choose(page, ignore_eos=True)
+    send(page, "Count from 3 to 15.")
+    expect(said).to_have_text("The answer is being written.")
+    page.keyboard.press("Escape")
+    expect(said).to_have_text("stopped")
+    choose(page, temperature=-1)
+    ask(page, "17 + 25 = ?")
+    expect(said).to_contain_text("temperature")

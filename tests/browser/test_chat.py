@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chat_page import LONG, answers, ask, choose, dictate, questions, send, wait_for_end
 from playwright.sync_api import expect
+from serving import serving
 
 
 def test_an_answer_comes_with_its_figures(page):
@@ -13,6 +14,25 @@ def test_an_answer_comes_with_its_figures(page):
         expect(answer).to_contain_text(figure)
     expect(page.get_by_role("heading", name="17 + 25 = ?")).to_be_visible()
     expect(page.get_by_role("textbox", name="Write a message")).to_be_focused()
+
+
+def test_a_rate_is_none_of_tokens_that_came_in_one_piece(page):
+    """The stream of a short answer: all of it is read at once, 50 ms after it was asked for."""
+    stats = page.evaluate(
+        """async () => {
+            const { Answering } = await import("/webui/answering.js");
+            const { Conversation, newRecord } = await import("/webui/conversation.js");
+            const conversation = new Conversation(newRecord());
+            const message = conversation.add("assistant", conversation.add("user", null, { content: "x" }).id);
+            const api = { async *chat() {
+                await new Promise((resolve) => setTimeout(resolve, 50));
+                for (const content of ["a", "b", "c", "d"]) yield { choices: [{ delta: { content } }] };
+            } };
+            await new Answering(api, null, { saveMessage: async () => {} }, conversation, message).run();
+            return message.stats;
+        }"""
+    )
+    assert stats["tokens"] == 4 and 10 < stats["perSecond"] <= 4 / 0.049
 
 
 def test_earlier_messages_are_sent_and_found_in_the_cache(page):
@@ -85,6 +105,27 @@ def test_an_edit_can_be_given_up(page):
     page.keyboard.press("Escape")
     expect(questions(page)).to_contain_text("17 + 25 = ?")
     expect(answers(page)).to_contain_text("42")
+
+
+def test_one_of_several_models_is_chosen_for_a_conversation(context):
+    page = context.new_page()
+    with serving("--model", "one=demo", "--model", "two=demo-draft", launcher="mpirun", ranks=2) as server:
+        page.goto(server.url)
+        model = page.get_by_role("combobox", name="Model")
+        expect(model).to_have_value("one")
+        model.select_option("two")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            ask(page, "17 + 25 = ?")
+        assert asked.value.post_data_json["model"] == "two"
+        page.get_by_role("button", name="New chat").click()
+        expect(questions(page)).to_have_count(0)
+        expect(model).to_have_value("two")
+        model.select_option("one")
+        ask(page, "20 + 3 = ?")
+        page.go_back()
+        expect(model).to_have_value("two")
+        page.reload()
+        expect(model).to_have_value("two")
 
 
 def test_settings_are_sent_and_kept_with_the_conversation(page):

@@ -174,3 +174,9 @@ def test_what_is_a_formula(page, text, formulas):
     page.evaluate(RENDER, text)
     found = page.locator("#rendered [data-tex]").evaluate_all("all => all.map((one) => one.dataset.tex)")
     assert found == formulas
+
+
+def test_columns_of_a_table_are_aligned_as_they_are_said_to_be(page):
+    page.evaluate(RENDER, "| a | b |\n|---|--:|\n| 1 | 2 |")
+    sides = page.locator("#rendered td").evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).textAlign)")
+    assert [side.removeprefix("-webkit-") for side in sides] == ["left", "right"]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import signal
+from contextlib import AbstractContextManager
 
 import pytest
 from chat_page import LONG, answers, ask, choose, send, wait_for_end
 from launchers import kill_tree
-from playwright.sync_api import expect
-from serving import serving
+from playwright.sync_api import Page, Request, expect
+from serving import Server, serving
 
 KEY = "sesame-open-please"
+
+
+def pipeline(*flags: str) -> AbstractContextManager[Server]:
+    """Two stages."""
+    return serving("--model", "demo", *flags, launcher="mpirun", ranks=2)
 
 
 @pytest.fixture
@@ -21,7 +27,7 @@ def blank(context):
 
 def test_a_server_that_was_killed_and_is_back(blank):
     page = blank
-    with serving("--model", "demo") as first:
+    with pipeline() as first:
         port = first.url.rpartition(":")[2]
         page.goto(first.url)
         expect(ask(page, "17 + 25 = ?")).to_contain_text("42")
@@ -35,7 +41,7 @@ def test_a_server_that_was_killed_and_is_back(blank):
         send(page, "20 + 3 = ?")  # waits for the server
         expect(answers(page).last).to_contain_text("cannot be reached")
         expect(page.get_by_role("status").filter(has_text="cannot be reached")).to_be_visible()
-    with serving("--model", "demo", "--port", port):
+    with pipeline("--port", port):
         wait_for_end(page)
         expect(answers(page).last).to_contain_text("23")
         expect(page.locator("#banner")).to_be_hidden()
@@ -43,7 +49,7 @@ def test_a_server_that_was_killed_and_is_back(blank):
 
 def test_a_key_is_asked_for_refused_and_taken(blank):
     page = blank
-    with serving("--model", "demo", "--api-key", KEY) as server:
+    with pipeline("--api-key", KEY) as server:
         page.goto(server.url)
         expect(page.locator("#banner")).to_contain_text("asks for an API key")
         page.get_by_role("button", name="Enter the key").click()
@@ -65,7 +71,7 @@ def test_a_key_is_asked_for_refused_and_taken(blank):
 
 
 def test_a_busy_server_is_waited_for(blank, context):
-    with serving("--model", "demo", "--max-open-requests", "1") as server:
+    with pipeline("--max-open-requests", "1") as server:
         other = context.new_page()
         other.goto(server.url)
         choose(other, **LONG)
@@ -79,7 +85,7 @@ def test_a_busy_server_is_waited_for(blank, context):
 
 
 def test_a_caller_who_has_had_its_share_waits_for_the_next(blank):
-    with serving("--model", "demo", "--tokens-per-minute", "120") as server:
+    with pipeline("--tokens-per-minute", "120") as server:
         blank.goto(server.url)
         choose(blank, ignore_eos=True, max_tokens=110)
         ask(blank, "Count from 3 to 15.")
@@ -91,10 +97,49 @@ def test_a_caller_who_has_had_its_share_waits_for_the_next(blank):
 
 
 def test_a_server_that_shuts_down_says_so(blank):
-    with serving("--model", "demo", "--drain-timeout", "12") as server:
+    with pipeline("--drain-timeout", "12") as server:
         blank.goto(server.url)
         choose(blank, ignore_eos=True, max_tokens=2000)
         send(blank, "Count from 3 to 15.")
         expect(answers(blank).last).to_contain_text("3, 4")
         server.process.send_signal(signal.SIGTERM)
         expect(blank.locator("#banner")).to_contain_text("shutting down")
+
+
+def test_a_tab_that_nobody_looks_at_asks_the_server_nothing(blank):
+    page, asked = blank, []
+    page.on("request", lambda request: asked.append(request) if is_question(request) else None)
+    with pipeline() as server:
+        page.clock.install()
+        page.goto(server.url)
+        page.get_by_role("combobox", name="Model").wait_for()
+        for _ in range(2):
+            with page.expect_request_finished(is_question):
+                page.clock.run_for(6000)
+        look(page, False)
+        page.clock.run_for(6000)  # this one has been planned already
+        page.wait_for_timeout(500)
+        asked.clear()
+        for _ in range(10):
+            page.clock.run_for(6000)
+            page.wait_for_timeout(50)
+        assert asked == []
+        with page.expect_request_finished(is_question):
+            look(page, True)
+        with page.expect_request_finished(is_question):
+            page.clock.run_for(6000)
+
+
+def is_question(request: Request) -> bool:
+    return request.url.endswith("/ready")
+
+
+def look(page: Page, at_it: bool) -> None:
+    """Bring this tab to the front of its window, or another one."""
+    page.evaluate(
+        """(hidden) => {
+            Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        not at_it,
+    )

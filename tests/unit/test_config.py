@@ -40,6 +40,10 @@ SAMPLING_FLAGS = {
     "--num-beams", "--length-penalty",
 }  # fmt: skip
 GENERATE_FLAGS = ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--output", "--report"}
+CHAT_FLAGS = (
+    (ENGINE_FLAGS | SAMPLING_FLAGS | {"--url", "--api-key", "--system"})
+    - {"--trace", "--profile", "--n", "--num-beams", "--length-penalty"}
+)  # fmt: skip
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--device", "--transport",
     "--threads", "--log-level", "--timeout",
@@ -70,7 +74,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     ("command", "flags"),
     [
         ("generate", GENERATE_FLAGS),
-        ("chat", ENGINE_FLAGS - {"--trace", "--profile"} | SAMPLING_FLAGS | {"--url", "--api-key", "--system"}),
+        ("chat", CHAT_FLAGS),
         ("plan", ENGINE_FLAGS),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from labinfer.chat.backend import Answer, AnswerFailed
 from labinfer.chat.chat import COMMANDS, Chat
-from labinfer.chat.conversation import SETTINGS, Conversation
+from labinfer.chat.conversation import Conversation
 from labinfer.chat.history import LONGEST, History
 from labinfer.chat.line_reader import LineReader
 from labinfer.chat.remote_server import RemoteServer
@@ -119,6 +119,8 @@ class TestConversation:
             ("temperature", "-1"),
             ("top_k", "1.5"),
             ("n", "2"),
+            ("num_beams", "2"),
+            ("length_penalty", "1"),
             ("colour", "red"),
             ("min_tokens", "9"),
         ],
@@ -140,12 +142,6 @@ class TestConversation:
         for path in (tmp_path / "a.json", tmp_path / "no" / "b.json", tmp_path):
             with pytest.raises(UserError, match=str(path)):
                 conversation.save(str(path), "demo")
-
-    def test_several_answers_are_refused(self):
-        for name in ("n", "num_beams", "length_penalty"):
-            with pytest.raises(UserError, match=f"--{name.replace('_', '-')}"):
-                Conversation(settings={name: 2})
-            assert name not in SETTINGS
 
 
 class TestHistory:
@@ -274,6 +270,14 @@ class TestChat:
         assert asked == [["one"], ["one", "one", "two"], ["one", "one", "two"], ["one", "one", "three"], ["four"]]
         assert conversation.exchanges == [("four", "four")]
 
+    def test_retry_asks_again_what_was_not_answered(self):
+        _, _, echo, conversation = chat_over("one", "fail", "/retry", "/retry", "/undo", "/retry")
+        asked = [[message["content"] for message in messages] for messages in echo.asked]
+        assert asked == [["one"]] + [["one", "one", "fail"]] * 3
+        assert conversation.exchanges == []
+        _, terminal, echo, _ = chat_over("fail", "/reset", "/retry")
+        assert len(echo.asked) == 1 and "nothing has been said yet" in terminal.said[-1]
+
     def test_system_is_set_shown_and_removed(self):
         _, terminal, echo, conversation = chat_over("/system Be  brief.", "/system", "one", "/system off", "/system")
         assert "Be  brief." in terminal.said and terminal.said[-1] == "there is no system prompt"
@@ -299,6 +303,8 @@ def test_an_answers_figures():
     assert answer.describe() == (
         "11 tokens in 1.50 s; 10.0 tokens/s; first after 0.500 s; prompt of 10 tokens, 4 of them cached; ended by stop"
     )
+    answer = Answer("x", 10, 4, 3, "stop", seconds=0.0301, seconds_to_first=0.03)
+    assert "; 99.7 tokens/s;" in answer.describe()  # and not twenty thousand
     assert "? tokens" in Answer(finish_reason="stopped").describe()
 
 

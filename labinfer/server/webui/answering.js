@@ -5,10 +5,12 @@ import { newId } from "./identity.js";
 import { splitThinking } from "./thinking.js";
 
 const SAVE_EVERY_MS = 400;
+const TOO_SHORT_MS = 100; // to tell a rate from: tokens that come so close together may come in one piece
 
 export class Answering extends EventTarget {
   /**
-   * Listeners hear "change" when the message has grown, "wait" when it waits for the server, and "end".
+   * Listeners hear "change" when the message has grown, "wait" when it waits for the server, and "unsaved" when the
+   * browser does not keep it.
    * @param {import("./conversation.js").Conversation} conversation whose last message is the empty answer
    * @param {object} message that answer
    */
@@ -50,7 +52,6 @@ export class Answering extends EventTarget {
     }
     this._measure();
     await this._save();
-    this.dispatchEvent(new Event("end"));
   }
 
   /** Stop here and in the engine. */
@@ -114,15 +115,13 @@ export class Answering extends EventTarget {
     const { message } = this;
     if (!this._first) return;
     const tokens = message.usage?.completion_tokens ?? this._chunks;
-    const seconds = (this._last - this._first) / 1000;
-    message.stats = {
-      tokens, about: !message.usage, firstMs: this._first - this._sent,
-      perSecond: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
-    };
+    const afterFirstMs = this._last - this._first;
+    const [counted, ms] = afterFirstMs < TOO_SHORT_MS ? [tokens, this._last - this._sent] : [tokens - 1, afterFirstMs];
+    message.stats = { tokens, about: !message.usage, firstMs: this._first - this._sent, perSecond: (1000 * counted) / ms };
   }
 
   async _save() {
-    await this.store.saveMessage(structuredClone(this.message)).catch(() => {});
+    await this.store.saveMessage(structuredClone(this.message)).catch(() => this.dispatchEvent(new Event("unsaved")));
   }
 }
 

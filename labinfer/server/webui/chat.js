@@ -3,10 +3,13 @@
 import { Answering } from "./answering.js";
 import { Composer } from "./composer.js";
 import { Conversation, newRecord } from "./conversation.js";
-import { byId } from "./element.js";
+import { openDialog } from "./dialog.js";
+import { byId, make } from "./element.js";
+import { explain } from "./figures.js";
 import { fromJson, toJson } from "./exchange.js";
 import { openSettings } from "./settings_dialog.js";
 import { Sidebar } from "./sidebar.js";
+import { Tabs } from "./tabs.js";
 import { ThreadView } from "./thread_view.js";
 
 const NEW = "new";
@@ -20,7 +23,7 @@ export class Chat {
     this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), {
       edit: (message, text) => this._edit(message, text),
       again: (message) => this._again(message),
-      select: (message) => this._select(message),
+      select: (message, isNext) => this._select(message, isNext),
     });
     this._sidebar = new Sidebar(store, {
       open: (id) => { location.hash = id; this._sidebar.show(false); },
@@ -28,6 +31,7 @@ export class Chat {
       remove: (id) => this._remove(id),
       export: (id) => this._export([id]),
     });
+    this._tabs = new Tabs(() => this._answerings.keys(), (id) => this._changedElsewhere(id));
     this._composer = new Composer(preferences, (text) => this._send(text), () => this.stop());
     this._connect();
   }
@@ -39,15 +43,16 @@ export class Chat {
   }
 
   /** The conversation of this id; a new one where there is none. */
-  async show(id) {
+  async show(id, takesFocus = true) {
     const record = this._records.find((one) => one.id === id);
     const round = (this._round = (this._round ?? 0) + 1);
     const messages = record ? await this._messages(id) : [];
     if (round !== this._round) return; // another one was asked for meanwhile
-    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(), messages);
+    const { model } = this._conversation.record; // which a new conversation goes on with
+    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(model), messages);
     this._composer.open(record ? id : NEW);
     this.render();
-    this._composer.focus();
+    if (takesFocus) this._composer.focus();
   }
 
   /** Everything anew, as after a change of language. */
@@ -71,11 +76,15 @@ export class Chat {
     try {
       const found = fromJson(await file.text());
       await this._store.saveAll(found.map((one) => one.record), found.flatMap((one) => one.messages));
-      this._records = [...found.map((one) => one.record), ...this._records].sort((a, b) => b.updated - a.updated);
+      for (const { record } of found) {
+        this._records.push(record);
+        this._tell(record.id);
+      }
+      this._sort();
       this._say(words.imported(found.length));
       if (found.length) location.hash = found[0].record.id;
     } catch (error) {
-      alert(words.importFailed(error.message));
+      openDialog(words.import, [make("p", {}, words.importFailed(error.message))], [{ label: words.close, run() {} }], words.close);
     }
     this._renderFrame();
   }
@@ -87,6 +96,28 @@ export class Chat {
   get _words() { return this._preferences.words; }
 
   get _answering() { return this._answerings.get(this._conversation.record.id); }
+
+  /** Another tab has changed or removed this conversation. */
+  async _changedElsewhere(id) {
+    const record = await this._store.conversation(id).catch(() => undefined);
+    if (this._answerings.has(id)) return; // it will be saved as it is here
+    this._records = this._records.filter((one) => one.id !== id);
+    if (record) this._records.push(record);
+    this._sort();
+    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // many may come
+    else if (record) await this.show(id, false);
+    else location.hash = "";
+  }
+
+  /** The latest first. */
+  _sort() {
+    this._records.sort((a, b) => b.updated - a.updated);
+  }
+
+  /** Other tabs, that a conversation has changed. */
+  _tell(id) {
+    this._tabs.tell(id, this._answerings.has(id));
+  }
 
   _connect() {
     addEventListener("hashchange", () => this.show(location.hash.slice(1)));
@@ -116,6 +147,7 @@ export class Chat {
 
   async _messages(id) {
     const messages = await this._store.messages(id).catch(() => []);
+    if (this._tabs.answering.has(id)) return messages;
     for (const message of messages) if (message.status === "streaming") message.status = "interrupted";
     return messages;
   }
@@ -138,10 +170,11 @@ export class Chat {
     await this._answer(this._conversation, this._conversation.messages.get(message.parent));
   }
 
-  async _select(message) {
+  _select(message, isNext) {
     if (this._answering) return;
     this._conversation.select(message);
     this._thread.sync();
+    this._thread.view(message).focusBranches(isNext);
     this._saveRecord();
   }
 
@@ -157,24 +190,32 @@ export class Chat {
       history.replaceState(null, "", `#${record.id}`);
       this._composer.open(record.id);
     }
-    this._records.sort((a, b) => b.updated - a.updated);
+    this._sort();
     this._thread.sync();
     this._showGrowth(answering);
     this._thread.toEnd();
     this._renderFrame();
+    if (document.activeElement === document.body) this._composer.focus(); // the button that was pressed is gone
     this._say(this._words.writing);
     await this._store.saveAll([record], [question, message].map((one) => structuredClone(one))).catch(() => this._storageFailed());
+    this._tell(record.id);
     let drawn = 0;
     const draw = () => { drawn ||= requestAnimationFrame(() => { drawn = 0; this._showGrowth(answering); }); };
     answering.addEventListener("change", draw);
-    answering.addEventListener("wait", draw);
+    answering.addEventListener("wait", () => {
+      draw();
+      const { waitsFor } = answering;
+      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(this._explain(waitsFor)); // the banner tells of others
+    });
+    answering.addEventListener("unsaved", () => this._storageFailed());
     answering.finished = answering.run();
     await answering.finished;
     cancelAnimationFrame(drawn);
     this._answerings.delete(record.id);
+    this._tell(record.id);
     if (conversation === this._conversation) {
       this._thread.update(() => this._thread.view(message)?.render());
-      this._say(this._words.finished);
+      this._say(this._outcome(message));
     }
     this._renderFrame();
   }
@@ -189,6 +230,12 @@ export class Chat {
     });
   }
 
+  /** How an answer has ended. */
+  _outcome({ status, failure }) {
+    if (failure) return explain(failure, this._words);
+    return status === "done" ? this._words.finished : this._words.reasons[status];
+  }
+
   _explain({ kind, retryAfter }) {
     const words = this._words;
     if (kind === "busy") return words.busy(retryAfter);
@@ -199,7 +246,7 @@ export class Chat {
 
   _renamed(record) {
     if (record.id === this._conversation.record.id) Object.assign(this._conversation.record, { title: record.title, named: true });
-    this._store.save(record);
+    this._save(record);
     this._renderFrame();
   }
 
@@ -208,6 +255,7 @@ export class Chat {
     answering?.stop();
     await answering?.finished; // it saves what it has, which is to go as well
     await this._store.remove(id);
+    this._tell(id);
     this._records = this._records.filter((one) => one.id !== id);
     this._preferences.keepDraft(id, "");
     if (id === this._conversation.record.id) location.hash = "";
@@ -225,11 +273,16 @@ export class Chat {
 
   _saveRecord() {
     const { record } = this._conversation;
-    if (this._records.includes(record)) this._store.save(record).catch(() => this._storageFailed());
+    if (this._records.includes(record)) this._save(record);
+  }
+
+  async _save(record) {
+    await this._store.save(record).catch(() => this._storageFailed());
+    this._tell(record.id);
   }
 
   _storageFailed() {
-    this._say(this._words.storageFailed);
+    byId("not-kept").hidden = false;
   }
 
   /** For screen readers. */
@@ -239,6 +292,7 @@ export class Chat {
 
   /** All but the messages. */
   _renderFrame() {
+    this._frameDue = 0;
     const { record } = this._conversation, words = this._words;
     byId("title").textContent = record.title || words.untitled;
     document.title = record.title ? `${record.title} · LABInfer` : "LABInfer";
@@ -248,7 +302,7 @@ export class Chat {
     select.hidden = !models.length;
     if (models.length) select.value = this._model().id;
     this._composer.answering = Boolean(this._answering);
-    this._sidebar.render(this._records, record.id, new Set(this._answerings.keys()), words);
+    this._sidebar.render(this._records, record.id, new Set([...this._answerings.keys(), ...this._tabs.answering]), words);
   }
 
   /** The server tells of other models. */

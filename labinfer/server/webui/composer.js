@@ -1,20 +1,21 @@
 // Composer: where a message is written. What is not sent yet survives a reload.
 
 import { byId } from "./element.js";
+import { sends } from "./enter_key.js";
 
 export class Composer {
   /** @param {(text: string) => void} onsend @param {() => void} onstop */
   constructor(preferences, onsend, onstop) {
     Object.assign(this, { _preferences: preferences, _onsend: onsend });
     this._input = byId("input");
-    this._conversation = "new";
+    this._conversation = null;
     this._answering = false;
     this._input.oninput = () => {
       preferences.keepDraft(this._conversation, this._input.value);
       this._fit();
     };
     this._input.onkeydown = (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return; // 229: an input method
+      if (!sends(event)) return;
       event.preventDefault();
       this._send();
     };
@@ -25,6 +26,7 @@ export class Composer {
 
   /** @param {string} id of the conversation, or "new" */
   open(id) {
+    if (id === this._conversation) return;
     this._conversation = id;
     this._input.value = this._preferences.draft(id);
     this._fit();

@@ -4,10 +4,10 @@ import { newId } from "./identity.js";
 
 const TITLE_LENGTH = 60;
 
-/** A new record, as the store keeps it. */
-export function newRecord() {
+/** A new record, as the store keeps it. @param {string} model its name, or "" for the server's first */
+export function newRecord(model = "") {
   const now = Date.now();
-  return { id: newId(), title: "", named: false, created: now, updated: now, leaf: null, model: "", system: "", settings: {} };
+  return { id: newId(), title: "", named: false, created: now, updated: now, leaf: null, model, system: "", settings: {} };
 }
 
 export class Conversation {

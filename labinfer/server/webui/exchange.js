@@ -9,7 +9,6 @@ const ROLES = ["user", "assistant"];
 const text = (value) => typeof value === "string";
 const number = Number.isFinite;
 const boolean = (value) => typeof value === "boolean";
-const numberOrNull = (value) => value === null || number(value);
 const listOf = (fits) => (value) => Array.isArray(value) && value.every(fits);
 const object = (value) => value?.constructor === Object;
 const objectOf = (shapes) => (value) => object(value) && Object.entries(shapes).every(([name, fits]) => fits(value[name]));
@@ -17,7 +16,7 @@ const objectOf = (shapes) => (value) => object(value) && Object.entries(shapes).
 const MESSAGE_FIELDS = {
   role: text, content: text, created: number, status: text, finishReason: text, model: text,
   failure: objectOf({ kind: text, message: text }),
-  stats: objectOf({ tokens: number, about: boolean, firstMs: number, perSecond: numberOrNull }),
+  stats: objectOf({ tokens: number, about: boolean, firstMs: number, perSecond: number }),
   usage: objectOf({ prompt_tokens: number, completion_tokens: number, prompt_tokens_details: objectOf({ cached_tokens: number }) }),
   toolCalls: listOf(objectOf({ id: text, name: text, arguments: text })),
   logprobs: listOf(objectOf({ token: text, logprob: number, top: listOf((pair) => Array.isArray(pair) && text(pair[0]) && number(pair[1])) })),

@@ -8,7 +8,7 @@ export function figures(message, words) {
   const parts = [];
   if (stats) {
     parts.push(words.tokens(stats.tokens, stats.about));
-    if (stats.perSecond) parts.push(words.rate(stats.perSecond.toFixed(stats.perSecond < 10 ? 1 : 0)));
+    parts.push(words.rate(stats.perSecond.toFixed(stats.perSecond < 10 ? 1 : 0)));
     parts.push(words.firstToken(duration(stats.firstMs)));
   }
   const cached = usage?.prompt_tokens_details?.cached_tokens;
@@ -20,7 +20,8 @@ export function figures(message, words) {
   return nodes;
 }
 
-function explain(failure, words) {
+/** Why there is no answer, or not all of it. @param {object} [failure] undefined where the page was closed */
+export function explain(failure, words) {
   if (!failure) return words.reloaded;
   if (failure.kind === "broken" || failure.kind === "away" || failure.kind === "draining") return words.broken;
   if (failure.kind === "key") return words.keyRefused;

@@ -12,8 +12,8 @@ const ALLOWED_TAGS = [
   "img", "ins", "kbd", "li", "mark", "ol", "p", "pre", "q", "s", "small", "span", "strong", "sub", "summary", "sup", "table",
   "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul",
 ];
-const ALLOWED_ATTR = ["alt", "class", "colspan", "data-language", "data-math", "data-tex", "href", "open", "rowspan", "src", "start", "target", "rel"];
-const NOT_AN_ADDRESS = ["colspan", "data-language", "data-math", "data-tex", "open", "rel", "rowspan", "start", "target"];
+const ALLOWED_ATTR = ["align", "alt", "class", "colspan", "data-language", "data-math", "data-tex", "href", "open", "rowspan", "src", "start", "target", "rel"];
+const NOT_AN_ADDRESS = ["align", "colspan", "data-language", "data-math", "data-tex", "open", "rel", "rowspan", "start", "target"];
 const RAW_TAGS = new Set(ALLOWED_TAGS.filter((tag) => tag !== "a" && tag !== "img"));
 const LONG_CODE = 20000; // characters; beyond, colours cost more than they tell
 

@@ -10,6 +10,8 @@ export class MemoryStore {
     return [...this._conversations.values()].sort((a, b) => b.updated - a.updated);
   }
 
+  async conversation(id) { return this._conversations.get(id); }
+
   async messages(conversation) {
     return [...this._messages.values()].filter((message) => message.conversation === conversation);
   }

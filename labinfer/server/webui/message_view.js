@@ -3,6 +3,7 @@
 import { copy } from "./clipboard.js";
 import { frameCode } from "./code_view.js";
 import { iconButton, make } from "./element.js";
+import { sends } from "./enter_key.js";
 import { logprobsView } from "./logprobs_view.js";
 import { GrowingMarkdown, renderMarkdown } from "./markdown.js";
 import { figures } from "./figures.js";
@@ -12,7 +13,7 @@ export class MessageView {
   /**
    * @param {object} message
    * @param {object[]} siblings its versions
-   * @param {object} actions what buttons do: edit(message, text), again(message), select(message)
+   * @param {object} actions what buttons do: edit(message, text), again(message), select(message, isNext)
    */
   constructor(message, siblings, words, actions) {
     Object.assign(this, { message, words, _siblings: siblings, _actions: actions });
@@ -29,13 +30,21 @@ export class MessageView {
     this.element.replaceChildren(this._body, this._foot);
     if (this.message.role === "user") {
       this._body.append(make("p", { className: "said" }, this.message.content));
-      this._foot.append(this._branches(), this._buttons());
+      this._foot.append(this._buttons(), this._branches());
       return;
     }
+    if (this.message.status === "streaming" && !this.message.content) return this.showWaiting("");
     const { thought, closed, answer } = splitThinking(this.message.content);
     if (thought?.trim()) this._body.append(this._thought(thought, closed).box);
     this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
     this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+  }
+
+  /** Give the focus to the button for the next version, or for the previous one; to the other where there is none. */
+  focusBranches(isNext) {
+    const [previous, next] = this._foot.querySelectorAll(".branches button");
+    const [wanted, other] = isNext ? [next, previous] : [previous, next];
+    (wanted.disabled ? other : wanted).focus();
   }
 
   /** The answer has grown. Called at most once a frame. */
@@ -89,7 +98,7 @@ export class MessageView {
     const at = this._siblings.indexOf(this.message), count = this._siblings.length;
     if (count < 2) return "";
     const step = (icon, label, index) => {
-      const button = iconButton(icon, label, () => this._actions.select(this._siblings[index]));
+      const button = iconButton(icon, label, () => this._actions.select(this._siblings[index], index > at));
       button.disabled = index < 0 || index >= count;
       return button;
     };
@@ -130,9 +139,8 @@ export class MessageView {
     const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, words.sendEdited);
     const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
     area.onkeydown = (event) => {
-      if (event.isComposing) return;
-      if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send.click(); }
-      if (event.key === "Escape") { event.stopPropagation(); cancel.click(); }
+      if (sends(event)) { event.preventDefault(); send.click(); }
+      if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); cancel.click(); }
     };
     this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));
     this._foot.replaceChildren();

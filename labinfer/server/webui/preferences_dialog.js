@@ -17,7 +17,7 @@ export function openPreferences(preferences, onclosed, forKey = false) {
   };
   const dialog = openDialog(words.preferences, [
     field(words.interfaceLanguage, language), field(words.theme, theme), field(words.key, key, words.keyHint),
-  ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.cancel);
+  ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.close);
   if (forKey) key.focus();
   key.onkeydown = (event) => { if (event.key === "Enter" && !event.isComposing) { save(); dialog.close(); } };
 }

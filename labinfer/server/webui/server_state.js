@@ -9,6 +9,7 @@ export class ServerState extends EventTarget {
     this._api = api;
     this._timer = 0;
     this._round = 0;
+    this._waiting = 0; // requests
     /** "" where all is well, else the kind of an ApiFailure. */
     this.trouble = "";
     this.models = [];
@@ -35,14 +36,17 @@ export class ServerState extends EventTarget {
     this.trouble = trouble;
     this.models = models;
     if (changed) this.dispatchEvent(new Event("change"));
+    if (document.hidden && !this._waiting) return; // it asks when somebody looks again
     this._timer = setTimeout(() => this.check(), trouble && trouble !== "key" ? OFTEN_MS : SELDOM_MS);
   }
 
   /** Resolves when the server takes requests, or `signal` is aborted, or `seconds` have passed since it did. */
   async until(seconds, signal) {
     const end = Date.now() + seconds * 1000;
+    this._waiting += 1;
     await this.check(true);
     while (!signal.aborted && (this.trouble || Date.now() < end)) await pause(200);
+    this._waiting -= 1;
   }
 }
 

@@ -60,5 +60,5 @@ export function openSettings(record, defaults, words, onsave) {
     make("div", { className: "grid" }, ...numbers.map(([name, input]) => field(words.fields[name], input))),
     make("div", { className: "grid two" }, field(words.stopStrings, stop), field(words.logprobs, logprobs)),
     field(words.extra, extra), wrong,
-  ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.cancel);
+  ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.close);
 }

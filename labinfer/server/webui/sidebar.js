@@ -5,6 +5,7 @@ import { byId, iconButton, make } from "./element.js";
 import { search } from "./search.js";
 
 const SEARCH_MS = 150; // after the last key
+const TRASH = 3; // among the buttons of a conversation
 
 export class Sidebar {
   /** @param {object} actions open(id), renamed(record), remove(id), export(id) */
@@ -12,6 +13,7 @@ export class Sidebar {
     Object.assign(this, { _store: store, _actions: actions, _list: byId("conversations"), _search: byId("search") });
     this._records = [];
     this._busy = new Set();
+    this._renaming = false;
     this._found = null; // ids, while a search is on
     this._search.oninput = () => {
       clearTimeout(this._timer);
@@ -51,11 +53,15 @@ export class Sidebar {
   /** @param {object[]} records @param {string} current its id @param {Set<string>} busy ids of those that are answering */
   render(records, current, busy, words) {
     Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });
+    if (this._renaming) return; // it is shown when the name is there
+    const focused = document.activeElement.closest("#conversations li");
+    const button = focused && [...focused.querySelectorAll("button")].indexOf(document.activeElement);
     const shown = records.filter(({ id }) => !this._found || this._found.has(id));
     this._list.replaceChildren(...shown.map((record) => this._item(record)));
     const none = byId("none-found");
     none.hidden = shown.length > 0;
     none.textContent = this._found ? words.noneFound : words.noConversations;
+    if (focused) this._giveFocusBack(focused.dataset.id, button);
   }
 
   async _seek() {
@@ -81,14 +87,13 @@ export class Sidebar {
 
   _rename(record) {
     const input = make("input", { value: record.title, "aria-label": this._words.rename, maxLength: 200 });
-    let over = false;
     const end = (keep, giveFocusBack) => {
-      if (over) return;
-      over = true;
+      if (!this._renaming) return;
+      this._renaming = false;
       const title = input.value.trim();
       if (keep && title && title !== record.title) this._actions.renamed(Object.assign(record, { title, named: true }));
       this.render(this._records, this._current, this._busy, this._words);
-      if (giveFocusBack) this._place(record)?.querySelector(".open").focus();
+      if (giveFocusBack) this._giveFocusBack(record.id, 0);
     };
     input.onkeydown = (event) => {
       event.stopPropagation();
@@ -97,20 +102,29 @@ export class Sidebar {
       if (event.key === "Escape") end(false, true);
     };
     input.onblur = () => end(true, false);
-    this._place(record).replaceChildren(input);
+    this._renaming = true;
+    this._place(record.id).replaceChildren(input);
     input.focus();
     input.select();
   }
 
-  _place(record) {
-    return this._list.querySelector(`[data-id="${record.id}"]`);
+  /** To a button of a conversation; where it is no more, to what begins one. */
+  _giveFocusBack(id, button) {
+    const buttons = this._place(id)?.querySelectorAll("button") ?? [byId("new")];
+    buttons[0].focus(); // the others are in the page from then on
+    buttons[button]?.focus();
+  }
+
+  _place(id) {
+    return this._list.querySelector(`[data-id="${id}"]`);
   }
 
   _remove(record, title) {
     const words = this._words;
-    openDialog(words.remove, [make("p", {}, words.removeAsk(title))], [
+    const dialog = openDialog(words.remove, [make("p", {}, words.removeAsk(title))], [
       { label: words.cancel, run() {} },
       { label: words.remove, danger: true, run: () => { this._actions.remove(record.id); } },
-    ], words.cancel);
+    ], words.close);
+    dialog.addEventListener("close", () => this._giveFocusBack(record.id, TRASH)); // which is not shown meanwhile
   }
 }

@@ -1,4 +1,5 @@
 // Store: conversations and their messages in IndexedDB. Messages are records of their own, so that saving one is cheap.
+// All methods are async: what IndexedDB throws at once, as on a database that is closed, is a rejection like the others.
 
 const NAME = "labinfer";
 const VERSION = 1;
@@ -25,16 +26,21 @@ export class Store {
     return found.sort((a, b) => b.updated - a.updated);
   }
 
+  /** undefined where there is none of this id. */
+  async conversation(id) {
+    return done(this._read("conversations").get(id));
+  }
+
   /** Of one conversation, in no order. */
-  messages(conversation) {
+  async messages(conversation) {
     return done(this._read("messages").index("conversation").getAll(conversation));
   }
 
-  save(conversation) {
+  async save(conversation) {
     return done(this._write("conversations").put(conversation));
   }
 
-  saveMessage(message) {
+  async saveMessage(message) {
     return done(this._write("messages").put(message));
   }
 
