@@ -85,7 +85,8 @@ class ClusterView:
     def update(self, stats: EngineStats) -> None:
         """Figures of a model have come."""
         of, now = self._of[stats.model], self._clock()
-        if 0 <= now - of.last_time < FIGURE_SECONDS and of.history:
+        of.last_time = min(of.last_time, now)  # the clock may be set back
+        if now - of.last_time < FIGURE_SECONDS and of.history:
             return  # there are others to come when work has ended
         point = _point(of.last, stats, now - of.last_time, now)
         of.last, of.last_time = stats, now

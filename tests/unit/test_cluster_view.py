@@ -106,6 +106,13 @@ def test_figures_of_short_requests_are_no_more_than_others(view, clock):
     assert all(99 < one["steps_per_second"] < 101 and one["tokens_per_step"] == 2 for one in points[1:])
 
 
+def test_rates_stay_within_reason_when_the_clock_is_set_back(view, clock):
+    for number in range(20):
+        clock.now += -30 if number == 10 else 0.5
+        view.update(stats(steps=10 * number + 10))
+    assert max(one["steps_per_second"] for one in view.history("a")) <= 40
+
+
 def test_the_ranks_are_asked_while_anybody_watches_any_model(view, told):
     with view.watching("a"):
         assert told == [True]
