@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from labinfer.observe.trace import Slice, Track, read_slices
+from labinfer.observe.trace import WAITS, Slice, Track, read_slices
 from labinfer.plan import Slices
 from labinfer.server.event_stream import event
 from labinfer.server.frames import Seen, ServedRank
@@ -22,6 +22,8 @@ FIGURE_SECONDS = 0.4
 """Between two figures. An engine tells of itself more often where requests are short: whenever work begins and ends."""
 KEPT_BYTES = 4 << 20
 """Of slices of a model: about half a minute of short steps on two ranks."""
+IDLE_SECONDS = 10.0
+"""A wait that was longer is left out of a trace, which may else begin an hour before the first step that it shows."""
 MAX_BEHIND = 8
 """Events that may wait for a watcher who is slow to read them; older ones are dropped."""
 
@@ -149,7 +151,7 @@ class ClusterView:
         slices: dict[int, list[Slice]] = {one.rank: [] for one in ranks}
         for when, rank, some in list(self._of[model].slices):
             if when >= since:
-                slices[rank] += read_slices(some)
+                slices[rank] += (one for one in read_slices(some) if not _is_idle(one))
         return [
             Track(one.rank, one.stage, one.tp_rank, sorted(slices[one.rank], key=lambda s: (s.begin, -s.end)))
             for one in ranks
@@ -159,6 +161,10 @@ class ClusterView:
         begin_us = (self._clock() - HISTORY_SECONDS) * 1e6
         while of.history and of.history[0]["time_us"] < begin_us:
             of.history.popleft()
+
+
+def _is_idle(one: Slice) -> bool:
+    return one.name.startswith(WAITS) and one.end - one.begin > IDLE_SECONDS * 1e9
 
 
 def _hand_out(of: OfModel, content: dict[str, Any]) -> None:

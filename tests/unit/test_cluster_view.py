@@ -206,6 +206,16 @@ def test_a_trace_does_not_go_back_to_when_somebody_looked_before(view, clock):
     assert [one.step_id for one in view.tracks("a", RANKS, since=0)[0].slices] == [5]
 
 
+def test_a_trace_does_not_begin_with_an_hour_without_work(view):
+    hour, second = 3600 * 10**9, 10**9
+    waits = slices(
+        ("wait for a plan", 0, hour, -1), ("run", hour, hour + 5, 7), ("wait for a plan", hour + 5, hour + second, -1)
+    )
+    view.see(Seen("a", [], [(1, waits)]))
+    _, track = view.tracks("a", RANKS, since=0)
+    assert [(one.name, one.begin) for one in track.slices] == [("run", hour), ("wait for a plan", hour + 5)]
+
+
 def test_steps_are_not_kept(view):
     """Those of a large batch take more than their slices do, and may come without any."""
     one = step(1)
