@@ -30,7 +30,7 @@ class Recorder:
         """May be set at any time, by any thread."""
         self._numbers = array("q")
         self._names: dict[str, int] = {}
-        self._num_dropped = 0
+        self._num_dropped = self._num_told = 0
         self._nothing = contextlib.nullcontext()
         self._plan, self._of_plan = None, NO_STEP
 
@@ -57,12 +57,13 @@ class Recorder:
 
     def take(self) -> Slices | None:
         """What was recorded since the last call, which may be another thread's; None where nothing is recorded at all."""
-        if not self.capacity:
-            return None
-        clock = time.time_ns() - time.perf_counter_ns()
         taken = self._numbers[:]
         del self._numbers[: len(taken)]  # others may have come meanwhile
-        num_dropped, self._num_dropped = self._num_dropped, 0
+        num_dropped = self._num_dropped - self._num_told
+        self._num_told += num_dropped
+        if not self.capacity:  # and what came just before it was turned off is of no use when it is on again
+            return None
+        clock = max(time.time_ns() - time.perf_counter_ns() for _ in range(3))  # one that was interrupted is less
         return Slices(list(self._names), taken.tobytes(), clock, num_dropped)
 
 

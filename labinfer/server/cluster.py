@@ -18,6 +18,8 @@ from labinfer.server.frames import ServedModel
 
 MAX_TRACE_SECONDS = 60.0
 MAX_EVENTS_SECONDS = 86_400.0
+LATE_SECONDS = 1.25
+"""Until what has been recorded is here: rank 0 sends it with the report after next, see ``EngineReports``."""
 TRACE_NAME = "labinfer-trace.json"
 
 
@@ -65,8 +67,9 @@ async def trace(call: Call) -> Response:
     if seconds:
         since = time.time()
         with view.watching(info.name) as watcher:
-            await call.until_disconnect(_wait(_until(watcher, seconds)), watcher.end)
-    text = await asyncio.to_thread(lambda: "".join(trace_text(view.tracks(info.name, info.ranks, since))))
+            await call.until_disconnect(_wait(_until(watcher, seconds + LATE_SECONDS)), watcher.end)
+    async with view.tracing:
+        text = await asyncio.to_thread(lambda: "".join(trace_text(view.tracks(info.name, info.ranks, since))))
     headers = call.headers | {"content-disposition": f'attachment; filename="{TRACE_NAME}"'}
     return Response(text, headers=headers, media_type=JSON)
 
@@ -84,9 +87,10 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
 
 
 def _wanted(call: Call, most: float) -> tuple[ServedModel, float | None]:
-    """Which model is to be looked at, and for how long; see ``_seconds``."""
+    """Which model is to be looked at, and for how long; see ``_seconds``. For a HEAD nobody has to look at all."""
     query = _query(call, "model", "seconds")
-    return call.service.loaded_model(query.get("model")).info, _seconds(query, most)
+    info, seconds = call.service.loaded_model(query.get("model")).info, _seconds(query, most)
+    return info, 0.0 if call.http.method == "HEAD" else seconds
 
 
 def _query(call: Call, *names: str) -> dict[str, str]:

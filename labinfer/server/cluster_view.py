@@ -10,14 +10,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from labinfer.observe.trace import Slice, Track, read_slices
+from labinfer.observe.trace import WAITS, Slice, Track, read_slices
+from labinfer.plan import Slices
 from labinfer.server.event_stream import event
 from labinfer.server.frames import Seen, ServedRank
 from labinfer.server.stats import EngineStats, RankStats
 
 HISTORY_SECONDS = 300.0
+"""How far back figures go, and from the last slices the first that are kept."""
+FIGURE_SECONDS = 0.4
+"""Between two figures. An engine tells of itself more often where requests are short: whenever work begins and ends."""
 KEPT_BYTES = 4 << 20
 """Of slices of a model: about half a minute of short steps on two ranks."""
+IDLE_SECONDS = 10.0
+"""A wait that was longer is left out of a trace, which may else begin an hour before the first step that it shows."""
 MAX_BEHIND = 8
 """Events that may wait for a watcher who is slow to read them; older ones are dropped."""
 
@@ -53,9 +59,9 @@ class OfModel:
     last: EngineStats
     last_time: float
     history: deque[dict[str, Any]] = field(default_factory=deque)
-    seen: deque[tuple[float, Seen]] = field(default_factory=deque)
-    """With when they came."""
-    seen_bytes: int = 0
+    slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
+    """With when they came, and the rank."""
+    slice_bytes: int = 0
     watchers: set[Watcher] = field(default_factory=set)
 
 
@@ -73,26 +79,31 @@ class ClusterView:
         self._of = {name: OfModel(EngineStats(name), clock()) for name in model_names}
         self._tell, self._clock = tell, clock
         self._ended = False
+        self.tracing = asyncio.Lock()
+        """Held by who makes a trace: many at once would take the memory and the processor from the answers."""
 
     # What the engines tell.
 
     def update(self, stats: EngineStats) -> None:
         """Figures of a model have come."""
         of, now = self._of[stats.model], self._clock()
+        of.last_time = min(of.last_time, now)  # the clock may be set back
+        if now - of.last_time < FIGURE_SECONDS and of.history:
+            return  # there are others to come when work has ended
         point = _point(of.last, stats, now - of.last_time, now)
         of.last, of.last_time = stats, now
         of.history.append(point)
-        while of.history[0]["time_us"] < (now - HISTORY_SECONDS) * 1e6:
-            of.history.popleft()
+        self._forget_figures(of)
         _hand_out(of, {"object": "cluster.stats", **point})
 
     def see(self, seen: Seen) -> None:
         """Steps of a model have come."""
-        of = self._of[seen.model]
-        of.seen.append((self._clock(), seen))
-        of.seen_bytes += _size(seen)
-        while of.seen_bytes > KEPT_BYTES:
-            of.seen_bytes -= _size(of.seen.popleft()[1])
+        of, now = self._of[seen.model], self._clock()
+        for rank, some in seen.slices:
+            of.slices.append((now, rank, some))
+            of.slice_bytes += len(some.numbers)
+        while of.slices and (of.slice_bytes > KEPT_BYTES or of.slices[0][0] < now - HISTORY_SECONDS):
+            of.slice_bytes -= len(of.slices.popleft()[2].numbers)
         if of.watchers:
             _hand_out(of, _describe_seen(seen))
 
@@ -107,7 +118,9 @@ class ClusterView:
 
     def history(self, model: str) -> list[dict[str, Any]]:
         """Figures of the last minutes, oldest first."""
-        return list(self._of[model].history)
+        of = self._of[model]
+        self._forget_figures(of)
+        return list(of.history)
 
     def rank_stats(self, model: str) -> dict[int, RankStats]:
         """What each rank has told last."""
@@ -135,19 +148,23 @@ class ClusterView:
         Args:
             since: seconds since 1970.
         """
-        kept = [seen for when, seen in list(self._of[model].seen) if when >= since]
         slices: dict[int, list[Slice]] = {one.rank: [] for one in ranks}
-        for seen in kept:
-            for rank, some in seen.slices:
-                slices[rank] += read_slices(some)
+        for when, rank, some in list(self._of[model].slices):
+            if when >= since:
+                slices[rank] += (one for one in read_slices(some) if not _is_idle(one))
         return [
             Track(one.rank, one.stage, one.tp_rank, sorted(slices[one.rank], key=lambda s: (s.begin, -s.end)))
             for one in ranks
         ]
 
+    def _forget_figures(self, of: OfModel) -> None:
+        begin_us = (self._clock() - HISTORY_SECONDS) * 1e6
+        while of.history and of.history[0]["time_us"] < begin_us:
+            of.history.popleft()
 
-def _size(seen: Seen) -> int:
-    return sum(len(some.numbers) for _, some in seen.slices)
+
+def _is_idle(one: Slice) -> bool:
+    return one.name.startswith(WAITS) and one.end - one.begin > IDLE_SECONDS * 1e9
 
 
 def _hand_out(of: OfModel, content: dict[str, Any]) -> None:

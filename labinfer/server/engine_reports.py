@@ -19,10 +19,13 @@ STATS_SECONDS = 1.0
 WATCHED_SECONDS = 0.5
 """The same while somebody watches."""
 STATS_AT_REST = 2
-"""How often they are sent when nothing runs any more: the other ranks' come with the second."""
+"""How often the ranks' are taken in when nothing runs any more: the last of the others come with the second."""
 WATCHED_SLICES = 640
 """Of a rank and between two reports: all of some 60 steps. What comes after them is not seen, so that watching costs the
 same however fast steps are."""
+ALL_SLICES = 16 * WATCHED_SLICES
+"""Of all ranks and models together: the gateway reads them between two pieces of its answers, and a rank's own have to fit
+into one frame of the lifeline, however many models it has."""
 WATCHED_STEPS = 64
 SHOWN_SEQUENCES = 32
 """Of a step."""
@@ -39,12 +42,15 @@ class EngineReports:
 
     def __init__(self, served: Sequence[Served], send: Callable[[FromEngine], None], lifeline: Lifeline | None):
         self._served, self._send, self._lifeline = served, send, lifeline
+        num_ranks = len(served[0].llm.group.everyone)
+        self._num_slices = min(WATCHED_SLICES, ALL_SLICES // (num_ranks * len(served)))
         self._data: dict[int, bytes] = {}  # of each other rank, what came last
         self._reports: dict[int, list[WorkerStats]] = {}  # the same, read
         self._was_working = self._is_watched = False
         self._next, self._left = 0.0, STATS_AT_REST
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
-        self._own = self._report(0)
+        self._own, self._worked = self._report(0), self._working_seconds()  # of now, for the next time
+        self._worked_before = self._worked  # when the ranks told what is in ``_reports``
 
     def watch(self, on: bool) -> None:
         """Have all ranks record their steps from now on, or no longer."""
@@ -61,30 +67,40 @@ class EngineReports:
         Args:
             is_working: whether any engine has work.
         """
-        now = time.monotonic()
-        if is_working != self._was_working:
-            self._was_working, self._next = is_working, now
-        self._left = STATS_AT_REST if is_working else self._left
-        if now < self._next or not self._left:
-            return
+        now, has_turned = time.monotonic(), is_working != self._was_working
+        self._was_working = is_working
+        self._left = STATS_AT_REST if is_working or has_turned else self._left
+        is_due = now >= self._next and self._left > 0
+        fresh = self._take_in(now) if is_due else []
+        if is_due or has_turned:  # which short requests do a hundred times a second: the ranks are not asked each time
+            self._send_stats(now)
+        if is_due and self._is_watched:
+            self._send_seen(fresh)
+
+    def _take_in(self, now: float) -> list[int]:
         self._next = now + (WATCHED_SECONDS if self._is_watched else STATS_SECONDS)
         self._left -= 1
-        fresh = self._gather()
-        stats = [
-            _describe(served, [report[number] for _, report in sorted(self._reports.items())], now)
-            for number, served in enumerate(self._served)
-        ]
+        return self._gather()
+
+    def _send_stats(self, now: float) -> None:
+        stats = []
+        for number, served in enumerate(self._served):
+            ranks = [report[number] for _, report in sorted(self._reports.items())]
+            stats.append(_describe(served, ranks, self._worked_before[number], now))
         self._send(Stats(stats))
-        if self._is_watched:
-            for number, served in enumerate(self._served):
-                seen = _seen(served, [(rank, self._reports[rank][number].slices) for rank in fresh])
-                if seen.steps or seen.slices:
-                    self._send(seen)
+
+    def _send_seen(self, fresh: list[int]) -> None:
+        """Of the ranks of whom something new has come."""
+        for number, served in enumerate(self._served):
+            seen = _seen(served, [(rank, self._reports[rank][number].slices) for rank in fresh])
+            if seen.steps or seen.slices:
+                self._send(seen)
 
     def _gather(self) -> list[int]:
         """Take in what the ranks have reported, and ask for the next time. Returns those of whom something new has come."""
-        num_slices = WATCHED_SLICES if self._is_watched else 0
+        num_slices = self._num_slices if self._is_watched else 0
         self._reports[0], self._own = self._own, self._report(num_slices)  # all ranks' are of the same time
+        self._worked_before, self._worked = self._worked, self._working_seconds()
         fresh = [0]
         if self._lifeline is not None:
             for rank, data in sorted(self._lifeline.reports.items()):
@@ -97,6 +113,9 @@ class EngineReports:
     def _report(self, num_slices: int) -> list[WorkerStats]:
         """Of this rank."""
         return [served.llm.parts.stats.report(num_slices) for served in self._served]
+
+    def _working_seconds(self) -> list[float]:
+        return [served.working_seconds for served in self._served]
 
 
 def _seen(served: Served, slices: list[tuple[int, Slices | None]]) -> Seen:
@@ -114,7 +133,11 @@ def _describe_step(batch: InFlight) -> SeenStep:
     return SeenStep(plan.step_id, plan.num_tokens, plan.num_decodes, len(plan.entries), shown)
 
 
-def _describe(served: Served, ranks: list[WorkerStats], now: float) -> EngineStats:
+def _describe(served: Served, ranks: list[WorkerStats], worked: float, now: float) -> EngineStats:
+    """
+    Args:
+        worked: seconds in which the engine had had work when the ranks told of this.
+    """
     engine = served.llm.engine
     counts = engine.scheduler.counts
     return EngineStats(
@@ -140,7 +163,7 @@ def _describe(served: Served, ranks: list[WorkerStats], now: float) -> EngineSta
                 one.cpus,
                 one.num_steps,
                 one.busy_time,
-                max(0.0, served.working_seconds - one.busy_time),
+                served.bubble(one, worked),
                 one.bytes_sent,
                 one.private_memory,
                 one.peak_memory,

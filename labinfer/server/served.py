@@ -10,6 +10,7 @@ from pathlib import Path
 from labinfer.engine.scheduler import InFlight
 from labinfer.engine.sequence import Sequence
 from labinfer.llm import LLM
+from labinfer.plan import WorkerStats
 from labinfer.server.frames import ServedModel, ServedRank
 from labinfer.server.stats import NUM_STEP_BUCKETS, step_bucket
 
@@ -32,6 +33,8 @@ class Served:
     last_step: float = 0.0
     """When the last one came back, or work came to the idle engine."""
     working_seconds: float = 0.0
+    bubbles: dict[int, float] = field(default_factory=dict)
+    """Of each rank, as told last."""
     watched: list[InFlight] = field(default_factory=list)
     """Steps that came back since somebody watched, up to ``watched_most``."""
     watched_most: int = 0
@@ -58,6 +61,12 @@ class Served:
         self.working_seconds += now - self.last_step
         self.last_step = now
         return advanced
+
+    def bubble(self, rank: WorkerStats, worked: float) -> float:
+        """Seconds of those in which the engine had work and the rank did not compute; never less than before, as counters
+        are not, though the two are read a moment apart."""
+        self.bubbles[rank.rank] = max(self.bubbles.get(rank.rank, 0.0), worked - rank.busy_time)
+        return self.bubbles[rank.rank]
 
     def describe(self) -> ServedModel:
         """For the gateway."""

@@ -1,7 +1,8 @@
 """What an engine tells the gateway about itself: counters since it started, and what is so now.
 
-The engine host sends an ``EngineStats`` when work comes to an idle engine, when the last work is done, and about once a
-second in between. So what was sent last is true until something happens, and a host that hangs shows in its silence.
+The engine host sends an ``EngineStats`` when work comes to an idle engine, when the last work is done, about once a second
+in between, and twice more at the end. So what was sent last is true until something happens, and a host that hangs shows in
+its silence.
 """
 
 from __future__ import annotations

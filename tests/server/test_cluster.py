@@ -113,6 +113,21 @@ def test_the_trace_of_some_seconds_has_a_track_for_each_rank(server):
         assert all({"step", "tokens", "decodes"} == set(one["args"]) and one["dur"] >= 0 for one in steps)
 
 
+def test_a_trace_is_of_as_many_seconds_as_were_asked_for(server):
+    with load(server):
+        time.sleep(1)  # whoever looked before is not to help
+        events = server.ask("GET", "/v1/cluster/trace?seconds=1").body["traceEvents"]
+    times = [(one["ts"], one["ts"] + one["dur"]) for one in events if one["ph"] == "X"]
+    assert 0.8e6 < max(end for _, end in times) - min(begin for begin, _ in times) < 2e6
+
+
+@pytest.mark.parametrize("path", ["/v1/cluster", "/v1/cluster/events", "/v1/cluster/trace?seconds=60"])
+def test_who_asks_for_a_head_alone_looks_at_nothing(server, path):
+    begin = time.monotonic()
+    reply = server.ask("HEAD", path)
+    assert (reply.status, reply.body) == (200, "") and time.monotonic() - begin < 5
+
+
 def test_nothing_is_recorded_when_nobody_looks(server):
     with load(server):
         look(server, 1)

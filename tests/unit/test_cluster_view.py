@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from array import array
 
 import pytest
@@ -91,6 +92,25 @@ def test_the_history_goes_back_some_minutes(view, clock):
         clock.now += 1
         view.update(stats())
     assert 299 <= len(view.history("a")) <= 301
+    clock.now += 200
+    assert 99 <= len(view.history("a")) <= 101, "also when nothing has come since"
+
+
+def test_figures_of_short_requests_are_no_more_than_others(view, clock):
+    """Each of them makes an idle engine tell that it has work, and that it has none."""
+    for number in range(1000):
+        clock.now += 0.01
+        view.update(stats(steps=number + 1, tokens=2 * number + 2))
+    points = view.history("a")
+    assert 20 <= len(points) <= 25
+    assert all(99 < one["steps_per_second"] < 101 and one["tokens_per_step"] == 2 for one in points[1:])
+
+
+def test_rates_stay_within_reason_when_the_clock_is_set_back(view, clock):
+    for number in range(20):
+        clock.now += -30 if number == 10 else 0.5
+        view.update(stats(steps=10 * number + 10))
+    assert max(one["steps_per_second"] for one in view.history("a")) <= 40
 
 
 def test_the_ranks_are_asked_while_anybody_watches_any_model(view, told):
@@ -176,3 +196,29 @@ def test_only_so_much_is_kept_of_what_was_seen(view, monkeypatch):
     for _ in range(10):
         view.see(Seen("a", [], [(0, one)]))
     assert len(view.tracks("a", RANKS, since=0)[0].slices) == 3
+
+
+def test_a_trace_does_not_go_back_to_when_somebody_looked_before(view, clock):
+    view.see(Seen("a", [], [(0, slices(("run", 1, 9, 0)))]))
+    clock.now += cluster_view.HISTORY_SECONDS + 1
+    assert len(view.tracks("a", RANKS, since=0)[0].slices) == 1, "it is what there is"
+    view.see(Seen("a", [], [(0, slices(("run", 20, 30, 5)))]))
+    assert [one.step_id for one in view.tracks("a", RANKS, since=0)[0].slices] == [5]
+
+
+def test_a_trace_does_not_begin_with_an_hour_without_work(view):
+    hour, second = 3600 * 10**9, 10**9
+    waits = slices(
+        ("wait for a plan", 0, hour, -1), ("run", hour, hour + 5, 7), ("wait for a plan", hour + 5, hour + second, -1)
+    )
+    view.see(Seen("a", [], [(1, waits)]))
+    _, track = view.tracks("a", RANKS, since=0)
+    assert [(one.name, one.begin) for one in track.slices] == [("run", hour), ("wait for a plan", hour + 5)]
+
+
+def test_steps_are_not_kept(view):
+    """Those of a large batch take more than their slices do, and may come without any."""
+    one = step(1)
+    before = sys.getrefcount(one)
+    view.see(Seen("a", [one], []))
+    assert sys.getrefcount(one) == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from array import array
 
 import msgspec
@@ -75,6 +77,49 @@ def test_without_room_nothing_is_recorded():
     with recorder.slice("run", plan_of(0, 1)):
         pass
     assert recorder.take() is None
+
+
+def test_what_was_open_when_it_was_turned_off_does_not_come_when_it_is_on_again():
+    recorder = Recorder(10)
+    with recorder.slice("a"):
+        recorder.take()
+        recorder.add("left", 1, 2, None)  # by another thread, between these two lines of whoever turns it off
+        recorder.capacity = 0
+    assert recorder.take() is None
+    recorder.capacity = 10
+    with recorder.slice("b"):
+        pass
+    taken = recorder.take()
+    assert [s.name for s in read_slices(taken)] == ["b"] and taken.num_dropped == 0
+
+
+def test_another_thread_takes_each_slice_once_and_whole():
+    """With a capacity that is turned off and on meanwhile, nothing is lost but what is counted, or came while it was off."""
+    recorder, taken, count = Recorder(50), [], 20_000
+
+    def record() -> None:
+        for number in range(count):
+            recorder.add("ab"[number % 2], number, number + 1, None)
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    while thread.is_alive():
+        taken.append(recorder.take())
+    taken.append(recorder.take())
+    slices = [one for some in taken for one in zip(*[iter(array("q", some.numbers))] * 6, strict=True)]
+    assert [begin for _, begin, *_ in slices] == sorted({begin for _, begin, *_ in slices})
+    for name, begin, end, *of_step in slices:
+        assert (name, end, of_step) == (begin % 2, begin + 1, [-1, 0, 0])
+    assert len(slices) + sum(some.num_dropped for some in taken) == count
+
+
+def test_the_clock_is_right_though_a_thread_is_interrupted_between_its_two_readings(monkeypatch):
+    """The first of three times it takes 5 ms from one clock to the other."""
+    times = iter([100, 105, 110])
+    recorder = Recorder(1)
+    monkeypatch.setattr(time, "time_ns", lambda: next(times) * 1_000_000)
+    monkeypatch.setattr(time, "perf_counter_ns", iter([105_000_000, 105_000_000, 110_000_000]).__next__)
+    assert recorder.take().clock == 0
 
 
 def test_own_times_leave_out_what_lies_within():
