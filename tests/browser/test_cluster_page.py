@@ -107,7 +107,7 @@ def test_traffic_moves_picture_and_charts(cluster, server):
 
 def test_a_step_of_real_traffic_is_explained(cluster, traffic):
     expect(state(cluster)).to_have_text("Live")
-    expect(cluster.locator("#summary")).to_have_text(re.compile(r"with [2-9]\d+ steps"))
+    expect(cluster.locator("#summary")).to_have_text(re.compile(r"with \d{2,} steps"))
     picture(cluster).focus()
     cluster.keyboard.press("End")
     for _ in range(20):  # back to one that was no prompt, and is whole

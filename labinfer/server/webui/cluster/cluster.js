@@ -8,7 +8,6 @@ import { Feed } from "./feed.js";
 import { GanttView } from "./gantt_view.js";
 import { fittingSpan, SPANS } from "./geometry.js";
 import { History } from "./history.js";
-import { total } from "./intervals.js";
 import { RanksView } from "./ranks_view.js";
 import { describe, StepView } from "./step_view.js";
 import { StepsView } from "./steps_view.js";
@@ -173,10 +172,9 @@ export class Cluster {
   }
 
   _chooseSpan() {
-    const steps = this._timeline.stepsIn();
-    if (this._spanIsChosen || steps.length < ENOUGH_STEPS) return;
+    if (this._spanIsChosen || this._timeline.stepsIn().length < ENOUGH_STEPS) return;
     this._spanIsChosen = true;
-    this._gantt.span = fittingSpan(total(this._timeline.covered) / steps.length, byId("gantt").clientWidth);
+    this._gantt.span = fittingSpan(this._timeline.stepTime, byId("gantt").clientWidth);
     byId("span").value = String(this._gantt.span);
   }
 

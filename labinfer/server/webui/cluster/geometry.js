@@ -56,7 +56,7 @@ export function roundUp(value) {
   return [1, 2, 4, 5, 10].find((factor) => factor * power >= value * (1 - 1e-9)) * power;
 }
 
-/** The longest span in which steps are still told apart. @param {number} stepTime from one step to the next, on average */
+/** The longest span in which steps are still told apart. @param {number} stepTime from one step to the next */
 export function fittingSpan(stepTime, width) {
   return SPANS.findLast((span) => span / stepTime * STEP_PX <= width) ?? SPANS[0];
 }

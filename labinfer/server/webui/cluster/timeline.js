@@ -88,6 +88,13 @@ export class Timeline {
     return [...found].sort((a, b) => a - b);
   }
 
+  /** From the begin of a step to that of the next one, on the first rank: the median, as there may have been no work between. */
+  get stepTime() {
+    const begins = this.slices(this.ranks[0]).filter(({ name }) => name === "run").map(({ begin }) => begin);
+    const gaps = begins.slice(1).map((begin, n) => begin - begins[n]).sort((a, b) => a - b);
+    return gaps[Math.floor(gaps.length / 2)] ?? 0;
+  }
+
   _append(rank, rows) {
     const kept = this._slices.get(rank) ?? [];
     const last = kept.at(-1)?.begin ?? 0;
