@@ -105,7 +105,8 @@ bench-start: $(VENV)/.setup ## from the start to the first token, and the memory
 bench-gateway: $(VENV)/.setup ## what the server adds to a token, and what it costs when nobody asks or somebody looks (ten minutes)
 	$(BIN)/python benchmarks/gateway_overhead.py --model demo
 	$(BIN)/python benchmarks/idle_server.py --rounds 1
-	$(BIN)/python benchmarks/watch_cost.py
+	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
+	$(BIN)/python benchmarks/watch_cost.py --model .small
 
 bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler costs, and what a smaller KV cache loses
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small

@@ -1,6 +1,6 @@
 """What it costs a server that somebody looks at its ranks: the time of a batch of requests, with and without.
 
-    python benchmarks/watch_cost.py [--model DIR] [--browser]
+    python benchmarks/watch_cost.py --model DIR [--browser]
 
 Two pipeline stages under mpirun. Pairs of batches run one after the other, in turn with and without somebody who reads
 /v1/cluster/events, here on the same cores; with --browser, that is the cluster page in Chromium (needs playwright). The cost
@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from idle_server import processor_seconds
 from served import Served, serving
 
 from labinfer.observe.table import format_table
@@ -31,13 +32,13 @@ SETTLE_SECONDS = 1.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", required=True)
     parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--browser", action="store_true")
     args = parser.parse_args()
-    rows = []
+    rows, shares = [], []
     with (
         serving("mpirun", args.model, "--no-enable-prefix-caching") as server,
         ThreadPoolExecutor(args.requests) as pool,
@@ -45,17 +46,22 @@ def main() -> None:
         with open_page(server) if args.browser else contextlib.nullcontext() as page:
             run_batch(server, pool, args.tokens)
             for number in range(args.pairs):
-                times = {}
+                times, gateway = {}, {}
                 for watched in (True, False) if number % 2 else (False, True):
                     with watching(server, page) if watched else contextlib.nullcontext():
                         time.sleep(SETTLE_SECONDS)
+                        before = processor_seconds(server.pid)["gateway"]
                         times[watched] = run_batch(server, pool, args.tokens)
+                        gateway[watched] = 100 * (processor_seconds(server.pid)["gateway"] - before) / times[watched]
                 rows.append((times[False], times[True], 100 * (times[True] / times[False] - 1)))
+                shares.append((gateway[False], gateway[True], gateway[True] - gateway[False]))
     columns = list(zip(*rows, strict=True))
     quartiles = statistics.quantiles(columns[2], n=4)
     table = [(f"median of {args.pairs}", *(f"{statistics.median(column):.2f}" for column in columns))]
     table += [("quartiles", "", "", f"{quartiles[0]:.2f} … {quartiles[2]:.2f}")]
-    print(format_table(("seconds of a batch", "unwatched", "watched", "% longer"), table))
+    means = (f"{statistics.mean(column):.2f}" for column in zip(*shares, strict=True))
+    table += [("gateway, mean % of a core", *means)]
+    print(format_table(("seconds of a batch", "unwatched", "watched", "% more"), table))
 
 
 def run_batch(server: Served, pool: ThreadPoolExecutor, num_tokens: int) -> float:
