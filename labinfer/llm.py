@@ -34,8 +34,9 @@ from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import write_trace
 from labinfer.outputs import Delta, OpenRequest, RequestOutput
-from labinfer.plan import POOLINGS, SamplingParams, WorkerStats
+from labinfer.plan import POOLINGS, SamplingParams
 from labinfer.prompts import Prompt, RequestReader
+from labinfer.rank_reports import WorkerStats
 from labinfer.spmd.environment import detect
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.tokenizer import Tokenizer

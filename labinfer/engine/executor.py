@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from labinfer.plan import BatchPlan, BatchResult, WorkerStats
+from labinfer.plan import BatchPlan, BatchResult
+from labinfer.rank_reports import WorkerStats
 
 
 class Executor(Protocol):

@@ -17,7 +17,8 @@ from labinfer.engine.scheduler import InFlight, Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
 from labinfer.errors import UserError
 from labinfer.observe.recorder import Recorder
-from labinfer.plan import BatchPlan, SamplingParams, WorkerStats
+from labinfer.plan import BatchPlan, SamplingParams
+from labinfer.rank_reports import WorkerStats
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from labinfer.engine.policies import ORDERS, SPLITS, Load, Split, balanced
 from labinfer.engine.queues import Queues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
-from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, StepTimes, TokenLogprobs
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart, TokenLogprobs
+from labinfer.rank_reports import StepTimes
 
 
 @dataclass(frozen=True)

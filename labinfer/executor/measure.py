@@ -14,7 +14,8 @@ from labinfer.config import SchedulerOptions
 from labinfer.executor.group import RankGroup
 from labinfer.executor.layout import Layout
 from labinfer.layers.rope import RotaryTable
-from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, CacheMove, SequenceStart, StepTimes, TokenSampling
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, CacheMove, SequenceStart, TokenSampling
+from labinfer.rank_reports import StepTimes
 from labinfer.spmd.topology import Place
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner

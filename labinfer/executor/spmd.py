@@ -13,7 +13,8 @@ import torch
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, TokenArrival
 from labinfer.observe.recorder import Recorder
-from labinfer.plan import BatchPlan, BatchResult, Pause, Slices, WorkerStats
+from labinfer.plan import BatchPlan, BatchResult, Pause
+from labinfer.rank_reports import Slices, WorkerStats
 from labinfer.spmd.machine import peak_memory, private_memory
 from labinfer.spmd.threads import format_ranges
 from labinfer.spmd.topology import Place

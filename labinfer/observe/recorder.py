@@ -6,7 +6,8 @@ import contextlib
 import time
 from array import array
 
-from labinfer.plan import BatchPlan, Slices
+from labinfer.plan import BatchPlan
+from labinfer.rank_reports import Slices
 
 CAPACITY = 200_000
 """Slices of a rank in one run: ten thousand steps and more, in 10 MB."""

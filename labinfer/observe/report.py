@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
 from labinfer.observe.trace import OF_THE_MODEL, WAITS, own_times, read_slices
-from labinfer.plan import WorkerStats
+from labinfer.rank_reports import WorkerStats
 
 FRACTIONS = (0.5, 0.9, 0.99)
 RANK_HEADER = (

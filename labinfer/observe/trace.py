@@ -15,7 +15,7 @@ from typing import NamedTuple
 from labinfer.errors import UserError
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.recorder import FIELDS
-from labinfer.plan import Slices, WorkerStats
+from labinfer.rank_reports import Slices, WorkerStats
 
 logger = logging.getLogger(__name__)
 

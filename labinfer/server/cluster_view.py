@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labinfer.observe.trace import WAITS, Slice, Track, read_slices
-from labinfer.plan import Slices
+from labinfer.rank_reports import Slices
 from labinfer.server.event_stream import event
 from labinfer.server.frames import Seen, ServedRank
 from labinfer.server.stats import EngineStats, RankStats

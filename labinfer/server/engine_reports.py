@@ -9,7 +9,7 @@ import msgspec
 
 from labinfer.comm.lifeline import Lifeline
 from labinfer.engine.scheduler import InFlight
-from labinfer.plan import Slices, WorkerStats
+from labinfer.rank_reports import Slices, WorkerStats
 from labinfer.server.frames import FromEngine, Seen, Stats
 from labinfer.server.served import Served
 from labinfer.server.stats import EngineStats, RankStats, SeenStep

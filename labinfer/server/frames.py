@@ -9,7 +9,7 @@ import msgspec
 
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.errors import BrokenLink
-from labinfer.plan import Slices
+from labinfer.rank_reports import Slices
 from labinfer.server.options import ServerOptions
 from labinfer.server.stats import EngineStats, SeenStep
 

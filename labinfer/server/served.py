@@ -10,7 +10,7 @@ from pathlib import Path
 from labinfer.engine.scheduler import InFlight
 from labinfer.engine.sequence import Sequence
 from labinfer.llm import LLM
-from labinfer.plan import WorkerStats
+from labinfer.rank_reports import WorkerStats
 from labinfer.server.frames import ServedModel, ServedRank
 from labinfer.server.stats import NUM_STEP_BUCKETS, step_bucket
 

@@ -93,7 +93,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         with serving("--model", "demo", launcher="mpirun", ranks=2) as server:
             draw_chats(server, browser)
-        with serving("--model", sys.argv[1], launcher="mpirun", ranks=2) as server, users(server):
+        with serving("--model", f"small={sys.argv[1]}", launcher="mpirun", ranks=2) as server, users(server):
             draw_clusters(server, browser)
         browser.close()
 

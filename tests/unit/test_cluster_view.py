@@ -9,7 +9,7 @@ from array import array
 
 import pytest
 
-from labinfer.plan import Slices
+from labinfer.rank_reports import Slices
 from labinfer.server import cluster_view
 from labinfer.server.cluster_view import MAX_BEHIND, ClusterView
 from labinfer.server.frames import Seen, ServedRank

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, Slices, WorkerStats
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan
+from labinfer.rank_reports import Slices, WorkerStats
 from labinfer.server import engine_reports
 from labinfer.server.engine_reports import ALL_SLICES, SHOWN_SEQUENCES, WATCHED_SLICES, WATCHED_STEPS, EngineReports
 from labinfer.server.frames import Seen, Stats

@@ -16,6 +16,7 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 LEAVES = {
     "plan",
+    "rank_reports",
     "nesting",
     "protocol",
     "structured_outputs",

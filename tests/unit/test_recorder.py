@@ -15,7 +15,8 @@ from labinfer.observe.output_file import OutputFile
 from labinfer.observe.recorder import Recorder
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import own_times, read_slices, write_trace
-from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, Slices, WorkerStats
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan
+from labinfer.rank_reports import Slices, WorkerStats
 
 
 def plan_of(step_id: int, *num_tokens: int) -> BatchPlan:

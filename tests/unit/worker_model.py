@@ -15,16 +15,8 @@ from labinfer.engine.guide import Guide
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
-from labinfer.plan import (
-    NO_TOKEN,
-    BatchEntry,
-    BatchPlan,
-    BatchResult,
-    CacheMove,
-    SamplingParams,
-    StepTimes,
-    TokenSampling,
-)
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, BatchResult, CacheMove, SamplingParams, TokenSampling
+from labinfer.rank_reports import StepTimes
 
 
 def token_at(seq_id: int, position: int) -> int:
