@@ -17,7 +17,9 @@ from labinfer.server.stats import EngineStats, RankStats, SeenStep
 STATS_SECONDS = 1.0
 """Between figures for the gateway, while something runs."""
 WATCHED_SECONDS = 0.5
-"""The same while somebody watches."""
+"""The same while somebody watches, and at least when work has ended."""
+REST_SECONDS = 0.25
+"""From then to the last ones."""
 STATS_AT_REST = 2
 """How often the ranks' are taken in when nothing runs any more: the last of the others come with the second."""
 WATCHED_SLICES = 640
@@ -47,7 +49,7 @@ class EngineReports:
         self._data: dict[int, bytes] = {}  # of each other rank, what came last
         self._reports: dict[int, list[WorkerStats]] = {}  # the same, read
         self._was_working = self._is_watched = False
-        self._next, self._left = 0.0, STATS_AT_REST
+        self._last, self._next, self._left = 0.0, 0.0, STATS_AT_REST
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
         self._own, self._worked = self._report(0), self._working_seconds()  # of now, for the next time
         self._worked_before = self._worked  # when the ranks told what is in ``_reports``
@@ -70,6 +72,8 @@ class EngineReports:
         now, has_turned = time.monotonic(), is_working != self._was_working
         self._was_working = is_working
         self._left = STATS_AT_REST if is_working or has_turned else self._left
+        if has_turned and not is_working:
+            self._next = min(self._next, self._last + WATCHED_SECONDS)
         is_due = now >= self._next and self._left > 0
         fresh = self._take_in(now) if is_due else []
         if is_due or has_turned:  # which short requests do a hundred times a second: the ranks are not asked each time
@@ -78,7 +82,8 @@ class EngineReports:
             self._send_seen(fresh)
 
     def _take_in(self, now: float) -> list[int]:
-        self._next = now + (WATCHED_SECONDS if self._is_watched else STATS_SECONDS)
+        pause = WATCHED_SECONDS if self._is_watched else STATS_SECONDS
+        self._last, self._next = now, now + (pause if self._was_working else REST_SECONDS)
         self._left -= 1
         return self._gather()
 
