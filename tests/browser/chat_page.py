@@ -7,8 +7,8 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-LONG = {"ignore_eos": True, "max_tokens": 1500, "temperature": 0}
-"""Settings for an answer that takes some seconds."""
+LONG = {"ignore_eos": True, "max_tokens": 50_000, "temperature": 0}
+"""Settings for an answer that goes on until it is stopped, however fast the machine is; needs --context-shift."""
 
 
 def send(page: Page, text: str) -> None:

@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A pipeline of two stages."""
-    with serving("--model", "demo", launcher="mpirun", ranks=2) as running:
+    with serving("--model", "demo", "--context-shift", launcher="mpirun", ranks=2) as running:
         yield running
 
 

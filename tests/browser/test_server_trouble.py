@@ -16,7 +16,7 @@ KEY = "sesame-open-please"
 
 def pipeline(*flags: str) -> AbstractContextManager[Server]:
     """Two stages."""
-    return serving("--model", "demo", *flags, launcher="mpirun", ranks=2)
+    return serving("--model", "demo", "--context-shift", *flags, launcher="mpirun", ranks=2)
 
 
 @pytest.fixture
@@ -80,6 +80,7 @@ def test_a_busy_server_is_waited_for(blank, context):
         blank.goto(server.url)
         send(blank, "17 + 25 = ?")
         expect(answers(blank)).to_contain_text("The server is busy")
+        other.get_by_role("button", name="Stop the answer").click()
         wait_for_end(blank)
         expect(answers(blank)).to_contain_text("42")
 
@@ -99,7 +100,7 @@ def test_a_caller_who_has_had_its_share_waits_for_the_next(blank):
 def test_a_server_that_shuts_down_says_so(blank):
     with pipeline("--drain-timeout", "12") as server:
         blank.goto(server.url)
-        choose(blank, ignore_eos=True, max_tokens=2000)
+        choose(blank, **LONG)
         send(blank, "Count from 3 to 15.")
         expect(answers(blank).last).to_contain_text("3, 4")
         server.process.send_signal(signal.SIGTERM)
