@@ -17,9 +17,7 @@ from labinfer.server.stats import EngineStats, RankStats, SeenStep
 STATS_SECONDS = 1.0
 """Between figures for the gateway, while something runs."""
 WATCHED_SECONDS = 0.5
-"""The same while somebody watches, and at least when work has ended."""
-REST_SECONDS = 0.25
-"""From then to the last ones."""
+"""The same while somebody watches, and when work has ended."""
 STATS_AT_REST = 2
 """How often the ranks' are taken in when nothing runs any more: the last of the others come with the second."""
 WATCHED_SLICES = 640
@@ -82,8 +80,8 @@ class EngineReports:
             self._send_seen(fresh)
 
     def _take_in(self, now: float) -> list[int]:
-        pause = WATCHED_SECONDS if self._is_watched else STATS_SECONDS
-        self._last, self._next = now, now + (pause if self._was_working else REST_SECONDS)
+        pause = STATS_SECONDS if self._was_working and not self._is_watched else WATCHED_SECONDS
+        self._last, self._next = now, now + pause
         self._left -= 1
         return self._gather()
 
