@@ -70,7 +70,6 @@ def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = l
 
     terminal.type("half a message")
     terminal.wait_for("half a message")
-    time.sleep(0.2)  # Python misses a signal in the instant before it waits for a key
     terminal.type(CTRL_C)
     terminal.wait_for("Ctrl-D or /exit leaves\n> ", seconds=5)
     terminal.say("/reset")

@@ -18,6 +18,10 @@ GRACE_SECONDS = 5.0
 """From a signal to the end of a process whose main thread does not get around to an orderly one."""
 ONE_WISH_SECONDS = 1.0
 """Signals so close together are one."""
+NUDGE_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Waits between the nudges after a signal."""
+NUDGE = signal.SIGURG
+"""Means nothing to launchers, schedulers and programs, and ends none that doesn't know it."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -27,6 +31,9 @@ class SignalGuard:
     Handlers only take note: rank 0's main loop calls ``check`` between steps. A thread watches the clock, because the
     main thread may be inside a transport's library, where Python's handlers do not run. A second signal ends the process
     at once.
+
+    A signal in the instant before the main thread begins to wait for a key would be noticed with the next key only, so
+    the watching thread nudges it: any signal interrupts the wait.
     """
 
     def __init__(self) -> None:
@@ -42,6 +49,7 @@ class SignalGuard:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._take_note)
+        signal.signal(NUDGE, lambda signum, frame: None)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def check(self) -> None:
@@ -67,20 +75,34 @@ class SignalGuard:
             self.check()
 
     def _watch(self) -> None:
-        signum = self._next_signal()
+        signum = self._next_wish(None)
         if self.running:
             # Launchers and terminals may send the same signal twice at once; only a later one is a second wish.
             time.sleep(min(ONE_WISH_SECONDS, self.grace_seconds))
-            while select.select([self._read_fd], [], [], 0)[0]:
-                self._next_signal()
-            select.select([self._read_fd], [], [], self.grace_seconds - ONE_WISH_SECONDS)
+            while self._next_wish(0):
+                pass
+            self._next_wish(self.grace_seconds - ONE_WISH_SECONDS)
         os._exit(128 + signum)
 
-    def _next_signal(self) -> int:
+    def _next_wish(self, seconds: float | None) -> int:
+        """The next signal that asks for the end; 0 where none comes within these seconds."""
+        deadline = None if seconds is None else time.monotonic() + seconds
         while True:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            if not select.select([self._read_fd], [], [], left)[0]:
+                return 0
             signum = os.read(self._read_fd, 1)[0]
+            if signum != NUDGE:
+                self._nudge()
             if signum == signal.SIGTERM or (signum == signal.SIGINT and self.interrupt_ends):
                 return signum
+
+    def _nudge(self) -> None:
+        for seconds in NUDGE_SECONDS:
+            time.sleep(seconds)
+            if not self._raises or self.signum:
+                return
+            signal.pthread_kill(threading.main_thread().ident, NUDGE)
 
 
 def die_with_parent() -> None:
