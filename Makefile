@@ -61,9 +61,10 @@ test-torchrun-%: $(VENV)/.setup-test ## tests/dist under torchrun with that many
 test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
 	$(LIMIT) 1800 $(BIN)/python -m pytest tests/cluster -m "not slow"
 
-lint: $(VENV)/.setup-test ## check style
+lint: $(VENV)/.setup-test ## check style, and that Python 3.10 suffices
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vermin --quiet --no-tips --eval-annotations --violations -t=3.10- launch.py labinfer benchmarks tools
 
 format: $(VENV)/.setup-test ## put style right
 	$(BIN)/ruff check --fix .
