@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from playwright.sync_api import Locator, Page
+from serving import wait_for
 
 Event = dict[str, Any]
 
+MS = 1000
+"""In microseconds."""
 START = 1_700_000_000_000_000
 """When the made-up news begin, in microseconds since 1970."""
 
@@ -111,6 +114,33 @@ def steps(begin: int, end: int, told: list[Event], *slices_of_rank: list[tuple[s
             for number, slices in enumerate(slices_of_rank)
         ],
     }
+
+
+def wait_streams(page: Page, count: int) -> None:
+    """Until so many are open."""
+    wait_for(lambda: page.evaluate("fake.streams.length") == count, 10)
+
+
+def push(page: Page, *events: Event) -> None:
+    for event in events:
+        page.evaluate("(event) => fake.push(event)", event)
+
+
+def see(page: Page, *events: Event, span: str = "20 ms") -> None:
+    """With so much time in view."""
+    page.get_by_label("In view").select_option(label=span)
+    push(page, *events)
+
+
+def hide(page: Page, hidden: bool) -> None:
+    """As when another tab is looked at."""
+    page.evaluate(
+        """(hidden) => {
+            Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
 
 
 def picture(page: Page) -> Locator:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 
 import pytest
+from cluster_page import FAKE_FEED, cluster, wait_streams
 from serving import Server, serving
 
 CHROMIUM = shutil.which("chromium") or ""
@@ -75,6 +77,20 @@ def page(context, server):
     page.get_by_role("combobox", name="Model").wait_for()  # it knows the server
     yield page
     assert complaints == [] and foreign == []
+
+
+@pytest.fixture
+def opened(context, server):
+    """The cluster page with a feed of two stages that is made up, before any news."""
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
+    page.add_init_script(FAKE_FEED.replace("%CLUSTER%", json.dumps(cluster())))
+    page.goto(server.url + "/cluster")
+    wait_streams(page, 1)
+    yield page
+    assert complaints == []
 
 
 def is_complaint(said) -> bool:

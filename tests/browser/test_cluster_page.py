@@ -10,7 +10,7 @@ import time
 
 import pytest
 from chat_page import ask
-from cluster_page import details, picture
+from cluster_page import details, hide, picture
 from conftest import is_complaint
 from launchers import kill_tree
 from playwright.sync_api import expect
@@ -152,16 +152,12 @@ def test_a_hidden_page_asks_for_nothing(cluster, traffic):
     ended: list[str] = []
     cluster.on("request", lambda request: asked.append(request.url) if "/v1/cluster" in request.url else None)
     cluster.on("requestfailed", lambda request: ended.append(request.url))
-    hide = """(hidden) => {
-        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
-        document.dispatchEvent(new Event("visibilitychange"));
-    }"""
-    cluster.evaluate(hide, True)
+    hide(cluster, True)
     expect(state(cluster)).to_have_text("Connecting …")
     cluster.wait_for_timeout(1500)
     assert asked == [] and len(ended) == 1 and "/v1/cluster/events" in ended[0]
     seen = cluster.locator("#summary").text_content()
-    cluster.evaluate(hide, False)
+    hide(cluster, False)
     expect(state(cluster)).to_have_text("Live")
     expect(cluster.locator("#summary")).not_to_have_text(seen)
 

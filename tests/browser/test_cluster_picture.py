@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
-from cluster_page import FAKE_FEED, cluster, colour_at, details, picture, rank, stats, step, steps, theme_colour
+from cluster_page import (
+    MS,
+    cluster,
+    colour_at,
+    details,
+    hide,
+    picture,
+    push,
+    rank,
+    see,
+    stats,
+    step,
+    steps,
+    theme_colour,
+    wait_streams,
+)
 from playwright.sync_api import expect
-from serving import wait_for
 
-MS = 1000
 ROWS = (48, 134)
 """Where the middles of the rows of ranks 0 and 1 are, in pixels."""
 TWO_STEPS = steps(
@@ -34,34 +44,6 @@ TWO_STEPS = steps(
     ],
 )
 """Two micro-batches, one after the other through both stages: half of the time each rank waits."""
-
-
-@pytest.fixture
-def opened(context, server):
-    """The cluster page of two stages, before any news."""
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.add_init_script(FAKE_FEED.replace("%CLUSTER%", json.dumps(cluster())))
-    page.goto(server.url + "/cluster")
-    wait_streams(page, 1)
-    yield page
-    assert complaints == []
-
-
-def wait_streams(page, count: int) -> None:
-    """Until so many are open."""
-    wait_for(lambda: page.evaluate("fake.streams.length") == count, 10)
-
-
-def push(page, *events):
-    for event in events:
-        page.evaluate("(event) => fake.push(event)", event)
-
-
-def see(page, *events, span: str = "20 ms"):
-    page.get_by_label("In view").select_option(label=span)
-    push(page, *events)
 
 
 def test_steps_stand_where_they_ran_and_bubbles_are_counted(opened):
@@ -245,24 +227,15 @@ def test_no_request_is_running_and_the_picture_stays(opened):
 
 
 def test_news_are_wanted_only_while_somebody_looks(opened):
-    def hide(hidden: bool) -> None:
-        opened.evaluate(
-            """(hidden) => {
-                Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
-                document.dispatchEvent(new Event("visibilitychange"));
-            }""",
-            hidden,
-        )
-
-    hide(True)
+    hide(opened, True)
     wait_streams(opened, 0)
-    hide(False)
+    hide(opened, False)
     wait_streams(opened, 1)
     opened.get_by_role("button", name="Pause").click()
     expect(opened.locator("#state")).to_have_text("Paused")
     wait_streams(opened, 0)
-    hide(True)
-    hide(False)
+    hide(opened, True)
+    hide(opened, False)
     assert opened.evaluate("fake.streams.length") == 0
     opened.get_by_role("button", name="Go on").click()
     wait_streams(opened, 1)
