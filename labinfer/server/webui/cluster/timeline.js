@@ -4,6 +4,7 @@ import { union } from "./intervals.js";
 
 const KEPT_US = 30e6;
 const KEPT_SLICES = 20000; // of all ranks
+const BACK_US = 5e6; // news of a rank that are older than its last ones by more: its clock was set back
 const LEFT_OUT = new Set(["step"]); // it is around others, which say more
 
 /**
@@ -27,9 +28,10 @@ export class Timeline {
 
   /** @param {object} news an event `cluster.steps` */
   add(news) {
-    const last = Math.max(-1, ...news.steps.map(({ step }) => step));
-    if (last >= 0 && last < this._lastStep) this.clear(); // the server was started again, and counts from 0
-    this._lastStep = Math.max(this._lastStep, last);
+    const numbers = news.steps.map(({ step }) => step);
+    const isNewServer = Math.min(...numbers) <= this._lastStep; // it counts from 0; within one, no step is told of twice
+    if (isNewServer || news.ranks.some((rank) => this._goesBack(rank))) this.clear();
+    this._lastStep = Math.max(this._lastStep, ...numbers);
     for (const step of news.steps) this._steps.set(step.step, step);
     for (const { rank, slices } of news.ranks) this._append(rank, slices);
     const known = knownTime(news, this._wasCut, this._steps);
@@ -95,6 +97,11 @@ export class Timeline {
     return gaps[Math.floor(gaps.length / 2)] ?? 0;
   }
 
+  _goesBack({ rank, slices }) {
+    const last = this._slices.get(rank)?.at(-1);
+    return last !== undefined && slices.length > 0 && slices.at(-1)[2] < last.end - BACK_US;
+  }
+
   _append(rank, rows) {
     const kept = this._slices.get(rank) ?? [];
     const last = kept.at(-1)?.begin ?? 0;
@@ -112,7 +119,8 @@ export class Timeline {
     for (const [rank, slices] of this._slices) this._slices.set(rank, slices.filter(({ begin }) => begin >= from));
     this.covered = this.covered.filter(([, end]) => end > from).map(([begin, end]) => [Math.max(begin, from), end]);
     const known = new Set([...this._slices.values()].flatMap((slices) => slices.map(({ step }) => step)));
-    for (const [number] of this._steps) if (!known.has(number) && number < Math.max(...known)) this._steps.delete(number);
+    const last = Math.max(...known); // slices of later steps are still to come
+    for (const number of this._steps.keys()) if (!known.has(number) && number < last) this._steps.delete(number);
   }
 }
 
