@@ -132,6 +132,7 @@ RANK = with_optional(
 )
 CLUSTER = fields(
     object={"const": "cluster"},
+    time_us=COUNT,
     model=STRING,
     num_layers=COUNT,
     block_size=COUNT,

@@ -35,6 +35,7 @@ async def show(call: Call) -> Response:
     return call.json(
         {
             "object": "cluster",
+            "time_us": round(time.time() * 1e6),
             "model": info.name,
             "num_layers": info.num_layers,
             "block_size": info.block_size,

@@ -45,8 +45,8 @@ export class Chart {
   _plot(history, lines, most, words) {
     const width = this._svg.clientWidth;
     if (!width) return;
-    const bottom = HEIGHT - BOTTOM, span = history.end - history.begin;
-    const x = (time) => LEFT + (width - LEFT - RIGHT) * (time - history.begin) / span;
+    const bottom = HEIGHT - BOTTOM, { begin, end } = history;
+    const x = (time) => LEFT + (width - LEFT - RIGHT) * (time - begin) / (end - begin);
     const y = (value) => bottom - (bottom - TOP) * Math.min(1, value / most);
     this._svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const parts = LINES.flatMap((share) => [
@@ -55,7 +55,7 @@ export class Chart {
     ]);
     if (history.latest) {
       const every = width < NARROW_PX ? 2 * MINUTE_US : MINUTE_US;
-      for (let time = Math.ceil(history.begin / every) * every; time <= history.end; time += every) {
+      for (let time = Math.ceil(begin / every) * every; time <= end; time += every) {
         parts.push(element("path", { class: "rule", d: `M${x(time)} ${bottom}v4` }));
         const label = new Date(time / 1000).toLocaleTimeString(words.language, { hour: "2-digit", minute: "2-digit", hour12: false });
         if (x(time) > LEFT + 12 && x(time) < width - 22) parts.push(text(x(time), HEIGHT - 4, "middle", label));
@@ -67,7 +67,7 @@ export class Chart {
         const areas = runs.map((run) => `M${x(run[0][0]).toFixed(1)} ${bottom}L${points(run)}L${x(run.at(-1)[0]).toFixed(1)} ${bottom}Z`);
         parts.push(element("path", { class: "area", d: areas.join("") }));
       }
-      parts.push(element("path", { class: `curve series-${i}`, d: runs.map((run) => `M${points(run)}`).join("") }));
+      parts.push(element("path", { class: `curve series-${i}`, d: runs.map((run) => `M${points(run)}h0`).join("") }));
     });
     this._svg.replaceChildren(...parts);
   }

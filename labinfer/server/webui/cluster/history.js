@@ -7,17 +7,25 @@ const TICK_US = 500e3; // how often figures come while there is work
 const RATES = ["steps_per_second", "prompt_tokens_per_second", "generation_tokens_per_second"];
 
 export class History {
-  constructor() {
+  /** @param {() => number} clock milliseconds, by a clock that is never set */
+  constructor(clock = () => performance.now()) {
+    this._clock = clock;
     this.clear();
   }
 
   clear() {
     /** As `/v1/cluster` has them, the oldest first. */
     this.points = [];
+    this._zero = 0; // of this page's clock, by the server's
   }
 
-  /** @param {object[]} points in order; of what is known already, nothing is taken again */
-  add(points) {
+  /**
+   * @param {object[]} points in order, up to the newest; of what is known already, nothing is taken again
+   * @param {number} now_us what time it is by the server's clock; from here on it passes by itself
+   */
+  add(points, now_us = points.at(-1).time_us) {
+    this._zero = now_us - this._clock() * 1000;
+    if (points.at(-1)?.time_us < this.latest?.time_us) this.points = []; // the server's clock was set back
     for (const point of points) {
       const { latest } = this;
       if (latest && point.time_us <= latest.time_us) continue;
@@ -25,16 +33,17 @@ export class History {
       if (belongTogether(latest, point)) this.points[this.points.length - 1] = together(latest, counted);
       else this.points.push(counted);
     }
-    const from = this.end - KEPT_US;
-    this.points = this.points.filter(({ time_us }) => time_us >= from);
+    const { latest, begin } = this;
+    this.points = this.points.filter((point) => point === latest || point.time_us >= begin);
   }
 
   get latest() {
     return this.points.at(-1);
   }
 
+  /** Now. */
   get end() {
-    return this.latest?.time_us ?? 0;
+    return this._zero + this._clock() * 1000;
   }
 
   get begin() {
@@ -43,8 +52,8 @@ export class History {
 
   /** The values of one figure, cut where there was a gap. @param {(point: object) => number} figure @returns {[number, number][][]} */
   runs(figure) {
-    const found = [];
-    for (const point of this.points) {
+    const found = [], { begin } = this;
+    for (const point of this.points.filter(({ time_us }) => time_us >= begin)) {
       const run = found.at(-1);
       if (run && point.time_us - run.at(-1)[0] <= GAP_US) run.push([point.time_us, figure(point)]);
       else found.push([[point.time_us, figure(point)]]);
