@@ -15,13 +15,16 @@ START = 1_700_000_000_000_000
 """When the made-up news begin, in microseconds since 1970."""
 
 FAKE_FEED = """
-window.fake = { cluster: %CLUSTER%, streams: [], opened: 0, trace: "{}" };
+window.fake = { cluster: %CLUSTER%, streams: [], asked: 0, opened: 0, failure: null };
 fake.push = (event) => fake.streams.at(-1).enqueue(new TextEncoder().encode(`data: ${JSON.stringify(event)}\\n\\n`));
 const realFetch = window.fetch;
 window.fetch = async (url, options = {}) => {
     const { pathname } = new URL(url, location.href);
     if (!pathname.startsWith("/v1/cluster")) return realFetch(url, options);
-    if (pathname === "/v1/cluster") return Response.json(fake.cluster);
+    if (pathname === "/v1/cluster") {
+        fake.asked += 1;
+        return fake.failure ? Response.json({ error: { message: fake.failure } }, { status: 500 }) : Response.json(fake.cluster);
+    }
     fake.opened += 1;
     return new Response(new ReadableStream({
         start(controller) {
@@ -35,6 +38,7 @@ window.fetch = async (url, options = {}) => {
 };
 """
 """In place of the server's routes of the cluster: a feed that the test fills by ``fake.push``."""
+BREAK_OFF = "() => fake.streams.splice(0).forEach((stream) => stream.close())"
 
 
 def rank(number: int, stage: int, tp_rank: int = 0, **fields: Any) -> Event:
@@ -60,6 +64,7 @@ def cluster(*ranks: Event, **fields: Any) -> Event:
     """What ``/v1/cluster`` answers; by default of two stages."""
     return {
         "object": "cluster",
+        "time_us": START,
         "model": "demo",
         "num_layers": 8,
         "block_size": 16,

@@ -14,8 +14,8 @@ import { StepsView } from "./steps_view.js";
 import { Timeline } from "./timeline.js";
 import { duration, grouped, percent } from "./units.js";
 
-const QUIET_MS = 4000; // without news: no request is running
-const PAUSE_MS = 800; // between two requests, which is not worth a word
+const PAUSE_MS = 1600; // without work, which is worth a word: the last steps come up to so much later than figures that say all is over
+const MOVE_MS = 5000; // how often charts move on while no figures come
 const ENOUGH_STEPS = 5; // to choose how much time is in view
 
 export class Cluster {
@@ -25,11 +25,14 @@ export class Cluster {
     this._history = new History();
     this._cluster = null; // what the server has told of it
     this._connection = "connecting"; // or "open", or "lost"
-    this._isQuiet = true; // no request is running
+    this._failure = ""; // why it was lost, where that is not said elsewhere
+    this._isRunning = false; // a request is, by the latest figures
+    this._isQuiet = true; // none is, and none was a moment ago
+    this._hadTrouble = false;
     this._pausedBy = ""; // by whom: "user", or "step" while one is looked at
     this._spanIsChosen = false;
     this._feed = new Feed(api, {
-      opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: () => this._closed(),
+      opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: (failure) => this._closed(failure),
     });
     this._gantt = new GanttView(byId("gantt"), byId("rows"), this._timeline, {
       hold: () => this._pause("user"), select: (step) => this._select(step), drawn: (picture) => this._drawn(picture),
@@ -59,8 +62,10 @@ export class Cluster {
 
   /** The server has come, gone, or tells of other models. */
   serverChanged() {
+    const { trouble } = this._serverState;
     this._renderModels();
-    if (!this._serverState.trouble) this._feed.retry();
+    if (this._hadTrouble && !trouble) this._feed.retry();
+    this._hadTrouble = trouble !== "";
   }
 
   get _words() { return this._preferences.words; }
@@ -82,6 +87,7 @@ export class Cluster {
     };
     byId("download").onclick = () => this._download();
     document.addEventListener("visibilitychange", () => this._follow());
+    setInterval(() => this._connection === "open" && this._charts.render(this._words), MOVE_MS);
   }
 
   /** News are wanted while somebody looks and the picture moves. */
@@ -127,13 +133,16 @@ export class Cluster {
 
   _opened(cluster) {
     this._connection = "open";
-    if (cluster.model !== this._cluster?.model) {
+    if (!this._cluster || rowsOf(cluster) !== rowsOf(this._cluster)) {
       this._timeline.clear();
       this._history.clear();
       this._spanIsChosen = false;
     }
     this._cluster = cluster;
-    this._history.add(cluster.history);
+    this._history.add(cluster.history, cluster.time_us);
+    this._isRunning = isAtWork(cluster.history.at(-1));
+    if (this._isRunning) this._worked();
+    else this._setQuiet(true);
     this.render();
   }
 
@@ -142,27 +151,30 @@ export class Cluster {
       this._history.add([event]);
       this._charts.render(this._words);
       this._ranks.update(event);
-      this._busyFor(event.running + event.waiting ? QUIET_MS : PAUSE_MS);
+      const wasRunning = this._isRunning;
+      this._isRunning = isAtWork(event);
+      if (wasRunning || this._isRunning) this._worked();
     } else if (event.object === "cluster.steps") {
       this._timeline.add(event);
       this._chooseSpan();
       this._gantt.render();
-      if (this._isQuiet) this._busyFor(QUIET_MS); // the last ones come after the figures that say that all is over
+      if (event.steps.length) this._worked(); // perhaps of a request that was over before any figures told of it
     }
   }
 
   /** The connection has ended, and nobody here wanted it. */
-  _closed() {
+  _closed(failure) {
     this._connection = "lost";
+    this._failure = failure.kind === "failed" ? failure.message : "";
     this._renderState();
     this._serverState.check(true); // it finds out why, and says so
   }
 
-  /** Requests run, or have just run; unless there are news, they do so no more after this time. */
-  _busyFor(ms) {
+  /** There is work, or was until now. While a request runs there may be no news for long, as a step may take long. */
+  _worked() {
     clearTimeout(this._timer);
-    this._timer = setTimeout(() => this._setQuiet(true), ms);
-    if (ms === QUIET_MS) this._setQuiet(false);
+    this._setQuiet(false);
+    if (!this._isRunning) this._timer = setTimeout(() => this._setQuiet(true), PAUSE_MS);
   }
 
   _setQuiet(isQuiet) {
@@ -217,6 +229,7 @@ export class Cluster {
     const state = this._pausedBy ? "paused" : this._connection !== "open" ? this._connection : this._isQuiet ? "idle" : "live";
     byId("state").dataset.state = state;
     byId("state").textContent = words.states[state];
+    byId("lost").textContent = state === "lost" && this._failure ? words.failed(this._failure) : "";
     byId("pause").replaceChildren(icon(this._pausedBy ? "play" : "pause"), this._pausedBy ? words.resume : words.pause);
     byId("nothing").hidden = !this._timeline.isEmpty;
     byId("nothing").textContent = this._cluster ? words.nothingYet : words.states[state];
@@ -233,4 +246,14 @@ export class Cluster {
     );
     this._steps.render(this._timeline, steps, this._gantt.selected, words);
   }
+}
+
+/** What the rows of the picture stand for: where it differs, nothing that was seen has a place any more. */
+function rowsOf({ model, ranks }) {
+  return JSON.stringify([model, ...ranks.map(({ rank, stage, first_layer, num_layers }) => [rank, stage, first_layer, num_layers])]);
+}
+
+/** @param {object} [figures] the latest, where there are any */
+function isAtWork(figures) {
+  return figures !== undefined && figures.running + figures.waiting > 0;
 }

@@ -1,11 +1,13 @@
 // Feed: the news of a model's ranks, as long as they are wanted; it comes back by itself.
 
+import { ApiFailure } from "../api.js";
+
 const RETRY_MS = 2000;
 
 export class Feed {
   /**
    * @param {import("../api.js").Api} api
-   * @param {object} handlers opened(cluster), news(event), closed(): against our will
+   * @param {object} handlers opened(cluster), news(event), closed(failure): against our will
    */
   constructor(api, handlers) {
     Object.assign(this, { _api: api, _handlers: handlers });
@@ -34,19 +36,24 @@ export class Feed {
         this._handlers.opened(await this._api.cluster(model, signal));
         for await (const event of this._api.clusterEvents(model, signal)) this._handlers.news(event);
       } catch (failure) {
-        if (!signal.aborted) console.info("no news of the cluster:", failure.message);
+        if (signal.aborted) return;
+        if (!(failure instanceof ApiFailure)) console.error(failure); // this page is at fault
+        this._handlers.closed(failure);
       }
-      if (signal.aborted) return;
-      this._handlers.closed();
       await this._pause(signal);
     }
   }
 
   _pause(signal) {
     return new Promise((resolve) => {
-      this._wake = resolve;
-      signal.addEventListener("abort", resolve, { once: true });
-      setTimeout(resolve, RETRY_MS);
+      const end = () => {
+        clearTimeout(timer);
+        signal.removeEventListener("abort", end);
+        resolve();
+      };
+      const timer = setTimeout(end, RETRY_MS);
+      signal.addEventListener("abort", end);
+      this._wake = end;
     });
   }
 }

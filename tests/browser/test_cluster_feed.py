@@ -1,0 +1,130 @@
+"""What the cluster page makes of news that are late, lost, from another server, or by a clock that was set back."""
+
+from __future__ import annotations
+
+from cluster_page import BREAK_OFF, MS, START, cluster, picture, push, rank, see, stats, step, steps, wait_streams
+from playwright.sync_api import expect
+
+SECOND = 1000 * MS
+
+
+def busy(number: int, begin: int, end: int, *others: list) -> dict:
+    """Rank 0 works on one step from begin to end, in microseconds."""
+    return steps(begin, end, [step(number)], [("run", begin, end, number)], *others)
+
+
+def test_a_server_without_news_of_the_cluster_is_not_asked_all_the_time(opened):
+    """It takes requests, and has an error here: there is no other sign that trying again is of use."""
+    opened.evaluate("() => { fake.failure = 'out of order'; fake.asked = 0; }")
+    opened.evaluate(BREAK_OFF)
+    expect(opened.locator("#state")).to_have_text("Not connected")
+    expect(opened.get_by_role("alert").filter(has_text="out of order")).to_be_visible()
+    opened.wait_for_timeout(3000)
+    assert 1 <= opened.evaluate("fake.asked") <= 3
+    opened.evaluate("() => { fake.failure = null; }")
+    wait_streams(opened, 1)
+    expect(opened.locator("#state")).to_have_text("No request is running")
+    expect(opened.get_by_text("out of order")).to_be_hidden()
+
+
+def test_trying_again_leaves_nothing_behind(opened):
+    """A page may be open for days in front of a server that is off."""
+    listeners = opened.evaluate(
+        """async () => {
+            const { Feed } = await import("/webui/cluster/feed.js");
+            const { ApiFailure } = await import("/webui/api.js");
+            const { addEventListener, removeEventListener } = AbortSignal.prototype;
+            let listeners = 0, tries = 0;
+            AbortSignal.prototype.addEventListener = function (...all) { listeners++; addEventListener.apply(this, all); };
+            AbortSignal.prototype.removeEventListener = function (...all) { listeners--; removeEventListener.apply(this, all); };
+            const api = { cluster: async () => { throw new ApiFailure("away"); } };
+            const feed = new Feed(api, { closed: () => { tries++; setTimeout(() => feed.retry()); } });
+            feed.follow("demo");
+            while (tries < 20) await new Promise((resolve) => setTimeout(resolve, 5));
+            feed.follow("");
+            return listeners;
+        }"""
+    )
+    assert listeners <= 1
+
+
+def test_a_server_with_another_layout_begins_a_picture_of_its_own(opened):
+    """Also where no number of a step tells that it was started again."""
+    see(opened, busy(1, 0, 10 * MS, [("run", 0, 10 * MS, 1)]), span="5 s")
+    expect(opened.locator("#rows .share")).to_have_text(["0 % bubble", "0 % bubble"])
+    opened.evaluate("(cluster) => { fake.cluster = cluster; }", cluster(rank(0, 0, num_layers=8)))
+    opened.evaluate(BREAK_OFF)
+    wait_streams(opened, 1)
+    expect(opened.locator("#rows .name")).to_have_count(1)
+    push(opened, busy(2, SECOND, SECOND + 20 * MS))
+    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    expect(opened.locator("#overall")).to_have_text("0 %")
+
+
+def test_a_server_that_was_started_again_while_it_worked(opened):
+    """The first news have some numbers of steps that the last server had too, and some more."""
+    see(opened, *[busy(at, at * 10 * MS, (at + 1) * 10 * MS) for at in range(3)], span="5 s")
+    expect(opened.locator("#summary")).to_contain_text("with 3 steps")
+    both = [("run", SECOND, SECOND + MS, 2), ("run", SECOND + MS, SECOND + 2 * MS, 3)]
+    push(opened, steps(SECOND, SECOND + 2 * MS, [step(2), step(3)], both, []))
+    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+
+
+def test_a_clock_that_is_set_back(opened):
+    see(opened, busy(1, 0, 10 * MS))
+    push(opened, stats(0, running=7))
+    expect(opened.locator("#charts figure").nth(1)).to_contain_text("7 running")
+    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    push(opened, stats(-3600, running=5), busy(2, -3600 * SECOND, -3600 * SECOND + 5 * MS))
+    expect(opened.locator("#charts figure").nth(1)).to_contain_text("5 running")
+    picture(opened).focus()
+    opened.keyboard.press("End")
+    expect(opened.locator("#step").get_by_role("heading")).to_have_text("Step 2")
+
+
+def test_a_long_step_is_work(opened):
+    """Rank 0 tells nothing while it runs a long prompt."""
+    push(opened, stats(0, running=1, waiting=0))
+    expect(opened.locator("#state")).to_have_text("Live")
+    opened.wait_for_timeout(4500)
+    expect(opened.locator("#state")).to_have_text("Live")
+    opened.evaluate("(cluster) => { fake.cluster = cluster; }", cluster(history=[stats(4, running=1)]))
+    opened.evaluate(BREAK_OFF)
+    wait_streams(opened, 1)
+    expect(opened.locator("#state")).to_have_text("Live")  # before any news
+    push(opened, stats(5, running=0, waiting=0))
+    expect(opened.locator("#state")).to_have_text("No request is running")
+
+
+def test_a_model_at_rest_beside_one_at_work(opened):
+    """Figures of all models come as long as one of them works."""
+    push(opened, stats(0, running=1, waiting=0))
+    expect(opened.locator("#state")).to_have_text("Live")
+    for at in range(1, 8):
+        push(opened, stats(at / 2, running=0, waiting=0))
+        opened.wait_for_timeout(400)
+    assert opened.locator("#state").text_content() == "No request is running"
+
+
+def test_time_goes_on_in_the_charts_at_rest(opened):
+    found = opened.evaluate(
+        """async (start) => {
+            const { History } = await import("/webui/cluster/history.js");
+            let now = 1e6;
+            const history = new History(() => now), minute = 60e6, seen = [];
+            const point = (time_us) => ({ time_us, steps_per_second: 1, tokens_per_step: 1, prompt_tokens_per_second: 0,
+                generation_tokens_per_second: 1, running: 1, waiting: 0 });
+            const look = () => seen.push([(history.end - start) / minute, history.runs(({ running }) => running).flat().length]);
+            history.add([point(start), point(start + 10e6)], start + minute);
+            look();
+            now += 3 * 60_000;
+            look();
+            now += 2 * 60_000;
+            look();
+            history.add([point(start + 6.5 * minute)]);
+            look();
+            return seen;
+        }""",
+        START,
+    )
+    assert found == [[1, 2], [4, 2], [6, 0], [6.5, 1]]
