@@ -129,6 +129,7 @@ def test_a_step_of_real_traffic_is_explained(cluster, traffic):
 def test_prompts_and_answers_are_told_apart(cluster, server):
     server.complete(prompt="red blue " * 200, max_tokens=20)
     expect(cluster.locator("#summary")).to_have_text(re.compile(r"with [1-9]\d* step"))
+    expect(state(cluster)).to_have_text("No request is running")  # all has come: the table stands still
     cluster.get_by_label("In view").select_option(label="5 s")
     cluster.get_by_text("Steps in view as a table").click()
     rows = cluster.locator("#steps tbody tr")

@@ -138,7 +138,7 @@ export const english = {
   previousStep: "The step before",
   nextStep: "The next step",
   numSequences: (n) => count(n, "sequence"),
-  promptTokens: (n) => `${n} prompt tokens`,
+  promptTokens: (n) => `${n} prompt token${n === "1" ? "" : "s"}`,
   generatedTokens: (n) => count(n, "decoding token"),
   wholeTime: (time) => `${time} from end to end`,
   computedTime: (time) => `${time} of it computed, on all ranks together`,
@@ -146,7 +146,10 @@ export const english = {
   timesOnRanks: "Times on each rank",
   sequencesOfStep: "Sequences of this step",
   moreSequences: (n) => `and ${n} more`,
-  slices: { prepare: "Prepares", "wait for activations": "Waits for activations", run: "Runs", sample: "Samples", send: "Sends" },
+  slices: {
+    prepare: "Prepares", "wait for activations": "Waits for activations", run: "Runs", sample: "Samples", send: "Sends",
+    "wait for tokens": "Waits for tokens",
+  },
   columns: {
     rank: "Rank", stageColumn: "Stage", host: "Host", device: "Device", layers: "Layers", numberTypes: "Number type",
     weights: "Weights", kvCache: "KV cache", memory: "Memory in use", busy: "Busy", begins: "Begins",

@@ -141,7 +141,7 @@ export const chinese = {
   timesOnRanks: "各 rank 上的时间",
   sequencesOfStep: "本步的序列",
   moreSequences: (n) => `另有 ${n} 个`,
-  slices: { prepare: "准备", "wait for activations": "等待激活值", run: "运行", sample: "采样", send: "发送" },
+  slices: { prepare: "准备", "wait for activations": "等待激活值", run: "运行", sample: "采样", send: "发送", "wait for tokens": "等待 token" },
   columns: {
     rank: "Rank", stageColumn: "级", host: "主机", device: "设备", layers: "层", numberTypes: "数值类型",
     weights: "权重", kvCache: "KV 缓存", memory: "占用内存", busy: "忙碌", begins: "开始",

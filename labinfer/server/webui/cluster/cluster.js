@@ -29,7 +29,7 @@ export class Cluster {
     this._isRunning = false; // a request is, by the latest figures
     this._isQuiet = true; // none is, and none was a moment ago
     this._hadTrouble = false;
-    this._pausedBy = ""; // by whom: "user", or "step" while one is looked at
+    this._pausedBy = ""; // by "user", or by "reader" while a step or the table is read
     this._spanIsChosen = false;
     this._feed = new Feed(api, {
       opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: (failure) => this._closed(failure),
@@ -40,7 +40,7 @@ export class Cluster {
     this._charts = new ChartsView(byId("charts"), this._history);
     this._ranks = new RanksView(byId("ranks"));
     this._step = new StepView(byId("step"), (step) => this._select(step));
-    this._steps = new StepsView(byId("steps"), (step) => this._select(step));
+    this._steps = new StepsView(byId("steps"), (step) => this._select(step), () => this._read());
     this._connect();
     this.render();
   }
@@ -106,17 +106,22 @@ export class Cluster {
 
   _resume() {
     this._pausedBy = "";
+    this._steps.close();
     this._showStep(-1);
     this._gantt.release();
     this._follow();
   }
 
   _select(step) {
-    if (step >= 0) this._pause("step");
-    else if (this._pausedBy === "step") return this._resume();
     this._showStep(step);
+    this._read();
     if (document.activeElement !== byId("gantt")) byId("said").textContent = this._describe(step);
-    return undefined;
+  }
+
+  /** What is read stands still: rows that come and go twice a second can neither be clicked nor have the focus. */
+  _read() {
+    if (this._gantt.selected >= 0 || (this._steps.isOpen && !this._timeline.isEmpty)) this._pause("reader");
+    else if (this._pausedBy === "reader") this._resume();
   }
 
   _showStep(step) {

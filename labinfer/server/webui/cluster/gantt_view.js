@@ -34,7 +34,7 @@ export class GanttView {
   set span(value) {
     if (this._heldEnd !== null) this._heldEnd = this._clamp(this._heldEnd + (value - this._span) / 2); // about the middle
     this._span = value;
-    this.render();
+    this.select(this._selected);
   }
 
   /** The time in view. @returns {[number, number]} */
@@ -143,6 +143,7 @@ export class GanttView {
   _onPointer(event) {
     if (event.button !== 0) return;
     const startX = event.clientX, [, startEnd] = this.inView;
+    const pressed = this._stepAt(event.offsetX, event.offsetY); // when the pointer goes up, the picture may have moved on
     let drags = false;
     this._canvas.setPointerCapture(event.pointerId);
     this._canvas.onpointermove = ({ clientX }) => {
@@ -156,15 +157,17 @@ export class GanttView {
       this._canvas.onpointermove = this._canvas.onpointerup = this._canvas.onpointercancel = null;
     };
     this._canvas.onpointercancel = end;
-    this._canvas.onpointerup = ({ offsetX, offsetY }) => {
+    this._canvas.onpointerup = () => {
       end();
-      if (!drags) this._actions.select(this._stepAt(offsetX, offsetY));
+      if (!drags) this._actions.select(pressed);
     };
   }
 
   _stepAt(x, y) {
     const row = this._layout.rows.find(({ top, height }) => y >= top - 2 && y <= top + height + 2);
-    return row && y < this._layout.height - AXIS_HEIGHT ? stepAt(this._timeline.slices(row.rank, ...this.inView), this._scale(), x) : -1;
+    if (!row || y >= this._layout.height - AXIS_HEIGHT) return -1;
+    const shown = this._timeline.slices(row.rank, ...this.inView).filter((slice) => this._timeline.isClear(slice));
+    return stepAt(shown, this._scale(), x);
   }
 }
 

@@ -49,11 +49,11 @@ export function marks(span, most) {
   return Array.from({ length: Math.floor(span / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-/** A round number that is no less: the end of a chart's axis. */
+/** A round number that is no less: the end of a chart's axis. From 2 on its half is whole too: there is no half a request. */
 export function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 4, 5, 10].find((factor) => factor * power >= value * (1 - 1e-9)) * power;
+  return [1, 2, 4, 6, 8, 10].find((factor) => factor * power >= value * (1 - 1e-9)) * power;
 }
 
 /** The longest span in which steps are still told apart. @param {number} stepTime from one step to the next */

@@ -42,7 +42,7 @@ export class RanksView {
       cell(alone ? String(rank.stage) : `${rank.stage} · tp ${rank.tp_rank}`),
       cell(rank.host),
       cell(rank.device, cores.filter(Boolean).join(" · ")),
-      make("td", {}, layerStrip(rank, cluster.num_layers), `${rank.first_layer}–${rank.first_layer + rank.num_layers - 1}`),
+      make("td", {}, layerStrip(rank, cluster.num_layers), layerNumbers(rank)),
       cell(types[0], types.slice(1).join(" · ")),
       cell(bytes(rank.weight_bytes)), cell(bytes(rank.kv_bytes)), make("td", {}, memory),
       make("td", {}, make("span", { className: "meter", "aria-hidden": "true" }, bar), busy),
@@ -52,6 +52,10 @@ export class RanksView {
 
 function cell(text, more = "") {
   return make("td", {}, text, ...(more ? [make("span", { className: "more" }, more)] : []));
+}
+
+function layerNumbers({ first_layer, num_layers }) {
+  return num_layers === 1 ? String(first_layer) : `${first_layer}–${first_layer + num_layers - 1}`;
 }
 
 /** Which of the model's layers these are, at a glance. */

@@ -5,12 +5,15 @@ import { computes } from "./bubbles.js";
 import { kindOf } from "./geometry.js";
 import { duration, grouped } from "./units.js";
 
-const PARTS = ["prepare", "wait for activations", "run", "sample", "send"];
+const PARTS = ["prepare", "wait for activations", "run", "sample", "send", "wait for tokens"];
 
 export class StepView {
   /** @param {HTMLElement} place @param {(step: number) => void} select -1 for none */
   constructor(place, select) {
     Object.assign(this, { _place: place, _select: select });
+    place.onkeydown = ({ key }) => {
+      if (key === "Escape") select(-1);
+    };
   }
 
   /**
@@ -40,7 +43,7 @@ export class StepView {
 
   _beside(timeline, number, by) {
     const known = timeline.stepsIn();
-    return known[known.indexOf(number) + by] ?? number;
+    return (by < 0 ? known.findLast((one) => one < number) : known.find((one) => one > number)) ?? number;
   }
 }
 

@@ -8,10 +8,19 @@ import { duration, grouped } from "./units.js";
 const MOST = 40; // the last ones
 
 export class StepsView {
-  /** @param {HTMLDetailsElement} place @param {(step: number) => void} select */
-  constructor(place, select) {
+  /** @param {HTMLDetailsElement} place @param {(step: number) => void} select @param {() => void} toggled it was opened, or closed */
+  constructor(place, select, toggled) {
     Object.assign(this, { _place: place, _select: select, _body: place.querySelector("div") });
-    place.ontoggle = () => this._draw();
+    place.ontoggle = () => {
+      this._draw();
+      toggled();
+    };
+  }
+
+  get isOpen() { return this._place.open; }
+
+  close() {
+    this._place.open = false;
   }
 
   /** @param {number[]} steps those in view */

@@ -1,5 +1,6 @@
 // Numbers as people read them, with their units.
 
+const THOUSANDS = ["", "k", "M", "G"];
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 /** @param {number} us microseconds */
@@ -23,9 +24,10 @@ export function percent(share) {
 
 /** Three digits, or four. */
 export function short(value) {
-  if (value >= 10000) return `${short(value / 1000)}k`;
+  let power = 0;
+  while (value >= 10000 && power < THOUSANDS.length - 1) [value, power] = [value / 1000, power + 1];
   const digits = Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
-  return String(Number(value.toFixed(digits)));
+  return Number(value.toFixed(digits)) + THOUSANDS[power];
 }
 
 /** A count with separators. */
