@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from cluster_page import (
     MS,
     cluster,
@@ -287,7 +288,7 @@ def test_what_is_kept_is_bounded(opened):
             return seen;
         }"""
     )
-    assert kept == [300, 30_000_000, True, 20_000, 10_000, 10_000]
+    assert kept == [600, 60_000_000, True, 50_000, 25_000, 25_000]
 
 
 def test_slices_there_was_no_room_for_are_nobody_s_bubble(opened):
@@ -325,10 +326,9 @@ def test_slices_that_come_late_find_their_place(opened):
     assert found == [[4, 6, 12], [[0, 20]], 2]
 
 
-def test_the_span_follows_the_steps_until_it_is_chosen(opened):
-    slow = [
-        steps(at * 100 * MS, (at + 1) * 100 * MS, [step(at)], [("run", at * 100 * MS, (at + 1) * 100 * MS, at)], [])
-        for at in range(6)
-    ]
-    push(opened, *slow)
-    expect(opened.get_by_label("In view")).to_have_value("1000000")
+@pytest.mark.parametrize(("step_time", "span"), [(2 * MS, "50 ms"), (100 * MS, "1 s"), (3000 * MS, "30 s")])
+def test_the_span_follows_the_steps_until_it_is_chosen(opened, step_time, span):
+    for at in range(6):
+        begin, end = at * step_time, (at + 1) * step_time
+        push(opened, steps(begin, end, [step(at)], [("run", begin, end, at)], []))
+    expect(opened.get_by_label("In view").locator("option:checked")).to_have_text(span)

@@ -8,6 +8,8 @@ import { duration } from "./units.js";
 const COLOURS = ["prefill", "decode", "mixed", "unknown", "on-step", "bubble", "missing", "wait", "line", "soft", "text", "ground"];
 const LABEL_PX = 11;
 const LABEL_ROOM = 6; // beside a label, at least
+const DIGIT_PX = 6; // at least: what has no room for one is not measured, as that takes longer than to draw it
+const ROUND_PX = 8; // steps that are narrower have corners
 const MARK_PX = 110; // between two marks of the axis, about
 const PATTERN_PX = 5; // steps that are narrower have a colour only
 const BESIDE = 0.62; // how high `prepare` and `sample` are beside `run`
@@ -90,9 +92,13 @@ export class GanttPainter {
     const draw = this._context, whole = scale.length(end - begin);
     const x = scale.x(begin), width = whole > 4 ? whole - 1 : whole; // a line of ground between neighbours
     const height = name === "run" ? row.height : Math.round(row.height * BESIDE), y = row.top + (row.height - height) / 2;
-    draw.beginPath();
-    draw.roundRect(x, y, width, height, width > 8 ? 3 : 0);
     draw.fillStyle = this._colour[kind];
+    if (width <= PATTERN_PX && !isSelected) {
+      draw.fillRect(x, y, width, height);
+      return;
+    }
+    draw.beginPath();
+    draw.roundRect(x, y, width, height, width > ROUND_PX ? 3 : 0);
     draw.fill();
     const pattern = this._patterns[kind];
     if (pattern && width > PATTERN_PX) {
@@ -101,11 +107,11 @@ export class GanttPainter {
     }
     if (isSelected) {
       draw.strokeStyle = this._colour.text;
-      draw.lineWidth = width > 8 ? 2 : 1;
+      draw.lineWidth = width > ROUND_PX ? 2 : 1;
       draw.stroke();
     }
     const left = Math.max(x, 0), right = Math.min(x + width, this._canvas.clientWidth); // of what is in view
-    if (name !== "run" || step < 0) return;
+    if (name !== "run" || right - left < DIGIT_PX + LABEL_ROOM) return;
     const text = [String(step), `…${String(step).slice(-2)}`].find((one) => draw.measureText(one).width + LABEL_ROOM <= right - left);
     if (!text) return;
     const room = draw.measureText(text).width + LABEL_ROOM, middle = (left + right) / 2;

@@ -7,7 +7,7 @@ const ROW_HEIGHTS = [[4, 52], [8, 40], [16, 30], [Infinity, 22]]; // up to so ma
 const NEAR_PX = 5;
 
 /** What is chosen from as the length of time in view. */
-export const SPANS = [20e3, 50e3, 200e3, 1e6, 5e6];
+export const SPANS = [20e3, 50e3, 200e3, 1e6, 5e6, 30e6];
 const STEP_PX = 28;
 
 /**

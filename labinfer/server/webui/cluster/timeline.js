@@ -2,8 +2,8 @@
 
 import { union } from "./intervals.js";
 
-const KEPT_US = 30e6;
-const KEPT_SLICES = 20000; // of all ranks
+const KEPT_US = 60e6;
+const KEPT_SLICES = 50000; // of all ranks: with eight of them, some seconds at the most that is told
 const BACK_US = 5e6; // news of a rank that are older than its last ones by more: its clock was set back
 const LEFT_OUT = new Set(["step"]); // it is around others, which say more
 
