@@ -141,7 +141,8 @@ def test_the_trace_is_a_file_for_perfetto(cluster, traffic):
     expect(state(cluster)).to_have_text("Live")
     expect(cluster.locator("#summary")).to_have_text(re.compile(r"with [1-9]\d* steps"))
     with cluster.expect_download() as download:
-        cluster.get_by_role("button", name="Trace").click()
+        cluster.get_by_role("button", name="Trace").press("Enter")
+    expect(cluster.get_by_role("button", name="Trace")).to_be_focused()
     assert download.value.suggested_filename == "labinfer-trace.json"
     events = json.loads(download.value.path().read_text(encoding="utf-8"))["traceEvents"]
     assert {event["pid"] for event in events if event.get("name") == "run"} == {0, 1}

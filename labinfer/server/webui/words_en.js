@@ -142,6 +142,7 @@ export const english = {
   generatedTokens: (n) => count(n, "decoding token"),
   wholeTime: (time) => `${time} from end to end`,
   computedTime: (time) => `${time} of it computed, on all ranks together`,
+  comma: ", ",
   sentence: (parts) => `${parts.join(", ")}.`,
   timesOnRanks: "Times on each rank",
   sequencesOfStep: "Sequences of this step",

@@ -137,6 +137,7 @@ export const chinese = {
   generatedTokens: (n) => `${n} 个解码 token`,
   wholeTime: (time) => `首尾共 ${time}`,
   computedTime: (time) => `各 rank 合计计算 ${time}`,
+  comma: "，",
   sentence: (parts) => `${parts.join("，")}。`,
   timesOnRanks: "各 rank 上的时间",
   sequencesOfStep: "本步的序列",

@@ -37,7 +37,7 @@ export class Chart {
       make("strong", {}, latest ? format(figure(latest)) : "–"),
       !also ? ` ${words[word]}` : latest ? ` ${also(latest, words)}` : "")));
     this._svg.setAttribute("aria-label", latest
-      ? words.chartSays(words[title], series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(", "), format(highest))
+      ? words.chartSays(words[title], series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(words.comma), format(highest))
       : words.chartEmpty(words[title]));
     this._plot(history, lines, roundUp(Math.max(least, highest)), words);
   }
@@ -57,7 +57,7 @@ export class Chart {
       const every = width < NARROW_PX ? 2 * MINUTE_US : MINUTE_US;
       for (let time = Math.ceil(begin / every) * every; time <= end; time += every) {
         parts.push(element("path", { class: "rule", d: `M${x(time)} ${bottom}v4` }));
-        const label = new Date(time / 1000).toLocaleTimeString(words.language, { hour: "2-digit", minute: "2-digit", hour12: false });
+        const label = new Date(time / 1000).toLocaleTimeString(words.language, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
         if (x(time) > LEFT + 12 && x(time) < width - 22) parts.push(text(x(time), HEIGHT - 4, "middle", label));
       }
     }

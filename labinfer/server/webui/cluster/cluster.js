@@ -197,14 +197,15 @@ export class Cluster {
 
   async _download() {
     const button = byId("download");
-    button.disabled = true;
+    if (button.ariaBusy === "true") return;
+    button.ariaBusy = "true"; // and not disabled, which would take the focus away
     byId("download-failed").textContent = "";
     try {
       saveFile(await this._api.clusterTrace(this._model), "labinfer-trace.json");
     } catch (failure) {
       byId("download-failed").textContent = this._words.downloadFailed(failure.message);
     }
-    button.disabled = false;
+    button.ariaBusy = "false";
   }
 
   _renderCluster() {
@@ -247,7 +248,7 @@ export class Cluster {
     byId("overall").textContent = percent(overall);
     byId("overall-place").hidden = overall === null;
     byId("summary").textContent = this._timeline.isEmpty ? "" : words.inPicture(
-      new Date(begin / 1000).toLocaleTimeString(words.language, { hour12: false }), duration(this._gantt.span), grouped(steps.length, words),
+      new Date(begin / 1000).toLocaleTimeString(words.language, { hourCycle: "h23" }), duration(this._gantt.span), grouped(steps.length, words),
     );
     this._steps.render(this._timeline, steps, this._gantt.selected, words);
   }
