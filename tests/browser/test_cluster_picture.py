@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from cluster_page import (
     MS,
     cluster,
@@ -326,9 +325,15 @@ def test_slices_that_come_late_find_their_place(opened):
     assert found == [[4, 6, 12], [[0, 20]], 2]
 
 
-@pytest.mark.parametrize(("step_time", "span"), [(2 * MS, "50 ms"), (100 * MS, "1 s"), (3000 * MS, "30 s")])
-def test_the_span_follows_the_steps_until_it_is_chosen(opened, step_time, span):
-    for at in range(6):
-        begin, end = at * step_time, (at + 1) * step_time
-        push(opened, steps(begin, end, [step(at)], [("run", begin, end, at)], []))
-    expect(opened.get_by_label("In view").locator("option:checked")).to_have_text(span)
+def test_the_span_follows_the_steps_until_it_is_chosen(opened):
+    span, end, number = opened.get_by_label("In view"), 0, 0
+    for count, step_time, fitting in [(6, 3000, "30 s"), (30, 100, "1 s"), (60, 2, "50 ms"), (60, 3, "50 ms")]:
+        for _ in range(count):
+            begin, end, number = end, end + step_time * MS, number + 1
+            push(opened, steps(begin, end, [step(number)], [("run", begin, end, number)], []))
+        expect(picture(opened)).to_have_attribute("aria-valuemax", str(number))
+        expect(span.locator("option:checked")).to_have_text(fitting)
+    span.select_option(label="5 s")
+    push(opened, steps(end, end + MS, [step(number + 1)], [("run", end, end + MS, number + 1)], []))
+    expect(picture(opened)).to_have_attribute("aria-valuemax", str(number + 1))
+    expect(span.locator("option:checked")).to_have_text("5 s")

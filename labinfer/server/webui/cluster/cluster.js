@@ -30,7 +30,7 @@ export class Cluster {
     this._isQuiet = true; // none is, and none was a moment ago
     this._hadTrouble = false;
     this._pausedBy = ""; // by "user", or by "reader" while a step or the table is read
-    this._spanIsChosen = false;
+    this._spanIsChosen = false; // by the user
     this._feed = new Feed(api, {
       opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: (failure) => this._closed(failure),
     });
@@ -190,9 +190,10 @@ export class Cluster {
 
   _chooseSpan() {
     if (this._spanIsChosen || this._timeline.stepsIn().length < ENOUGH_STEPS) return;
-    this._spanIsChosen = true;
-    this._gantt.span = fittingSpan(this._timeline.stepTime, byId("gantt").clientWidth);
-    byId("span").value = String(this._gantt.span);
+    const fitting = fittingSpan(this._timeline.stepTime, byId("gantt").clientWidth, this._gantt.span);
+    if (fitting === this._gantt.span) return;
+    this._gantt.span = fitting;
+    byId("span").value = String(fitting);
   }
 
   async _download() {

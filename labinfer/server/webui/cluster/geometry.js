@@ -8,7 +8,7 @@ const NEAR_PX = 5;
 
 /** What is chosen from as the length of time in view. */
 export const SPANS = [20e3, 50e3, 200e3, 1e6, 5e6, 30e6];
-const STEP_PX = 28;
+const STEP_PX = 28; // of a typical step, about
 
 /**
  * A row for each rank, those of a stage below each other.
@@ -56,9 +56,14 @@ export function roundUp(value) {
   return [1, 2, 4, 6, 8, 10].find((factor) => factor * power >= value * (1 - 1e-9)) * power;
 }
 
-/** The longest span in which steps are still told apart. @param {number} stepTime from one step to the next */
-export function fittingSpan(stepTime, width) {
-  return SPANS.findLast((span) => span / stepTime * STEP_PX <= width) ?? SPANS[0];
+/**
+ * The longest span in which steps are still told apart.
+ * @param {number} stepTime from one step to the next
+ * @param {number} current it stays as long as it is not far from that: the picture is not to change back and forth
+ */
+export function fittingSpan(stepTime, width, current) {
+  const longest = (stepPx) => SPANS.findLast((span) => span / stepTime * stepPx <= width) ?? SPANS[0];
+  return longest(2 * STEP_PX) <= current && current <= longest(STEP_PX / 2) ? current : longest(STEP_PX);
 }
 
 /**

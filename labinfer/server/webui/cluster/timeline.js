@@ -5,6 +5,7 @@ import { union } from "./intervals.js";
 const KEPT_US = 60e6;
 const KEPT_SLICES = 50000; // of all ranks: with eight of them, some seconds at the most that is told
 const BACK_US = 5e6; // news of a rank that are older than its last ones by more: its clock was set back
+const TYPICAL_STEPS = 50; // the last ones tell how long a step takes
 const LEFT_OUT = new Set(["step"]); // it is around others, which say more
 
 /**
@@ -92,7 +93,7 @@ export class Timeline {
 
   /** From the begin of a step to that of the next one, on the first rank: the median, as there may have been no work between. */
   get stepTime() {
-    const begins = this.slices(this.ranks[0]).filter(({ name }) => name === "run").map(({ begin }) => begin);
+    const begins = this.slices(this.ranks[0]).filter(({ name }) => name === "run").slice(-TYPICAL_STEPS).map(({ begin }) => begin);
     const gaps = begins.slice(1).map((begin, n) => begin - begins[n]).sort((a, b) => a - b);
     return gaps[Math.floor(gaps.length / 2)] ?? 0;
   }
