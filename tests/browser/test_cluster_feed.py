@@ -70,6 +70,12 @@ def test_a_server_that_was_started_again_while_it_worked(opened):
     expect(opened.locator("#summary")).to_contain_text("with 2 steps")
 
 
+def test_a_moment_between_news_is_not_lost(opened):
+    see(opened, busy(1, 0, 10 * MS), busy(2, 15 * MS, 20 * MS))
+    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    expect(opened.locator("#rows .share").first).to_have_text("25 % bubble")  # of 20 ms
+
+
 def test_a_clock_that_is_set_back(opened):
     see(opened, busy(1, 0, 10 * MS))
     push(opened, stats(0, running=7))

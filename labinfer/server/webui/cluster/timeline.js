@@ -4,6 +4,7 @@ import { union } from "./intervals.js";
 
 const KEPT_US = 60e6;
 const KEPT_SLICES = 50000; // of all ranks: with eight of them, some seconds at the most that is told
+const BETWEEN_US = 20e3; // from the last slice of some news to the first of the next, less is no loss: not all that is done is a slice
 const BACK_US = 5e6; // news of a rank that are older than its last ones by more: its clock was set back
 const TYPICAL_STEPS = 50; // the last ones tell how long a step takes
 const LEFT_OUT = new Set(["step"]); // it is around others, which say more
@@ -36,6 +37,7 @@ export class Timeline {
     for (const step of news.steps) this._steps.set(step.step, step);
     for (const { rank, slices } of news.ranks) this._append(rank, slices);
     const known = knownTime(news, this._wasCut, this._steps);
+    if (known && !this._wasCut && known[0] - this.end < BETWEEN_US) known[0] = Math.min(known[0], this.end);
     if (known) this.covered = union([...this.covered, known]);
     this._wasCut = news.dropped > 0;
     this._trim();
