@@ -1,6 +1,7 @@
 // RanksView: who holds what, and how busy they are.
 
 import { make } from "../element.js";
+import { table } from "./table.js";
 import { bytes, percent } from "./units.js";
 
 export class RanksView {
@@ -14,9 +15,8 @@ export class RanksView {
   render(cluster, words) {
     this._live.clear();
     const names = ["rank", "stageColumn", "host", "device", "layers", "numberTypes", "weights", "kvCache", "memory", "busy"];
-    const head = make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, words.columns[name]))));
     const rows = cluster.ranks.map((rank) => this._row(rank, cluster, words));
-    this._place.replaceChildren(make("table", {}, make("caption", { className: "unseen" }, words.ranks), head, make("tbody", {}, ...rows)));
+    this._place.replaceChildren(table(words.ranks, names.map((name) => words.columns[name]), rows));
   }
 
   /** @param {object} stats the latest; a rank's share is null where it is not known yet */

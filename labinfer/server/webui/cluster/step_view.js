@@ -3,6 +3,7 @@
 import { iconButton, make } from "../element.js";
 import { computes } from "./bubbles.js";
 import { kindOf } from "./geometry.js";
+import { scrolledTable } from "./table.js";
 import { duration, grouped } from "./units.js";
 
 const PARTS = ["prepare", "wait for activations", "run", "sample", "send", "wait for tokens"];
@@ -35,8 +36,8 @@ export class StepView {
           iconButton("right", words.nextStep, () => this._select(this._beside(timeline, number, 1))),
           iconButton("close", words.close, () => this._select(-1)))),
       make("p", {}, describe(timeline, number, words)),
-      scrolled(words.timesOnRanks, timesTable(slices, ranks, words)),
-      ...(step?.sequences.length ? [scrolled(words.sequencesOfStep, sequencesTable(step, words))] : []),
+      timesTable(slices, ranks, words),
+      ...(step?.sequences.length ? [sequencesTable(step, words)] : []),
     );
     if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // the button is another one now
   }
@@ -67,18 +68,16 @@ export function describe(timeline, number, words) {
 function timesTable(slices, ranks, words) {
   const start = Math.min(...[...slices.values()].flat().map(({ begin }) => begin));
   const parts = PARTS.filter((name) => [...slices.values()].flat().some((slice) => slice.name === name));
-  return make("table", {},
-    make("caption", { className: "unseen" }, words.timesOnRanks),
-    make("thead", {}, make("tr", {}, ...[words.columns.rank, words.columns.stageColumn, words.columns.begins, ...parts.map((name) => words.slices[name])]
-      .map((text) => make("th", { scope: "col" }, text)))),
-    make("tbody", {}, ...[...slices].map(([rank, own]) => {
-      const inside = own.filter(({ name }) => PARTS.includes(name));
-      const begin = Math.min(...(inside.length ? inside : own).map((slice) => slice.begin));
-      const time = (name) => own.filter((slice) => slice.name === name).reduce((sum, slice) => sum + slice.end - slice.begin, 0);
-      return make("tr", {}, make("th", { scope: "row" }, String(rank)),
-        ...[ranks.find((one) => one.rank === rank)?.stage ?? "", `+${duration(begin - start)}`, ...parts.map((name) => (time(name) ? duration(time(name)) : "–"))]
-          .map((text) => make("td", {}, String(text))));
-    })));
+  const columns = [words.columns.rank, words.columns.stageColumn, words.columns.begins, ...parts.map((name) => words.slices[name])];
+  return scrolledTable(words.timesOnRanks, columns, [...slices].map(([rank, own]) => {
+    const inside = own.filter(({ name }) => PARTS.includes(name));
+    const begin = Math.min(...(inside.length ? inside : own).map((slice) => slice.begin));
+    const time = (name) => own.filter((slice) => slice.name === name).reduce((sum, slice) => sum + slice.end - slice.begin, 0);
+    const stage = ranks.find((one) => one.rank === rank)?.stage ?? "";
+    return make("tr", {}, make("th", { scope: "row" }, String(rank)),
+      ...[stage, `+${duration(begin - start)}`, ...parts.map((name) => (time(name) ? duration(time(name)) : "–"))]
+        .map((text) => make("td", {}, String(text))));
+  }));
 }
 
 function sequencesTable(step, words) {
@@ -87,13 +86,5 @@ function sequencesTable(step, words) {
     make("td", {}, decode ? words.decode : words.prefill), make("td", {}, grouped(tokens, words)), make("td", {}, grouped(context, words)),
     make("th", { scope: "row", className: "mono" }, request)));
   if (left > 0) rows.push(make("tr", {}, make("td", { colSpan: 4 }, words.moreSequences(left))));
-  return make("table", {},
-    make("caption", { className: "unseen" }, words.sequencesOfStep),
-    make("thead", {}, make("tr", {}, ...["kind", "tokens", "context", "request"].map((name) => make("th", { scope: "col" }, words.columns[name])))),
-    make("tbody", {}, ...rows));
-}
-
-/** A table that may be wider than the screen. */
-export function scrolled(label, table) {
-  return make("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": label }, table);
+  return scrolledTable(words.sequencesOfStep, ["kind", "tokens", "context", "request"].map((name) => words.columns[name]), rows);
 }

@@ -2,7 +2,7 @@
 
 import { make } from "../element.js";
 import { kindOf } from "./geometry.js";
-import { scrolled } from "./step_view.js";
+import { scrolledTable } from "./table.js";
 import { duration, grouped } from "./units.js";
 
 const MOST = 40; // the last ones
@@ -41,11 +41,8 @@ export class StepsView {
         make("td", {}, step ? grouped(step.num_sequences, words) : "–"),
         make("td", {}, step ? grouped(step.prefill_tokens + step.decode_tokens, words) : "–"), make("td", {}, duration(whole)));
     });
-    const names = ["step", "kind", "sequences", "tokens", "time"];
-    this._body.replaceChildren(scrolled(words.stepsInView, make("table", {},
-      make("caption", { className: "unseen" }, words.stepsInView),
-      make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, words.columns[name])))),
-      make("tbody", {}, ...rows))));
+    const columns = ["step", "kind", "sequences", "tokens", "time"].map((name) => words.columns[name]);
+    this._body.replaceChildren(scrolledTable(words.stepsInView, columns, rows));
     if (focused) this._body.querySelector(`[data-step="${focused}"]`)?.focus();
   }
 }
