@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cluster_page import (
     MS,
     cluster,
@@ -197,6 +199,22 @@ def test_charts_have_figures_axes_and_words(opened):
     expect(charts.nth(0)).to_contain_text("25 %")
     assert charts.nth(0).locator(".curve").get_attribute("d").count("M") == 2
     expect(opened.get_by_role("row").nth(1)).to_contain_text("200 MiB50 %")
+
+
+def test_a_chart_tells_the_figures_of_the_time_that_is_pointed_at(opened):
+    push(opened, *[stats(second, running=second) for second in range(0, 300, 3)])
+    requests, tokens = opened.locator("#charts figure").nth(1), opened.locator("#charts figure").nth(2)
+    expect(requests).to_contain_text("297 running")
+    box = requests.get_by_role("img").bounding_box()
+    opened.mouse.move(box["x"] + 40 + (box["width"] - 50) / 2, box["y"] + 50)
+    expect(requests.get_by_role("heading")).to_have_text(re.compile(r"Requests · \d\d:\d\d:\d\d"))
+    told = int(requests.locator("strong").first.text_content())
+    assert 140 <= told <= 154
+    expect(requests.locator(".pointed")).to_have_count(1)
+    opened.mouse.move(box["x"], 10)
+    expect(requests).to_contain_text("297 running")
+    expect(requests.get_by_role("heading")).to_have_text("Requests")
+    expect(tokens.locator(".pointed")).to_have_count(0)
 
 
 def test_rates_over_a_moment_are_taken_together_with_the_next(opened):

@@ -1,7 +1,8 @@
-// Chart: one or two figures over the last minutes, with axes.
+// Chart: one or two figures over the last minutes, with axes. Where it is pointed at, it tells the figures of that time.
 
 import { make } from "../element.js";
 import { roundUp } from "./geometry.js";
+import { timeOfDay } from "./units.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 132, TOP = 8, BOTTOM = 22, LEFT = 40, RIGHT = 10;
@@ -23,26 +24,42 @@ export class Chart {
     this._heading = make("h3");
     this._values = make("p", { className: "values" });
     this._svg = element("svg", { class: "plot", role: "img" });
+    this._pointed = null; // where, in pixels
+    this._svg.onpointermove = ({ offsetX }) => this._point(offsetX);
+    this._svg.onpointerleave = () => this._point(null);
     this.place = make("figure", { className: "chart" }, make("figcaption", {}, this._heading, this._values), this._svg);
   }
 
   /** @param {import("./history.js").History} history */
   render(history, words) {
     const { title, series, format, least = 0, also } = this._kind, { latest } = history;
+    const pointed = this._pointedPoint(history), shown = pointed ?? latest;
+    this._last = { history, words };
     const lines = series.map(({ figure }) => history.runs(figure));
     const highest = Math.max(0, ...lines.flat(2).map(([, value]) => value));
-    this._heading.textContent = words[title];
+    this._heading.textContent = pointed ? `${words[title]} · ${timeOfDay(pointed.time_us, words)}` : words[title];
     this._values.replaceChildren(...series.map(({ word, figure }, i) => make("span", { className: "value" },
       ...(series.length > 1 ? [make("span", { className: `stroke series-${i}` })] : []),
-      make("strong", {}, latest ? format(figure(latest)) : "–"),
-      !also ? ` ${words[word]}` : latest ? ` ${also(latest, words)}` : "")));
+      make("strong", {}, shown ? format(figure(shown)) : "–"),
+      !also ? ` ${words[word]}` : shown ? ` ${also(shown, words)}` : "")));
     this._svg.setAttribute("aria-label", latest
       ? words.chartSays(words[title], series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(words.comma), format(highest))
       : words.chartEmpty(words[title]));
-    this._plot(history, lines, roundUp(Math.max(least, highest)), words);
+    this._plot(history, lines, roundUp(Math.max(least, highest)), words, pointed);
   }
 
-  _plot(history, lines, most, words) {
+  _point(x) {
+    this._pointed = x;
+    if (this._last) this.render(this._last.history, this._last.words);
+  }
+
+  _pointedPoint(history) {
+    if (this._pointed === null) return undefined;
+    const share = (this._pointed - LEFT) / (this._svg.clientWidth - LEFT - RIGHT);
+    return history.nearest(history.begin + share * (history.end - history.begin));
+  }
+
+  _plot(history, lines, most, words, pointed) {
     const width = this._svg.clientWidth;
     if (!width) return;
     const bottom = HEIGHT - BOTTOM, { begin, end } = history;
@@ -57,8 +74,7 @@ export class Chart {
       const every = width < NARROW_PX ? 2 * MINUTE_US : MINUTE_US;
       for (let time = Math.ceil(begin / every) * every; time <= end; time += every) {
         parts.push(element("path", { class: "rule", d: `M${x(time)} ${bottom}v4` }));
-        const label = new Date(time / 1000).toLocaleTimeString(words.language, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-        if (x(time) > LEFT + 12 && x(time) < width - 22) parts.push(text(x(time), HEIGHT - 4, "middle", label));
+        if (x(time) > LEFT + 12 && x(time) < width - 22) parts.push(text(x(time), HEIGHT - 4, "middle", timeOfDay(time, words, false)));
       }
     }
     lines.forEach((runs, i) => {
@@ -69,6 +85,7 @@ export class Chart {
       }
       parts.push(element("path", { class: `curve series-${i}`, d: runs.map((run) => `M${points(run)}h0`).join("") }));
     });
+    if (pointed) parts.push(element("path", { class: "pointed", d: `M${x(pointed.time_us)} ${TOP}V${bottom}` }));
     this._svg.replaceChildren(...parts);
   }
 }

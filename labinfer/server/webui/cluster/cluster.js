@@ -12,7 +12,7 @@ import { RanksView } from "./ranks_view.js";
 import { describe, StepView } from "./step_view.js";
 import { StepsView } from "./steps_view.js";
 import { Timeline } from "./timeline.js";
-import { duration, grouped, percent } from "./units.js";
+import { duration, grouped, percent, timeOfDay } from "./units.js";
 
 const PAUSE_MS = 1600; // without work, which is worth a word: the last steps come up to so much later than figures that say all is over
 const MOVE_MS = 5000; // how often charts move on while no figures come
@@ -249,7 +249,7 @@ export class Cluster {
     byId("overall").textContent = percent(overall);
     byId("overall-place").hidden = overall === null;
     byId("summary").textContent = this._timeline.isEmpty ? "" : words.inPicture(
-      new Date(begin / 1000).toLocaleTimeString(words.language, { hourCycle: "h23" }), duration(this._gantt.span), grouped(steps.length, words),
+      timeOfDay(begin, words), duration(this._gantt.span), grouped(steps.length, words),
     );
     this._steps.render(this._timeline, steps, this._gantt.selected, words);
   }

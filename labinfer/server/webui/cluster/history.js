@@ -50,6 +50,13 @@ export class History {
     return this.end - KEPT_US;
   }
 
+  /** The point that is nearest to a time; none where nothing is known within some seconds of it. */
+  nearest(time_us) {
+    const away = (point) => Math.abs(point.time_us - time_us);
+    const found = this.points.reduce((best, point) => (best && away(best) <= away(point) ? best : point), undefined);
+    return found && away(found) <= GAP_US ? found : undefined;
+  }
+
   /** The values of one figure, cut where there was a gap. @param {(point: object) => number} figure @returns {[number, number][][]} */
   runs(figure) {
     const found = [], { begin } = this;

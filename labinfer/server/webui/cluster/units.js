@@ -30,6 +30,12 @@ export function short(value) {
   return Number(value.toFixed(digits)) + THOUSANDS[power];
 }
 
+/** A time of day. @param {number} us since 1970 @param {boolean} seconds whether to tell them too */
+export function timeOfDay(us, words, seconds = true) {
+  const parts = { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) };
+  return new Date(us / 1000).toLocaleTimeString(words.language, { ...parts, hourCycle: "h23" });
+}
+
 /** A count with separators. */
 export function grouped(value, words) {
   return Math.round(value).toLocaleString(words.language);
