@@ -42,8 +42,9 @@ export class Chart {
       ...(series.length > 1 ? [make("span", { className: `stroke series-${i}` })] : []),
       make("strong", {}, shown ? format(figure(shown)) : "–"),
       !also ? ` ${words[word]}` : shown ? ` ${also(shown, words)}` : "")));
+    const said = latest && series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(words.comma);
     this._svg.setAttribute("aria-label", latest
-      ? words.chartSays(words[title], series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(words.comma), format(highest))
+      ? words.chartSays(words[title], said, format(highest))
       : words.chartEmpty(words[title]));
     this._plot(history, lines, roundUp(Math.max(least, highest)), words, pointed);
   }

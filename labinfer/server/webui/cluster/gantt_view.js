@@ -109,7 +109,9 @@ export class GanttView {
     const [begin, end] = this.inView;
     const { work, overall, ofRank } = findBubbles(this._timeline, begin, end);
     this._painter.paint(this._timeline, this._layout, this._scale(), work, this._selected);
-    for (const [rank, place] of this._shares) place.textContent = ofRank.has(rank) ? this._words.bubbleShare(percent(ofRank.get(rank))) : "";
+    for (const [rank, place] of this._shares) {
+      place.textContent = ofRank.has(rank) ? this._words.bubbleShare(percent(ofRank.get(rank))) : "";
+    }
     const steps = this._timeline.stepsIn(begin, end), known = this._timeline.stepsIn();
     this._canvas.setAttribute("aria-valuemin", known[0] ?? 0);
     this._canvas.setAttribute("aria-valuemax", known.at(-1) ?? 0);

@@ -60,7 +60,8 @@ export function describe(timeline, number, words) {
   if (all.length) {
     const computing = all.filter(({ name }) => computes(name));
     const whole = Math.max(...all.map(({ end }) => end)) - Math.min(...all.map(({ begin }) => begin));
-    parts.push(words.wholeTime(duration(whole)), words.computedTime(duration(computing.reduce((sum, { begin, end }) => sum + end - begin, 0))));
+    const computed = computing.reduce((sum, { begin, end }) => sum + end - begin, 0);
+    parts.push(words.wholeTime(duration(whole)), words.computedTime(duration(computed)));
   }
   return words.sentence(parts);
 }

@@ -35,8 +35,9 @@ export class StepsView {
     const rows = steps.slice(-MOST).map((number) => {
       const step = timeline.step(number), runs = [...timeline.slicesOfStep(number).values()].flat();
       const whole = Math.max(...runs.map(({ end }) => end)) - Math.min(...runs.map(({ begin }) => begin));
-      const button = make("button", { type: "button", className: "quiet", "data-step": number, onclick: () => this._select(number) }, String(number));
-      button.setAttribute("aria-pressed", String(number === selected));
+      const button = make("button", {
+        type: "button", className: "quiet", "data-step": number, "aria-pressed": number === selected, onclick: () => this._select(number),
+      }, String(number));
       return make("tr", {}, make("th", { scope: "row" }, button), make("td", {}, words[kindOf(step)]),
         make("td", {}, step ? grouped(step.num_sequences, words) : "–"),
         make("td", {}, step ? grouped(step.prefill_tokens + step.decode_tokens, words) : "–"), make("td", {}, duration(whole)));
