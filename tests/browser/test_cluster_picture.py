@@ -345,7 +345,7 @@ def test_slices_that_come_late_find_their_place(opened):
 
 def test_the_span_follows_the_steps_until_it_is_chosen(opened):
     span, end, number = opened.get_by_label("In view"), 0, 0
-    for count, step_time, fitting in [(6, 3000, "30 s"), (30, 100, "1 s"), (60, 2, "50 ms"), (60, 3, "50 ms")]:
+    for count, step_time, fitting in [(6, 3000, "30 s"), (30, 100, "1 s"), (60, 20, "200 ms"), (60, 2, "50 ms")]:
         for _ in range(count):
             begin, end, number = end, end + step_time * MS, number + 1
             push(opened, steps(begin, end, [step(number)], [("run", begin, end, number)], []))

@@ -8,7 +8,8 @@ const NEAR_PX = 5;
 
 /** What is chosen from as the length of time in view. */
 export const SPANS = [20e3, 50e3, 200e3, 1e6, 5e6, 30e6];
-const STEP_PX = 28; // of a typical step, about
+const STEP_PX = 28; // of a typical step, at least
+const NEAR = 1.25; // by what factor it may be less, or more, before another span is taken
 
 /**
  * A row for each rank, those of a stage below each other.
@@ -63,7 +64,7 @@ export function roundUp(value) {
  */
 export function fittingSpan(stepTime, width, current) {
   const longest = (stepPx) => SPANS.findLast((span) => span / stepTime * stepPx <= width) ?? SPANS[0];
-  return longest(2 * STEP_PX) <= current && current <= longest(STEP_PX / 2) ? current : longest(STEP_PX);
+  return longest(STEP_PX * NEAR) <= current && current <= longest(STEP_PX / NEAR) ? current : longest(STEP_PX);
 }
 
 /**
