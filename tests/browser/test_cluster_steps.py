@@ -60,6 +60,17 @@ def test_who_reads_the_table_has_it_stand_still(opened):
     expect(opened.locator("#state")).not_to_have_text("Paused")
 
 
+def test_a_step_of_the_table_is_brought_into_sight(opened):
+    opened.set_viewport_size({"width": 390, "height": 500})
+    see(opened, *[after(at) for at in range(30)], span="200 ms")
+    expect(opened.locator("#summary")).to_contain_text("with 20 steps")
+    opened.locator("#steps summary").click()
+    opened.get_by_role("button", name="29", exact=True).click()
+    expect(details(opened).get_by_role("heading", name="Step 29")).to_be_in_viewport(ratio=1)
+    header = opened.locator("header").bounding_box()
+    assert details(opened).bounding_box()["y"] >= header["y"] + header["height"]
+
+
 def test_the_times_of_a_step_are_all_there(opened):
     """From its first moment to the last one, which is when rank 0 has its tokens."""
     first = [("prepare", 0, 1 * MS, 1), ("run", 1 * MS, 4 * MS, 1), ("wait for tokens", 6 * MS, 9 * MS, 1)]

@@ -40,7 +40,7 @@ export class Cluster {
     this._charts = new ChartsView(byId("charts"), this._history);
     this._ranks = new RanksView(byId("ranks"));
     this._step = new StepView(byId("step"), (step) => this._select(step));
-    this._steps = new StepsView(byId("steps"), (step) => this._select(step), () => this._read());
+    this._steps = new StepsView(byId("steps"), (step) => this._showFromTable(step), () => this._read());
     this._connect();
     this.render();
   }
@@ -116,6 +116,12 @@ export class Cluster {
     this._showStep(step);
     this._read();
     if (document.activeElement !== byId("gantt")) byId("said").textContent = this._describe(step);
+  }
+
+  /** The table is below what is told of the step, and may be long. */
+  _showFromTable(step) {
+    this._select(step);
+    byId("step").firstElementChild.scrollIntoView({ block: "nearest" });
   }
 
   /** What is read stands still: rows that come and go twice a second can neither be clicked nor have the focus. */

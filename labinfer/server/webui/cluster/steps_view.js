@@ -44,6 +44,6 @@ export class StepsView {
     });
     const columns = ["step", "kind", "sequences", "tokens", "time"].map((name) => words.columns[name]);
     this._body.replaceChildren(scrolledTable(words.stepsInView, columns, rows));
-    if (focused) this._body.querySelector(`[data-step="${focused}"]`)?.focus();
+    if (focused) this._body.querySelector(`[data-step="${focused}"]`)?.focus({ preventScroll: true });
   }
 }
