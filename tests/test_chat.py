@@ -274,7 +274,12 @@ class TestFailures:
             ("500 Oops\r\n\r\n", "Oops (HTTP 500)"),
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\nevent: error\ndata: {"error": {"message": "gave up"}}\n\n', "gave up"),
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\n', "closed the connection in the middle"),
-            ("200 OK\r\n\r\ndata: nonsense\n\n", "no JSON object"),
+            ("200 OK\r\n\r\ndata: nonsense\n\n", "no piece of an answer"),
+            ('200 OK\r\n\r\ndata: {"choices": ["x"]}\n\n', "no piece of an answer"),
+            ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": ["x"]}}]}\n\n', "no piece of an answer"),
+            ('200 OK\r\n\r\ndata: {"usage": 5}\n\n', "no piece of an answer"),
+            ('200 OK\r\nContent-Type: application/json\r\n\r\n{"choices": []}', "application/json instead of text/event-stream"),
+            ('400 Bad Request\r\n\r\n{"object": "error", "message": "too hot"}', "too hot"),
             ("301 Elsewhere\r\n\r\n", "Elsewhere (HTTP 301)"),
             ("", "closed connection without response"),
         ],
@@ -287,6 +292,26 @@ class TestFailures:
         assert done.returncode == 1
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and complaint in errors[0]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ': OPENROUTER PROCESSING\n\ndata: {"choices": null}\n\nretry: 3\nid: 1\nevent: message\ndata:{"error": null, "usage": null, '
+        '"choices": [{"delta": {"role": "assistant", "content": "well"}}]}\n\ndata: [DONE]\n\n',
+        'data: {"choices":\ndata: [{"delta": {"content": "well"}}]}\n\ndata: [DONE]',
+        'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\n',
+        'data: {"choices": [{"delta": {"content": "we"}}]}\n\ndata: {"choices": [{"delta": null, "finish_reason": null}]}\n\n'
+        'data: {"choices": [{"delta": {"content": "ll"}, "finish_reason": "stop"}]}',
+        'data: {"choices": [{"delta": {"content": null, "refusal": "well"}}]}\n\ndata: [DONE]\n\n',
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_habits_of_other_servers(pieces, newline):
+    with canned(["200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + pieces.replace("\n", newline)]) as url:
+        done = pipe(command("single", 1, LAUNCH, "chat", "--url", url, "--model", "any"), "one\n/stats\n")
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert "?" not in done.stderr
 
 
 def test_a_chat_with_a_server_begins_at_once_and_without_torch(server):
