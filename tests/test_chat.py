@@ -164,6 +164,7 @@ class TestLaunchers:
                 assert terminal.say(question) == answer
             terminal.type("half" + CTRL_C)
             terminal.wait_for("Ctrl-D or /exit leaves\n> ")
+            assert terminal.settings()[6][termios.VSUSP] == b"\0"  # Ctrl-Z would stop the launcher alone
             terminal.type(CTRL_D)
             assert terminal.wait() == 0
             assert terminal.settings() == before

@@ -113,7 +113,7 @@ class Chat:
         if answer.finish_reason == "stopped":
             self._terminal.say("[stopped]")
         elif answer.finish_reason == "length":
-            self._terminal.say("[cut off: max_tokens are reached, or the context is full]")
+            self._terminal.say("[cut off: max_tokens is reached, or the context is full]")
         elif answer.finish_reason not in ("stop", ""):
             self._terminal.say(f"[ended by {answer.finish_reason}]")
         elif not answer.text:
