@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, ROOT, command, descendants, environment, kill_tree
-from pseudo_terminal import CTRL_C, CTRL_D, ENTER, UP, PseudoTerminal, pseudo_terminal
+from pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, ENTER, UP, PseudoTerminal, pseudo_terminal
 from serving import Server, serving
 
 OWN = command("single", 1, LAUNCH, "chat", "--dtype", "float32", "--num-kv-blocks", "256")
@@ -135,6 +136,32 @@ class TestTerminal:
         with pseudo_terminal(with_server(server), tmp_path, LABINFER_API_KEY=KEY) as terminal:
             talk(terminal, tmp_path, lambda: server.wait_idle(key=KEY))
         server.wait_idle(key=KEY)
+
+    def test_stopped_and_continued_what_was_typed_is_there(self, tmp_path):
+        shell = ["bash", "--norc", "-i"]
+        with pseudo_terminal(shell, tmp_path, PS1="shell$ ") as terminal:
+            terminal.wait_for("shell$ ")
+            terminal.type(shlex.join([*OWN, *GREEDY]) + ENTER)
+            terminal.wait_for("\n> ")
+            editing = terminal.settings()
+            terminal.type("17 + 25")
+            terminal.wait_for("17 + 25")
+            terminal.type(CTRL_Z)
+            terminal.wait_for("shell$ ")
+            terminal.type("fg" + ENTER)
+            terminal.wait_for("\n> 17 + 25")
+            assert terminal.settings() == editing  # as the shell does not leave it
+            assert terminal.say(" = ?") == "42"
+            terminal.type("/set ignore_eos true" + ENTER)
+            terminal.wait_for("\n> ")
+            terminal.type("Count from 3 to 15." + ENTER)
+            terminal.wait_for("5, 6")
+            terminal.type(CTRL_Z)
+            terminal.wait_for("shell$ ")
+            terminal.type("fg" + ENTER)
+            terminal.wait_for("14, 15")
+            terminal.type(CTRL_C)
+            terminal.wait_for("[stopped]\n> ")
 
     def test_sigterm_in_mid_answer_ends_in_order(self, tmp_path):
         with pseudo_terminal([*OWN, *GREEDY, "--ignore-eos"], tmp_path) as terminal:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 from labinfer.chat.history import History
 from labinfer.chat.launchers_terminal import CTRL_C, LONGEST_LINE, LaunchersTerminal
@@ -79,9 +80,11 @@ class Terminal:
         self.is_interactive = is_terminal or launchers is not None
         """Whether somebody sits there."""
         self._is_line_open = False
+        self._is_editing = False
         self._history: History | None = None
         if is_terminal and readline is not None:
             _set_up_readline(commands)
+            signal.signal(signal.SIGCONT, self._resume)
             self._history = History.open()
             for text in self._history.texts:
                 readline.add_history(text)
@@ -133,7 +136,7 @@ class Terminal:
     def _read_line(self, is_first: bool) -> str:
         prompt = PROMPT if is_first else PROMPT_FOR_MORE
         if self._history is not None and not self._lines.has_line:
-            line = input(prompt)
+            line = self._edit_line(prompt)
         else:
             _write(STANDARD_OUTPUT, prompt if self.is_interactive else "")
             line = self._lines.read()
@@ -145,6 +148,31 @@ class Terminal:
         if self._launchers is not None and CTRL_C in line:
             raise Interrupted(signal.SIGINT)
         return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def _edit_line(self, prompt: str) -> str:
+        """With readline; anew, with what was typed, when the program was stopped meanwhile: shells set the terminal to
+        what they need themselves.
+        """
+        typed = ""
+        while True:
+            readline.set_startup_hook(lambda typed=typed: readline.insert_text(typed))
+            try:
+                self._is_editing = True
+                return input(prompt)
+            except _Continued as error:
+                typed = str(error)
+            finally:
+                self._is_editing = False
+
+    def _resume(self, signum: int, frame: FrameType | None) -> None:
+        is_foreground = os.tcgetpgrp(STANDARD_INPUT) == os.getpgrp()  # otherwise the terminal is others'
+        if self._is_editing and is_foreground:
+            self._is_editing = False
+            raise _Continued(readline.get_line_buffer())
+
+
+class _Continued(Exception):
+    """The program was stopped while this line was typed, and goes on."""
 
 
 def _write(fd: int, text: str) -> None:
