@@ -23,7 +23,9 @@ from labinfer.rank_reports import Slices, WorkerStats
 
 
 def plan_of(step_id: int, *num_tokens: int) -> BatchPlan:
-    entries = [BatchEntry(n, count, 0, 0, 0, [], NO_TOKEN, True) for n, count in enumerate(num_tokens)]
+    entries = [
+        BatchEntry(n, count, 0, 0, 0, [], NO_TOKEN, True, is_decode=count == 1) for n, count in enumerate(num_tokens)
+    ]
     return BatchPlan(step_id, [], [], [], entries)
 
 
