@@ -345,7 +345,7 @@ def test_habits_of_other_servers(pieces, newline):
 def test_a_chat_with_a_server_begins_at_once_and_without_torch(server):
     code = (
         "import sys\nfrom labinfer.cli import main\nstatus = main(sys.argv[1:])\n"
-        "print(status, *sorted({'torch', 'numpy', 'tokenizers', 'starlette'} & set(sys.modules)))"
+        "print(int(status), *sorted({'torch', 'numpy', 'tokenizers', 'starlette'} & set(sys.modules)))"
     )
     arguments = ["-c", code, "chat", "--url", server.url, "--api-key", KEY]
     seconds = []
