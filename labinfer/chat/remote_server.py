@@ -19,6 +19,13 @@ from labinfer.executor.signals import SignalGuard
 
 PATIENCE_SECONDS = 10.0
 """For a connection, and for the list of models."""
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A machine that says nothing for a minute is gone; by Linux' own rule it would be so after two hours (tcp(7))."""
 LONGEST_LIST = 1 << 24
 """Of models, in bytes."""
 LONGEST_BODY, LONGEST_TEXT = 1 << 16, 300
@@ -137,7 +144,8 @@ class RemoteServer:
                 connection.connect()
                 if body is not None:  # an answer may take its time, but a server that vanishes is to be noticed
                     connection.sock.settimeout(None)
-                    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    for option in KEEP_ALIVE:
+                        connection.sock.setsockopt(*option)
                 data = None if body is None else json.dumps(body).encode()
                 connection.request(method, self._path + path, data, self._headers)
                 response = connection.getresponse()
