@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import termios
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -21,6 +22,8 @@ except ImportError:  # Python can be built without it; lines are then typed as t
 
 PROMPT, PROMPT_FOR_MORE = "> ", ". "
 BLOCK = '"' * 3
+BRACKETED_PASTE = "\x1b[?2004h"
+"""Has a terminal mark what is pasted (xterm's control sequences)."""
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
@@ -80,7 +83,7 @@ class Terminal:
         self.is_interactive = is_terminal or launchers is not None
         """Whether somebody sits there."""
         self._is_line_open = False
-        self._is_editing = False
+        self._editing: tuple[str, list] | None = None
         self._history: History | None = None
         if is_terminal and readline is not None:
             _set_up_readline(commands)
@@ -150,29 +153,25 @@ class Terminal:
         return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def _edit_line(self, prompt: str) -> str:
-        """With readline; anew, with what was typed, when the program was stopped meanwhile: shells set the terminal to
-        what they need themselves.
-        """
-        typed = ""
-        while True:
-            readline.set_startup_hook(lambda typed=typed: readline.insert_text(typed))
-            try:
-                self._is_editing = True
-                return input(prompt)
-            except _Continued as error:
-                typed = str(error)
-            finally:
-                self._is_editing = False
+        """With readline, of which it is remembered how it sets the terminal."""
+
+        def remember() -> None:
+            self._editing = prompt, termios.tcgetattr(STANDARD_INPUT)
+
+        readline.set_startup_hook(remember)
+        try:
+            return input(prompt)
+        finally:
+            self._editing = None
 
     def _resume(self, signum: int, frame: FrameType | None) -> None:
+        """The program was stopped and goes on: the shell has set the terminal as it likes it, and written elsewhere."""
         is_foreground = os.tcgetpgrp(STANDARD_INPUT) == os.getpgrp()  # otherwise the terminal is others'
-        if self._is_editing and is_foreground:
-            self._is_editing = False
-            raise _Continued(readline.get_line_buffer())
-
-
-class _Continued(Exception):
-    """The program was stopped while this line was typed, and goes on."""
+        if self._editing and is_foreground:
+            prompt, attributes = self._editing
+            termios.tcsetattr(STANDARD_INPUT, termios.TCSANOW, attributes)
+            line = BRACKETED_PASTE + prompt + readline.get_line_buffer().translate(VISIBLE)
+            os.write(STANDARD_OUTPUT, line.encode("utf-8", "replace"))
 
 
 def _write(fd: int, text: str) -> None:
