@@ -13,7 +13,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -321,6 +321,13 @@ class TestFailures:
         assert len(errors) == 1 and complaint in errors[0]
 
 
+def test_a_server_without_tls_is_no_https():
+    with canned(["400 Bad Request\r\n\r\n"]) as url:
+        arguments = ("chat", "--url", url.replace("http:", "https:"), "--model", "any")
+        done = pipe(command("single", 1, LAUNCH, *arguments), "one\n")
+    assert done.returncode == 1 and "begins with http://" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "pieces",
     [
@@ -364,7 +371,7 @@ def canned(responses: list[str]) -> Iterator[str]:
         def answer() -> None:
             for response in responses:
                 connection, _ = listener.accept()
-                with connection:
+                with connection, suppress(ConnectionError):
                     connection.recv(65536)
                     connection.sendall(f"HTTP/1.1 {response}".encode() if response else b"")
                     connection.shutdown(socket.SHUT_WR)
