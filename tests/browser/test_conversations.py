@@ -281,6 +281,49 @@ def test_two_tabs_show_the_same(page, context, server):
         expect(questions(tab)).to_have_count(0)
 
 
+def test_an_editor_stays_open_while_another_tab_goes_on(page, context, server):
+    ask(page, "17 + 25 = ?")
+    other = context.new_page()
+    other.goto(page.url)
+    editor = other.get_by_label("Edit the message")
+    questions(other).get_by_role("button", name="Edit").click()
+    editor.fill("20 + 3 = ?")
+    ask(page, "What is the capital of France?")
+    expect(answers(other).nth(1)).to_contain_text("Paris")
+    expect(editor).to_have_value("20 + 3 = ?")
+    expect(editor).to_be_focused()
+    questions(page).first.get_by_role("button", name="Edit").click()  # the same message
+    page.get_by_label("Edit the message").fill("2 + 2 = ?")
+    page.keyboard.press("Enter")
+    wait_for_end(page)
+    expect(answers(page)).to_have_count(1)
+    expect(answers(other)).to_have_count(2)  # of the version that is edited here
+    expect(editor).to_have_value("20 + 3 = ?")
+    other.keyboard.press("Enter")
+    wait_for_end(other)
+    expect(answers(other)).to_contain_text("23")
+    expect(questions(other).get_by_label("Version 3 of 3")).to_be_visible()
+    expect(questions(page).get_by_label("Version 3 of 3")).to_be_visible()
+    assert len(exported(other)["conversations"]) == 1
+
+
+def test_who_reads_is_left_alone_while_another_tab_goes_on(page, context, server):
+    file = long_conversation(40)
+    file["conversations"][0]["messages"][1]["content"] = "<think>So be it.</think>Answer 0"
+    take_in(page, file)
+    expect(answers(page).last).to_contain_text("Answer 39")
+    other = context.new_page()
+    other.goto(page.url)
+    expect(answers(other)).to_have_count(40)
+    answers(other).first.get_by_text("Thoughts").click()
+    for change in (lambda: choose(page, temperature=0, max_tokens=8), lambda: ask(page, "20 + 3 = ?")):
+        change()
+        other.emulate_media(color_scheme="dark")  # as in the evening
+        other.wait_for_timeout(300)
+        expect(answers(other).first.get_by_text("So be it.")).to_be_in_viewport()
+    expect(answers(other)).to_have_count(41)
+
+
 def test_an_answer_that_another_tab_is_getting(page, context, server):
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")

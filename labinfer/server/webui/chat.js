@@ -56,8 +56,14 @@ export class Chat {
     if (takesFocus) this._composer.focus();
   }
 
-  /** Everything anew, as after a change of language. */
+  /** The preferences may have changed. */
+  preferencesChanged() {
+    if (this._shownWords !== this._words) this.render();
+  }
+
+  /** Everything anew. */
   render() {
+    this._shownWords = this._words;
     this._thread.open(this._conversation, this._words);
     if (this._answering) this._showGrowth(this._answering);
     this._renderFrame();
@@ -106,8 +112,21 @@ export class Chat {
     if (record) this._records.push(record);
     this._sort();
     if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // many may come
+    else if (record && id === this._conversation.record.id) await this._takeOver(record);
     else if (record) await this.show(id, false);
     else location.hash = "";
+  }
+
+  /** The open conversation as another tab has kept it. What is edited here stays in view, on whatever branch it is. */
+  async _takeOver(record) {
+    const round = (this._round = (this._round ?? 0) + 1);
+    const conversation = new Conversation(record, await this._messages(record.id));
+    if (round !== this._round || this._answerings.has(record.id)) return; // opened anew, or answered here meanwhile
+    const edited = conversation.messages.get(this._thread.edited?.id);
+    if (edited && !conversation.path.includes(edited)) conversation.select(edited);
+    this._conversation = conversation;
+    this._thread.update(() => this._thread.sync(conversation));
+    this._renderFrame();
   }
 
   /** The latest first. */

@@ -27,7 +27,7 @@ const renderBanner = () => showBanner(serverState.trouble, preferences, () => as
 
 preferences.addEventListener("change", () => {
   showPreferences(preferences);
-  chat.render();
+  chat.preferencesChanged();
   renderBanner();
 });
 serverState.addEventListener("change", () => {

@@ -40,6 +40,18 @@ export class MessageView {
     this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
   }
 
+  /** Whether it need not be drawn anew for this message and its versions; an editor that is open stays. */
+  shows(message, siblings) {
+    const same = this.isEdited || (message === this.message && siblings.length === this._siblings.length)
+      || JSON.stringify([message, siblings.map(({ id }) => id)]) === JSON.stringify([this.message, this._siblings.map(({ id }) => id)]);
+    if (same) this._siblings = siblings;
+    return same;
+  }
+
+  get isEdited() {
+    return Boolean(this._body.querySelector(".editing"));
+  }
+
   /** Give the focus to the button for the next version, or for the previous one; to the other where there is none. */
   focusBranches(isNext) {
     const [previous, next] = this._foot.querySelectorAll(".branches button");
