@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from chat_page import LONG, answers, ask, choose, dictate, questions, send, wait_for_end
 from playwright.sync_api import expect
 from serving import serving
@@ -96,6 +99,59 @@ def test_answer_again_is_a_version_of_the_answer(page):
     expect(answers(page)).to_have_count(1)
     expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
     expect(questions(page)).to_have_count(1)
+
+
+def test_what_is_asked_for_in_mid_answer_takes_its_place(page, server):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page)).to_contain_text("3, 4")
+    questions(page).get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("Count from 4 to 20.")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_contain_text("4, 5")
+    expect(questions(page).get_by_label("Version 2 of 2")).to_be_visible()
+    questions(page).get_by_role("button", name="Previous version").click()  # to look at it only
+    expect(answers(page)).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    answers(page).get_by_role("button", name="Answer again").click()
+    expect(answers(page).get_by_label("Version 2 of 2")).to_be_hidden()  # while it is written
+    expect(answers(page)).to_contain_text("3, 4")
+    questions(page).get_by_role("button", name="Next version").click()
+    expect(answers(page)).to_contain_text("stopped")
+    questions(page).get_by_role("button", name="Previous version").click()
+    before = len(answers(page).inner_text())
+    wait_for(lambda: len(answers(page).inner_text()) > before)  # it goes on
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+    expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
+    server.wait_idle(3)
+
+
+def test_who_scrolls_up_is_not_taken_back(page):
+    page.set_viewport_size({"width": 1280, "height": 400})
+    dictate(page, "\n\n".join(f"Paragraph {number} of a long answer." for number in range(300)))
+    send(page, "Go.")
+    thread = page.locator("#thread")
+    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > 300)
+    page.mouse.move(700, 150)
+    page.mouse.wheel(0, -30)  # the least a hand does
+    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    place, height = thread.evaluate("(one) => [one.scrollTop, one.scrollHeight]")
+    wait_for(lambda: thread.evaluate("(one) => one.scrollHeight") > height + 200)
+    assert thread.evaluate("(one) => one.scrollTop") == place
+    page.get_by_role("button", name="To the end").click()
+    expect(thread).to_be_focused()
+    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > place + 600)  # it follows again
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """What the page's policy does not let Playwright wait for in it."""
+    end = time.monotonic() + 15
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_an_edit_can_be_given_up(page):

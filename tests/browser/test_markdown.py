@@ -180,3 +180,21 @@ def test_columns_of_a_table_are_aligned_as_they_are_said_to_be(page):
     page.evaluate(RENDER, "| a | b |\n|---|--:|\n| 1 | 2 |")
     sides = page.locator("#rendered td").evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).textAlign)")
     assert [side.removeprefix("-webkit-") for side in sides] == ["left", "right"]
+
+
+def test_words_of_a_table_are_whole(page):
+    cells = " | ".join(["number", "of layers", "a rather long heading", "xxxxxxxxxxxxxxxxxxxx"] * 4)
+    page.evaluate(RENDER, f"| {cells} |\n{'|---' * 16}|\n| {cells} |")
+    page.locator("#rendered").evaluate("(place) => { place.className = 'markdown'; place.style.width = '300px'; }")
+    heights = page.locator("#rendered td").evaluate_all(
+        "cells => cells.slice(0, 4).map((cell) => { const range = document.createRange();"
+        "range.selectNodeContents(cell); return new Set([...range.getClientRects()].map((one) => one.top)).size; })"
+    )
+    assert heights[0] == heights[3] == 1 and heights[1] <= 2 and heights[2] <= 4
+
+
+def test_tags_that_become_text_are_a_paragraph(page):
+    page.evaluate(RENDER, "a\n\n---\n\n<script>\nx()\n</script>\n\n<details><summary>s</summary>\n\nb\n\n</details>")
+    tags = page.locator("#rendered > *").evaluate_all("all => all.map((one) => one.tagName)")
+    assert tags == ["P", "HR", "P", "DETAILS"]
+    expect(page.locator("#rendered > p").last).to_have_text("<script> x() </script>")

@@ -187,21 +187,30 @@ export class Chat {
   }
 
   async _edit(message, text) {
-    if (!text.trim() || this._answering) return;
-    await this._answer(this._conversation, this._conversation.add("user", message.parent, { content: text.trim() }));
+    if (!text.trim()) return;
+    const conversation = await this._atRest();
+    await this._answer(conversation, conversation.add("user", message.parent, { content: text.trim() }));
   }
 
   async _again(message) {
-    if (this._answering) return;
-    await this._answer(this._conversation, this._conversation.messages.get(message.parent));
+    const conversation = await this._atRest();
+    await this._answer(conversation, conversation.messages.get(message.parent));
   }
 
   _select(message, isNext) {
-    if (this._answering) return;
     this._conversation.select(message);
     this._thread.sync();
+    if (this._answering) this._showGrowth(this._answering);
     this._thread.view(message).focusBranches(isNext);
     this._saveRecord();
+  }
+
+  /** The open conversation, without an answer under way: another one was asked for in its place. */
+  async _atRest() {
+    const conversation = this._conversation, answering = this._answering;
+    answering?.stop();
+    await answering?.finished;
+    return conversation;
   }
 
   /** Ask for an answer to this message. */
@@ -211,6 +220,13 @@ export class Chat {
     const message = conversation.add("assistant", question.id, { status: "streaming" });
     const answering = new Answering(this._api, this._serverState, this._store, conversation, message);
     this._answerings.set(record.id, answering);
+    answering.finished = this._accompany(answering, question);
+    await answering.finished;
+  }
+
+  /** Show and keep an answer, until it is over. */
+  async _accompany(answering, question) {
+    const { conversation, message } = answering, { record } = conversation;
     if (!this._records.includes(record)) {
       this._records.unshift(record);
       history.replaceState(null, "", `#${record.id}`);
@@ -234,8 +250,7 @@ export class Chat {
       if (["busy", "limited"].includes(waitsFor?.kind)) this._say(this._explain(waitsFor)); // the banner tells of others
     });
     answering.addEventListener("unsaved", () => this._storageFailed());
-    answering.finished = answering.run();
-    await answering.finished;
+    await answering.run();
     cancelAnimationFrame(drawn);
     this._answerings.delete(record.id);
     this._tell(record.id);

@@ -30,8 +30,9 @@ const marked = new Marked({
       const tag = `h${Math.min(6, depth + 2)}`;
       return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
     },
-    html({ text }) {
-      return text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
+    html({ text, block }) {
+      const shown = text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
+      return block && shown.trim() && !shown.includes("<") ? `<p>${shown}</p>` : shown; // all of it has become text
     },
     image({ href, text }) { // only what came with the answer: nothing is fetched from elsewhere
       if (href.startsWith("data:image/")) return `<img src="${escape(href)}" alt="${escape(text)}">`;

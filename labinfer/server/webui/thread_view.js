@@ -13,11 +13,17 @@ export class ThreadView {
     this._views = new Map();
     this._pending = []; // messages before those in the page
     this._follows = true;
+    this._top = 0; // where it was scrolled to
     scroller.addEventListener("scroll", () => {
-      this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END;
+      const up = scroller.scrollTop < this._top; // by the user, or what was shown has become shorter and its end is in view
+      this._top = scroller.scrollTop;
+      this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < (up ? 1 : NEAR_END);
       toEnd.hidden = this._follows;
     }, { passive: true });
-    toEnd.onclick = () => this.toEnd();
+    toEnd.onclick = () => {
+      this.toEnd();
+      scroller.focus(); // the button goes
+    };
     const resized = new ResizeObserver(() => this._follow()); // the window, or a formula that is drawn later
     resized.observe(scroller);
     resized.observe(list);
