@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -71,6 +72,24 @@ def test_enter_that_chooses_a_word_of_an_input_method_sends_nothing(page):
     page.keyboard.press("Enter")
     expect(questions(page)).to_have_count(1)
     wait_for_end(page)
+
+
+def test_only_an_escape_that_means_nothing_else_stops_an_answer(page):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page)).to_contain_text("3, 4")
+    stop = page.get_by_role("button", name="Stop the answer")
+    box = page.get_by_role("textbox", name="Write a message")
+    box.dispatch_event("keydown", {"key": "Escape", "isComposing": True})  # gives up a word of an input method
+    box.dispatch_event("keydown", {"key": "Escape", "keyCode": 229})
+    search = page.get_by_role("searchbox")
+    search.fill("nothing")
+    search.press("Escape")
+    expect(search).to_have_value("")
+    page.wait_for_timeout(300)
+    expect(stop).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(stop).to_be_hidden()
 
 
 def test_an_edited_message_has_versions_with_their_own_answers(page):
@@ -191,7 +210,7 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     temperature.fill("0")
     page.get_by_label("Max tokens").fill("5")
     page.get_by_label("System prompt").fill("Be brief.")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_label("Max tokens").press("Enter")
     with page.expect_request("**/v1/chat/completions") as asked:
         answer = ask(page, "Count from 3 to 15.")
     body = asked.value.post_data_json
@@ -243,6 +262,15 @@ def test_thoughts_are_folded_and_not_sent_back(page):
     assert asked.value.post_data_json["messages"][1]["content"] == "The sum is 42."
 
 
+def test_thoughts_that_were_unfolded_stay_so(page):
+    dictate(page, "<think>Add the ones.</think>" + "The sum is 42. " * 40)
+    send(page, "17 + 25 = ?")
+    answers(page).get_by_text("Thoughts").click()
+    wait_for_end(page)
+    expect(answers(page)).to_contain_text("complete")
+    expect(answers(page).get_by_text("Add the ones")).to_be_visible()
+
+
 def test_tool_calls_are_shown(page):
     parameters = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     function = {"name": "get_weather", "parameters": parameters | {"additionalProperties": False}}
@@ -264,3 +292,24 @@ def test_probabilities_of_tokens_are_told_when_asked_for(page):
     answer.get_by_role("group", name="Probabilities of tokens").focus()
     page.keyboard.press("ArrowRight")
     expect(answer.locator(".token").nth(1)).to_have_class("token level-0 pointed")
+
+
+def test_probabilities_are_in_view_with_their_token(page):
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("Log-probabilities").select_option(label="With the 3 likeliest")
+    page.get_by_label("Further fields").fill(json.dumps({"structured_outputs": {"choice": ["A long answer. " * 200]}}))
+    page.get_by_role("button", name="Save").click()
+    answer = ask(page, "Go.")
+    answer.get_by_role("button", name="Probabilities of tokens").click()
+    token, tip = answer.locator(".token").nth(4), answer.locator(".tip dl")
+    token.scroll_into_view_if_needed()
+    token.hover()
+    expect(tip).to_be_in_viewport(ratio=1)
+    answer.get_by_role("group", name="Probabilities of tokens").focus()
+    for _ in range(150):
+        page.keyboard.press("ArrowRight")
+    pointed = answer.locator(".pointed")
+    expect(pointed).to_be_in_viewport(ratio=1)
+    expect(tip).to_be_in_viewport(ratio=1)
+    assert pointed.bounding_box()["y"] + pointed.bounding_box()["height"] <= tip.bounding_box()["y"]

@@ -100,6 +100,11 @@ def test_search_goes_through_titles_and_messages(page):
     expect(page.get_by_text("Nothing found.")).to_be_visible()
     search.fill("")
     expect(conversations(page)).to_have_count(2)
+    search.fill("paris")
+    expect(conversations(page)).to_have_count(1)
+    start_new(page)  # what is written now is listed
+    expect(search).to_have_value("")
+    expect(conversations(page)).to_have_count(2)
 
 
 def test_rename_and_delete(page):

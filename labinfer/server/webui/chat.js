@@ -91,7 +91,7 @@ export class Chat {
       this._say(words.imported(found.length));
       if (found.length) location.hash = found[0].record.id;
     } catch (error) {
-      openDialog(words.import, [make("p", {}, words.importFailed(error.message))], [{ label: words.close, run() {} }], words.close);
+      openDialog(words.import, [make("p", {}, words.importFailed), make("p", { className: "hint" }, error.message)], [{ label: words.close, run() {} }], words.close);
     }
     this._renderFrame();
   }
@@ -142,6 +142,7 @@ export class Chat {
   _connect() {
     addEventListener("hashchange", () => this.show(location.hash.slice(1)));
     byId("new").onclick = () => {
+      this._sidebar.endSearch(); // what is written now might not be found
       if (location.hash) location.hash = "";
       else this.show(NEW);
       this._sidebar.show(false);

@@ -3,7 +3,7 @@
 import { copy } from "./clipboard.js";
 import { frameCode } from "./code_view.js";
 import { iconButton, make } from "./element.js";
-import { sends } from "./enter_key.js";
+import { composes, sends } from "./enter_key.js";
 import { logprobsView } from "./logprobs_view.js";
 import { GrowingMarkdown, renderMarkdown } from "./markdown.js";
 import { figures } from "./figures.js";
@@ -25,6 +25,7 @@ export class MessageView {
   /** All of it, anew. */
   render() {
     this._growing = null;
+    const unfolded = this.element.querySelector(".thinking")?.open;
     this._body = make("div", { className: "body" });
     this._foot = make("div", { className: "foot" });
     this.element.replaceChildren(this._body, this._foot);
@@ -35,7 +36,7 @@ export class MessageView {
     }
     if (this.message.status === "streaming" && !this.message.content) return this.showWaiting("");
     const { thought, closed, answer } = splitThinking(this.message.content);
-    if (thought?.trim()) this._body.append(this._thought(thought, closed).box);
+    if (thought?.trim()) this._body.append(Object.assign(this._thought(thought, closed).box, { open: Boolean(unfolded) }));
     this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
     this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
   }
@@ -152,7 +153,7 @@ export class MessageView {
     const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
     area.onkeydown = (event) => {
       if (sends(event)) { event.preventDefault(); send.click(); }
-      if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); cancel.click(); }
+      if (event.key === "Escape" && !composes(event)) { event.stopPropagation(); cancel.click(); }
     };
     this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));
     this._foot.replaceChildren();

@@ -2,6 +2,7 @@
 
 import { openDialog } from "./dialog.js";
 import { byId, iconButton, make } from "./element.js";
+import { composes } from "./enter_key.js";
 import { search } from "./search.js";
 
 const SEARCH_MS = 150; // after the last key
@@ -18,6 +19,9 @@ export class Sidebar {
     this._search.oninput = () => {
       clearTimeout(this._timer);
       this._timer = setTimeout(() => this._seek(), SEARCH_MS);
+    };
+    this._search.onkeydown = (event) => {
+      if (event.key === "Escape" && this._search.value) event.stopPropagation(); // it clears the search and does nothing else
     };
     byId("open-sidebar").onclick = () => this.show(true);
     byId("close-sidebar").onclick = () => this.show(false, true);
@@ -42,6 +46,12 @@ export class Sidebar {
     byId("open-sidebar").setAttribute("aria-expanded", String(open));
     if (narrow && open) byId("close-sidebar").focus();
     if (narrow && giveFocusBack) byId("open-sidebar").focus();
+  }
+
+  /** All conversations are listed again. */
+  endSearch() {
+    this._search.value = "";
+    this._found = null;
   }
 
   focusSearch() {
@@ -97,7 +107,7 @@ export class Sidebar {
     };
     input.onkeydown = (event) => {
       event.stopPropagation();
-      if (event.isComposing) return;
+      if (composes(event)) return;
       if (event.key === "Enter") end(true, true);
       if (event.key === "Escape") end(false, true);
     };
