@@ -224,6 +224,20 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     expect(page.get_by_label("Max tokens")).to_have_value("5")
 
 
+def test_settings_of_a_conversation_that_has_not_begun_survive_a_reload(page):
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_role("button", name="Save").click()
+    page.reload()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "17 + 25 = ?")
+    assert asked.value.post_data_json["messages"][0] == {"role": "system", "content": "Be brief."}
+    page.get_by_role("button", name="New chat").click()  # which is another one
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "20 + 3 = ?")
+    assert asked.value.post_data_json["messages"][0]["role"] == "user"
+
+
 def test_settings_that_mean_nothing_are_not_taken(page):
     page.get_by_role("button", name="Settings of this conversation").click()
     page.get_by_label("Further fields").fill("[1]")

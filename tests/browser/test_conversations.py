@@ -194,6 +194,16 @@ def test_one_conversation_can_be_exported(page):
     assert [message["content"] for message in one["messages"] if message["role"] == "user"] == ["17 + 25 = ?"]
 
 
+def test_the_open_conversation_is_in_view_in_a_long_list(page):
+    many = [long_conversation(1)["conversations"][0] | {"title": f"Number {number}"} for number in range(100)]
+    take_in(page, long_conversation(1) | {"conversations": many})
+    expect(conversations(page)).to_have_count(100)
+    conversations(page).last.click()
+    page.reload()
+    expect(conversations(page)).to_have_count(100)
+    expect(page.locator("#conversations [aria-current]")).to_be_in_viewport()
+
+
 def test_a_file_that_is_none_of_ours_is_refused(page):
     circle = long_conversation(1)
     circle["conversations"][0]["messages"][0]["parent"] = "a0"

@@ -14,6 +14,7 @@ import { Tabs } from "./tabs.js";
 import { ThreadView } from "./thread_view.js";
 
 const NEW = "new";
+const NEW_SETTINGS = "new.settings"; // among the drafts: of a conversation without a message
 
 export class Chat {
   constructor(api, serverState, store, preferences) {
@@ -50,7 +51,7 @@ export class Chat {
     const messages = record ? await this._messages(id) : [];
     if (round !== this._round) return; // another one was asked for meanwhile
     const { model } = this._conversation.record; // which a new conversation goes on with
-    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(model), messages);
+    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? this._fresh(model), messages);
     this._composer.open(record ? id : NEW);
     this.render();
     if (takesFocus) this._composer.focus();
@@ -141,6 +142,10 @@ export class Chat {
 
   _connect() {
     addEventListener("hashchange", () => this.show(location.hash.slice(1)));
+    document.querySelector(".skip").onclick = (event) => {
+      event.preventDefault(); // what follows "#" in the address is the conversation
+      byId("input").focus();
+    };
     byId("new").onclick = () => {
       this._sidebar.endSearch(); // what is written now might not be found
       if (location.hash) location.hash = "";
@@ -171,6 +176,11 @@ export class Chat {
     if (this._tabs.answering.has(id)) return messages;
     for (const message of messages) if (message.status === "streaming") message.status = "interrupted";
     return messages;
+  }
+
+  /** A new record, with what was set for it before a reload. */
+  _fresh(model) {
+    return Object.assign(newRecord(model), JSON.parse(this._preferences.draft(NEW_SETTINGS) || "{}"));
   }
 
   async _start() {
@@ -232,6 +242,7 @@ export class Chat {
       this._records.unshift(record);
       history.replaceState(null, "", `#${record.id}`);
       this._composer.open(record.id);
+      this._preferences.keepDraft(NEW_SETTINGS, "");
     }
     this._sort();
     this._thread.sync();
@@ -311,8 +322,10 @@ export class Chat {
   }
 
   _saveRecord() {
-    const { record } = this._conversation;
+    const { record } = this._conversation, { model, system, settings } = record;
     if (this._records.includes(record)) this._save(record);
+    else this._preferences.keepDraft(NEW_SETTINGS, JSON.stringify({ model, system, settings }));
+    this._renderFrame();
   }
 
   async _save(record) {
@@ -336,6 +349,7 @@ export class Chat {
     byId("title").textContent = record.title || words.untitled;
     document.title = record.title ? `${record.title} · LABInfer` : "LABInfer";
     byId("welcome").hidden = Boolean(record.leaf);
+    byId("settings").classList.toggle("chosen", Boolean(record.system || Object.keys(record.settings).length));
     const select = byId("model"), { models } = this._serverState;
     select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
     select.hidden = !models.length;

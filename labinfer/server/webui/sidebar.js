@@ -62,6 +62,7 @@ export class Sidebar {
 
   /** @param {object[]} records @param {string} current its id @param {Set<string>} busy ids of those that are answering */
   render(records, current, busy, words) {
+    const opened = current !== this._current;
     Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });
     if (this._renaming) return; // it is shown when the name is there
     const focused = document.activeElement.closest("#conversations li");
@@ -72,6 +73,7 @@ export class Sidebar {
     none.hidden = shown.length > 0;
     none.textContent = this._found ? words.noneFound : words.noConversations;
     if (focused) this._giveFocusBack(focused.dataset.id, button);
+    if (opened) this._place(current)?.scrollIntoView({ block: "nearest" });
   }
 
   async _seek() {
