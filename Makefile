@@ -1,5 +1,5 @@
 # make run    set up and answer examples/prompts.jsonl with the model that comes with LABInfer
-# make test   set up and run the tests (about a quarter of an hour on 2 cores)
+# make test   set up and run the tests (some 25 minutes on 2 cores)
 # make help   all targets
 
 PYTHON ?= python3
@@ -40,7 +40,7 @@ run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another mo
 
 test: lint test-unit test-browser test-dist test-cluster ## everything a change must pass
 
-test-all: lint test-unit test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 ## the whole matrices as well (about half an hour)
+test-all: lint test-unit test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 ## the whole matrices as well (over an hour)
 	$(LIMIT) 1800 $(BIN)/python -m pytest tests/server -m slow
 	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster
 
@@ -61,9 +61,10 @@ test-torchrun-%: $(VENV)/.setup-test ## tests/dist under torchrun with that many
 test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
 	$(LIMIT) 1800 $(BIN)/python -m pytest tests/cluster -m "not slow"
 
-lint: $(VENV)/.setup-test ## check style
+lint: $(VENV)/.setup-test ## check style, and that Python 3.10 suffices
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vermin --quiet --no-tips --eval-annotations --violations -t=3.10- launch.py labinfer benchmarks tools
 
 format: $(VENV)/.setup-test ## put style right
 	$(BIN)/ruff check --fix .
@@ -125,11 +126,11 @@ bench-plot: $(VENV)/.setup ## draw what bench-compare found
 	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(PIP_INSTALL) --editable '.[bench]'
 	$(BIN)/python benchmarks/plot.py benchmarks/.envs/figures.json
 
-# About an hour and a half on 2 cores.
 screenshots: $(VENV)/.setup-test ## draw the pages for docs/images anew (four minutes)
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
 	$(BIN)/python tests/browser/screenshots.py .small
 
+# About an hour and a half on 2 cores.
 demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and measure them
 	$(BIN)/python tools/demo_model/train.py --output labinfer/assets
 	$(BIN)/python tools/demo_model/evaluate.py --card

@@ -292,7 +292,7 @@ class TestFailures:
 def test_a_chat_with_a_server_begins_at_once_and_without_torch(server):
     code = (
         "import sys\nfrom labinfer.cli import main\nstatus = main(sys.argv[1:])\n"
-        "print(status, *sorted({'torch', 'numpy', 'tokenizers', 'starlette'} & set(sys.modules)))"
+        "print(int(status), *sorted({'torch', 'numpy', 'tokenizers', 'starlette'} & set(sys.modules)))"
     )
     arguments = ["-c", code, "chat", "--url", server.url, "--api-key", KEY]
     seconds = []

@@ -46,9 +46,8 @@ class Watcher:
     async def next(self, seconds: float | None = None) -> bytes | None:
         """The next event, encoded; None when there is none any more, or none within these seconds."""
         try:
-            async with asyncio.timeout(seconds):
-                return await self._events.get()
-        except TimeoutError:
+            return await asyncio.wait_for(self._events.get(), seconds)
+        except asyncio.TimeoutError:  # the built-in one from Python 3.11 on
             return None
 
 

@@ -129,7 +129,9 @@ def test_nothing_more_that_openai_takes_in_known_fields_makes_it_fail(server: Se
 def check(server: Server, case) -> None:
     """What is allowed is answered, or refused for one of the ``REASONS``; all else is refused."""
     response = ask(server, case)
-    is_allowed = case.meta.generation.mode.is_positive and case.operation.path != "/v1/requests/{id}/cancel"
+    # Some versions of schemathesis count a method that the document doesn't know as allowed.
+    is_known = case.method == case.operation.method.upper() and case.operation.path != "/v1/requests/{id}/cancel"
+    is_allowed = case.meta.generation.mode.is_positive and is_known
     if is_allowed and response.status_code != 200:
         message = response.json()["error"]["message"]
         assert any(re.match(reason, message) for reason in REASONS), message
