@@ -285,6 +285,18 @@ def test_thoughts_that_were_unfolded_stay_so(page):
     expect(answers(page).get_by_text("Add the ones")).to_be_visible()
 
 
+def test_what_is_selected_stays_so_when_the_answer_ends(page):
+    dictate(page, "See [this].\n\n" + "The sum is 42.\n\n" * 40 + "[this]: https://example.com/x")
+    send(page, "17 + 25 = ?")
+    block = answers(page).locator("p").nth(1)
+    expect(answers(page).locator("p").nth(3)).to_be_visible()
+    block.evaluate("(one) => getSelection().selectAllChildren(one)")
+    wait_for_end(page)
+    expect(answers(page)).to_contain_text("complete")
+    assert page.evaluate("getSelection().toString()") == "The sum is 42."
+    expect(answers(page).get_by_role("link", name="this")).to_be_visible()  # which only its end makes a link
+
+
 def test_tool_calls_are_shown(page):
     parameters = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     function = {"name": "get_weather", "parameters": parameters | {"additionalProperties": False}}

@@ -43,13 +43,14 @@ RENDER = """async (text) => {
     document.body.append(place);
     await new Promise((resolve) => setTimeout(resolve, 300));
 }"""
-GROW = """async (text) => {
+GROW = """async ([text, finishes]) => {
     const { GrowingMarkdown, renderMarkdown } = await import("/webui/markdown.js");
     const { frameCode } = await import("/webui/code_view.js");
     const frame = (pre) => frameCode(pre, { code: "Code", copy: "Copy" });
     const place = document.createElement("div"), whole = document.createElement("div");
     const growing = new GrowingMarkdown(place, frame);
     for (let end = 1; end <= text.length; end++) growing.show(text.slice(0, end));
+    if (finishes) growing.finish(text);
     whole.append(renderMarkdown(text, frame));
     await new Promise((resolve) => setTimeout(resolve, 500));
     const plain = (one) => one.innerHTML.replace(/\\s+/g, " ");
@@ -118,9 +119,10 @@ def test_no_way_around_the_sanitiser(page, text):
         assert address.startswith("data:image/png")
 
 
+@pytest.mark.parametrize("finishes", [False, True])
 @pytest.mark.parametrize("text", [RICH, HOSTILE, "- a\n- b\n\n  more\n\n1. x\n   ```js\n   let a = 1;\n   ```\n\nend"])
-def test_an_answer_that_grew_looks_like_one_that_was_there(page, text):
-    grown, whole = page.evaluate(GROW, text)
+def test_an_answer_that_grew_looks_like_one_that_was_there(page, text, finishes):
+    grown, whole = page.evaluate(GROW, [text, finishes])
     assert grown.replace(" ", "") == whole.replace(" ", "")
 
 

@@ -267,7 +267,7 @@ export class Chat {
     this._answerings.delete(record.id);
     this._tell(record.id);
     if (conversation === this._conversation) {
-      this._thread.update(() => this._thread.view(message)?.render());
+      this._thread.update(() => this._thread.view(message)?.finish());
       this._say(this._outcome(message));
     }
     this._renderFrame();

@@ -107,6 +107,14 @@ export class GrowingMarkdown {
     this._container.append(renderMarkdown(text.slice(this._settled), this._frameCode));
     this._open = [...this._container.childNodes].slice(before);
   }
+
+  /** All of it is there: blocks that look different in the light of the whole, as a link that is defined below, are drawn anew. */
+  finish(text) {
+    const whole = renderMarkdown(text, this._frameCode);
+    const blocks = [...this._container.children], wanted = [...whole.children];
+    if (blocks.length !== wanted.length) this._container.replaceChildren(whole);
+    else wanted.forEach((one, index) => { if (!blocks[index].isEqualNode(one)) blocks[index].replaceWith(one); });
+  }
 }
 
 /** A tag as Markdown may have it, without its attributes; whatever else begins with "<" becomes text. */

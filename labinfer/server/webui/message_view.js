@@ -25,7 +25,6 @@ export class MessageView {
   /** All of it, anew. */
   render() {
     this._growing = null;
-    const unfolded = this.element.querySelector(".thinking")?.open;
     this._body = make("div", { className: "body" });
     this._foot = make("div", { className: "foot" });
     this.element.replaceChildren(this._body, this._foot);
@@ -36,9 +35,18 @@ export class MessageView {
     }
     if (this.message.status === "streaming" && !this.message.content) return this.showWaiting("");
     const { thought, closed, answer } = splitThinking(this.message.content);
-    if (thought?.trim()) this._body.append(Object.assign(this._thought(thought, closed).box, { open: Boolean(unfolded) }));
+    if (thought?.trim()) this._body.append(this._thought(thought, closed).box);
     this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
-    this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+    this._showEnd();
+  }
+
+  /** The answer is over. What has grown stays, with what is unfolded, selected or scrolled in it. */
+  finish() {
+    if (!this._growing) return this.render();
+    this.grow();
+    this._growing.finish(splitThinking(this.message.content).answer);
+    this._growing = null;
+    this._showEnd();
   }
 
   /** Whether it need not be drawn anew for this message and its versions; an editor that is open stays. */
@@ -90,6 +98,10 @@ export class MessageView {
   }
 
   _frame = (pre) => frameCode(pre, this.words);
+
+  _showEnd() {
+    this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+  }
 
   _thought(thought, closed) {
     const title = make("summary", {}, closed ? this.words.thought : this.words.thinking);
