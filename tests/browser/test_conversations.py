@@ -322,6 +322,29 @@ def test_an_editor_stays_open_while_another_tab_goes_on(page, context, server):
     assert len(exported(other)["conversations"]) == 1
 
 
+def test_a_name_and_settings_that_are_entered_while_another_tab_goes_on(page, context, server):
+    ask(page, "17 + 25 = ?")
+    other = context.new_page()
+    other.goto(page.url)
+    other.get_by_role("button", name="Settings of this conversation").click()
+    other.get_by_label("System prompt").fill("Be brief.")
+    ask(page, "20 + 3 = ?")
+    expect(answers(other)).to_have_count(2)
+    other.get_by_role("button", name="Save").click()
+    conversations(other).hover()
+    other.get_by_role("button", name="Rename: 17 + 25 = ?").click()
+    other.keyboard.type("Su")
+    ask(page, "What is the capital of France?")
+    expect(answers(other)).to_have_count(3)
+    other.keyboard.type("ms\n")
+    expect(page.get_by_role("heading", name="Sums")).to_be_visible()
+    for tab in (page, other):
+        tab.reload()
+        expect(answers(tab)).to_have_count(3)
+        expect(tab.get_by_role("heading", name="Sums")).to_be_visible()
+        assert exported(tab)["conversations"][0]["system"] == "Be brief."
+
+
 def test_who_reads_is_left_alone_while_another_tab_goes_on(page, context, server):
     file = long_conversation(40)
     file["conversations"][0]["messages"][1]["content"] = "<think>So be it.</think>Answer 0"

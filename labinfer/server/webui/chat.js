@@ -29,7 +29,7 @@ export class Chat {
     });
     this._sidebar = new Sidebar(store, {
       open: (id) => { location.hash = id; this._sidebar.show(false); },
-      renamed: (record) => this._renamed(record),
+      rename: (id, title) => this._rename(id, title),
       remove: (id) => this._remove(id),
       export: (id) => this._export([id]),
     });
@@ -153,7 +153,10 @@ export class Chat {
       this._sidebar.show(false);
     };
     byId("settings").onclick = () => openSettings(
-      this._conversation.record, this._defaults(), this._words, () => this._saveRecord(),
+      this._conversation.record, this._defaults(), this._words, (chosen) => {
+        Object.assign(this._conversation.record, chosen); // as it is by now: another tab may have changed it
+        this._saveRecord();
+      },
     );
     byId("model").onchange = ({ target }) => {
       this._conversation.record.model = target.value;
@@ -238,8 +241,9 @@ export class Chat {
   /** Show and keep an answer, until it is over. */
   async _accompany(answering, question) {
     const { conversation, message } = answering, { record } = conversation;
-    if (!this._records.includes(record)) {
-      this._records.unshift(record);
+    const isNew = !this._records.some((one) => one.id === record.id);
+    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // in place of what another tab has kept
+    if (isNew) {
       history.replaceState(null, "", `#${record.id}`);
       this._composer.open(record.id);
       this._preferences.keepDraft(NEW_SETTINGS, "");
@@ -297,9 +301,10 @@ export class Chat {
     return kind === "draining" ? words.draining : words.away;
   }
 
-  _renamed(record) {
-    if (record.id === this._conversation.record.id) Object.assign(this._conversation.record, { title: record.title, named: true });
-    this._save(record);
+  _rename(id, title) {
+    const record = this._records.find((one) => one.id === id); // as it is by now: another tab may have changed it
+    if (!record) return;
+    this._save(Object.assign(record, { title, named: true }));
     this._renderFrame();
   }
 

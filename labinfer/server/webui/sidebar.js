@@ -9,7 +9,7 @@ const SEARCH_MS = 150; // after the last key
 const TRASH = 3; // among the buttons of a conversation
 
 export class Sidebar {
-  /** @param {object} actions open(id), renamed(record), remove(id), export(id) */
+  /** @param {object} actions open(id), rename(id, title), remove(id), export(id) */
   constructor(store, actions) {
     Object.assign(this, { _store: store, _actions: actions, _list: byId("conversations"), _search: byId("search") });
     this._records = [];
@@ -103,7 +103,7 @@ export class Sidebar {
       if (!this._renaming) return;
       this._renaming = false;
       const title = input.value.trim();
-      if (keep && title && title !== record.title) this._actions.renamed(Object.assign(record, { title, named: true }));
+      if (keep && title && title !== record.title) this._actions.rename(record.id, title);
       this.render(this._records, this._current, this._busy, this._words);
       if (giveFocusBack) this._giveFocusBack(record.id, 0);
     };
