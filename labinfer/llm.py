@@ -384,8 +384,8 @@ class LLM:
 
 def follow_all(llms: list[LLM]) -> None:
     """Ranks other than 0: take part until rank 0's runs of all these models of the group have ended."""
-    parts = llms[0].parts
-    follow(parts.channel, [(llm.parts.worker, llm.parts.stats) for llm in llms], parts.recorder)
+    parts = [llm.parts for llm in llms]
+    follow(parts[0].channel, [(one.worker, one.stats, one.recorder) for one in parts])
 
 
 def _check_can_stream(request: Request) -> None:

@@ -301,11 +301,8 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
     """Numbers that come back with it: log-probabilities and their token ids, or at the end of a prompt its vector."""
     mask: bytes = b""
     """Only these tokens may be sampled, see ``engine/guide.py``; empty for any."""
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether one token leads to the next; otherwise it is a chunk of a prompt."""
-        return self.sample and self.num_tokens == 1
+    is_decode: bool = False
+    """Whether one token of the answer leads to the next; otherwise these are of a prompt, or of what is computed again."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):

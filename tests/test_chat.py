@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,12 +13,12 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, ROOT, command, descendants, environment, kill_tree
-from pseudo_terminal import CTRL_C, CTRL_D, ENTER, UP, PseudoTerminal, pseudo_terminal
+from pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, ENTER, UP, PseudoTerminal, pseudo_terminal
 from serving import Server, serving
 
 OWN = command("single", 1, LAUNCH, "chat", "--dtype", "float32", "--num-kv-blocks", "256")
@@ -136,6 +137,31 @@ class TestTerminal:
             talk(terminal, tmp_path, lambda: server.wait_idle(key=KEY))
         server.wait_idle(key=KEY)
 
+    def test_stopped_and_continued_what_was_typed_is_there(self, tmp_path):
+        shell = ["bash", "--norc", "-i"]
+        with pseudo_terminal(shell, tmp_path, PS1="shell$ ") as terminal:
+            terminal.wait_for("shell$ ")
+            terminal.type(shlex.join([*OWN, *GREEDY]) + ENTER)
+            terminal.wait_for("\n> ")
+            editing = terminal.settings()
+            terminal.type("17 + 25")
+            terminal.wait_for("17 + 25")
+            terminal.type(CTRL_Z)
+            terminal.wait_for("shell$ ")
+            terminal.type("fg" + ENTER)
+            terminal.wait_for("\n> 17 + 25")
+            assert terminal.settings() == editing  # as the shell does not leave it
+            assert terminal.say(" = ?") == "42"
+            terminal.type("/set ignore_eos true" + ENTER)
+            terminal.wait_for("\n> ")
+            terminal.type("Count from 3 to 15." + ENTER)
+            terminal.wait_for("5, 6")
+            terminal.type(CTRL_Z)
+            terminal.wait_for("shell$ ")
+            terminal.type("fg" + ENTER)
+            assert "[cut off" in terminal.wait_for("\n> ")  # the answer went on to the end of the context
+            assert terminal.say("/set ignore_eos") == "temperature 0.0"
+
     def test_sigterm_in_mid_answer_ends_in_order(self, tmp_path):
         with pseudo_terminal([*OWN, *GREEDY, "--ignore-eos"], tmp_path) as terminal:
             terminal.wait_for("\n> ")
@@ -164,6 +190,7 @@ class TestLaunchers:
                 assert terminal.say(question) == answer
             terminal.type("half" + CTRL_C)
             terminal.wait_for("Ctrl-D or /exit leaves\n> ")
+            assert terminal.settings()[6][termios.VSUSP] == b"\0"  # Ctrl-Z would stop the launcher alone
             terminal.type(CTRL_D)
             assert terminal.wait() == 0
             assert terminal.settings() == before
@@ -274,7 +301,12 @@ class TestFailures:
             ("500 Oops\r\n\r\n", "Oops (HTTP 500)"),
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\nevent: error\ndata: {"error": {"message": "gave up"}}\n\n', "gave up"),
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\n', "closed the connection in the middle"),
-            ("200 OK\r\n\r\ndata: nonsense\n\n", "no JSON object"),
+            ("200 OK\r\n\r\ndata: nonsense\n\n", "no piece of an answer"),
+            ('200 OK\r\n\r\ndata: {"choices": ["x"]}\n\n', "no piece of an answer"),
+            ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": ["x"]}}]}\n\n', "no piece of an answer"),
+            ('200 OK\r\n\r\ndata: {"usage": 5}\n\n', "no piece of an answer"),
+            ('200 OK\r\nContent-Type: application/json\r\n\r\n{"choices": []}', "application/json instead of text/event-stream"),
+            ('400 Bad Request\r\n\r\n{"object": "error", "message": "too hot"}', "too hot"),
             ("301 Elsewhere\r\n\r\n", "Elsewhere (HTTP 301)"),
             ("", "closed connection without response"),
         ],
@@ -287,6 +319,33 @@ class TestFailures:
         assert done.returncode == 1
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and complaint in errors[0]
+
+
+def test_a_server_without_tls_is_no_https():
+    with canned(["400 Bad Request\r\n\r\n"]) as url:
+        arguments = ("chat", "--url", url.replace("http:", "https:"), "--model", "any")
+        done = pipe(command("single", 1, LAUNCH, *arguments), "one\n")
+    assert done.returncode == 1 and "begins with http://" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ': OPENROUTER PROCESSING\n\ndata: {"choices": null}\n\nretry: 3\nid: 1\nevent: message\ndata:{"error": null, "usage": null, '
+        '"choices": [{"delta": {"role": "assistant", "content": "well"}}]}\n\ndata: [DONE]\n\n',
+        'data: {"choices":\ndata: [{"delta": {"content": "well"}}]}\n\ndata: [DONE]',
+        'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\n',
+        'data: {"choices": [{"delta": {"content": "we"}}]}\n\ndata: {"choices": [{"delta": null, "finish_reason": null}]}\n\n'
+        'data: {"choices": [{"delta": {"content": "ll"}, "finish_reason": "stop"}]}',
+        'data: {"choices": [{"delta": {"content": null, "refusal": "well"}}]}\n\ndata: [DONE]\n\n',
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_habits_of_other_servers(pieces, newline):
+    with canned(["200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + pieces.replace("\n", newline)]) as url:
+        done = pipe(command("single", 1, LAUNCH, "chat", "--url", url, "--model", "any"), "one\n/stats\n")
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert "?" not in done.stderr
 
 
 def test_a_chat_with_a_server_begins_at_once_and_without_torch(server):
@@ -312,7 +371,7 @@ def canned(responses: list[str]) -> Iterator[str]:
         def answer() -> None:
             for response in responses:
                 connection, _ = listener.accept()
-                with connection:
+                with connection, suppress(ConnectionError):
                     connection.recv(65536)
                     connection.sendall(f"HTTP/1.1 {response}".encode() if response else b"")
                     connection.shutdown(socket.SHUT_WR)

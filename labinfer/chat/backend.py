@@ -16,6 +16,10 @@ class AnswerFailed(UserError):
     """There is no answer to this message; the chat can go on."""
 
 
+class MessageRefused(AnswerFailed):
+    """It will not be answered as it is, however often one asks: it may be too long."""
+
+
 @dataclass
 class Answer:
     """What has come of an answer; None is what nobody knows."""
@@ -31,8 +35,9 @@ class Answer:
     seconds_to_first: float | None = None
 
     def describe(self) -> str:
-        """The figures in a line."""
-        parts = [f"{_count(self.num_tokens)} tokens in {self.seconds:.2f} s"]
+        """The figures in a line, as far as they are known."""
+        count = "" if self.num_tokens is None else f"{_tokens(self.num_tokens)} in "
+        parts = [f"{count}{self.seconds:.2f} s"]
         if self.num_tokens and self.seconds_to_first is not None:
             after_first = self.seconds - self.seconds_to_first
             is_short = after_first < TOO_SHORT_SECONDS
@@ -40,8 +45,11 @@ class Answer:
             parts.append(f"{rate:.1f} tokens/s")
         if self.seconds_to_first is not None:
             parts.append(f"first after {self.seconds_to_first:.3f} s")
-        parts.append(f"prompt of {_count(self.prompt_tokens)} tokens, {_count(self.cached_tokens)} of them cached")
-        parts.append(f"ended by {self.finish_reason or 'nobody knows what'}")
+        if self.prompt_tokens is not None:
+            cached = "" if self.cached_tokens is None else f", {self.cached_tokens} of them cached"
+            parts.append(f"prompt of {_tokens(self.prompt_tokens)}{cached}")
+        if self.finish_reason:
+            parts.append(f"ended by {self.finish_reason}")
         return "; ".join(parts)
 
 
@@ -71,5 +79,5 @@ class Backend(Protocol):
         """
 
 
-def _count(number: int | None) -> str:
-    return "?" if number is None else str(number)
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' * (count != 1)}"

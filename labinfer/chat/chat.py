@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from labinfer.chat.backend import Answer, AnswerFailed, Backend
+from labinfer.chat.backend import Answer, AnswerFailed, Backend, MessageRefused
 from labinfer.chat.conversation import SETTINGS, Conversation
 from labinfer.chat.terminal import Terminal
 from labinfer.errors import ExitStatus, Interrupted, UserError
@@ -101,16 +101,23 @@ class Chat:
             self._fail(error)
             if answer.text:
                 self._terminal.say("the answer is not complete, and not part of the conversation; /retry asks again")
+            if isinstance(error, MessageRefused) and self._conversation.exchanges:
+                self._terminal.say("/undo takes the last exchange back, /reset begins a new conversation")
             return
         except Interrupted as error:
             self._forgive(error)
+            self._terminal.write("\n" if self._terminal.is_interactive else "")  # it has shown ^C
             answer.finish_reason = "stopped"
         answer.seconds = time.monotonic() - begin
         self._terminal.end_line()
         if answer.finish_reason == "stopped":
             self._terminal.say("[stopped]")
         elif answer.finish_reason == "length":
-            self._terminal.say("[cut off: the answer is as long as it may be]")
+            self._terminal.say("[cut off: max_tokens is reached, or the context is full]")
+        elif answer.finish_reason not in ("stop", ""):
+            self._terminal.say(f"[ended by {answer.finish_reason}]")
+        elif not answer.text:
+            self._terminal.say("[an empty answer]")
         if answer.text or answer.finish_reason != "stopped":
             self._conversation.exchanges.append((text, answer.text))
             self._unanswered = ""
@@ -138,10 +145,9 @@ class Chat:
         name, _, value = text.partition(" ")
         if name:
             self._conversation.set(name, value.strip())
-            return
-        settings = self._conversation.settings
-        self._terminal.say(", ".join(f"{name} {settings[name]}" for name in settings) or "all as the model has it")
-        self._terminal.say(f"to be set: {', '.join(SETTINGS)}")
+        self._terminal.say(self._conversation.describe_settings())
+        if not name:
+            self._terminal.say(f"can be set: {', '.join(SETTINGS)}")
 
     def _undo(self, text: str) -> None:
         self._terminal.say(f"taken back: {self._take_back()}")
@@ -167,9 +173,10 @@ class Chat:
         prompts, tokens = (
             sum(getattr(answer, name) or 0 for answer in self._answers) for name in ("prompt_tokens", "num_tokens")
         )
-        count = len(self._answers)
+        count, is_known = len(self._answers), all(answer.num_tokens is not None for answer in self._answers)
         self._terminal.say(
             f"this chat: {count} answer{'s' * (count > 1)}, {prompts} tokens of prompts, {tokens} of answers"
+            + ("" if is_known else ", as far as is known")
         )
 
     def _save(self, text: str) -> None:

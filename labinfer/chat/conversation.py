@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -16,6 +16,7 @@ from labinfer.plan import SamplingParams
 
 MANY_ANSWERS = ("n", "num_beams", "length_penalty")
 """Sampling options for several answers, or for those that cannot stream; not for a chat."""
+WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 SETTINGS = tuple(f.name for f in dataclasses.fields(SamplingOptions) if f.name not in MANY_ANSWERS)
 
 
@@ -45,13 +46,18 @@ class Conversation:
             raise UserError(f"there is no setting {name!r}; settings are {', '.join(SETTINGS)}")
         others = {key: value for key, value in self.settings.items() if key != name}
         if text:
-            value = (text,) if name == "stop" else text
+            kind, value = get_type_hints(SamplingParams)[name], (text,) if name == "stop" else text
             try:
-                others[name] = getattr(msgspec.convert({name: value}, SamplingParams, strict=False), name)
-            except msgspec.ValidationError as error:
-                raise UserError(f"{name} cannot be {text!r:.60}: {error}") from None
+                others[name] = msgspec.convert(value, kind, strict=False)
+            except msgspec.ValidationError:
+                raise UserError(f"{name} must be {WORDS[kind]}, not {text!r:.60}") from None
         SamplingParams(**others)  # min_tokens and max_tokens, for one, have to go together
         self.settings = others
+
+    def describe_settings(self) -> str:
+        """In a line."""
+        texts = [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in self.settings.items()]
+        return ", ".join(texts) or "all as the model has it"
 
     def save(self, path: str, model: str) -> None:
         """As a JSON file, which is the body of a chat request.
@@ -66,5 +72,5 @@ class Conversation:
                 file.write("\n")
         except FileExistsError:
             raise UserError(f"{path} exists; give another name") from None
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:  # a home that nobody has, a name that no file can have
             raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None

@@ -28,7 +28,8 @@ class LaunchersTerminal:
     """A terminal on which Ctrl-C can be made a character that ends a line.
 
     As a signal it goes to the launcher, too: torchrun ends all ranks then, and MPICH's mpirun at the second one. As a
-    character it comes to rank 0 with what is typed, through mpirun's pipe as well (termios(3): VINTR and VEOL).
+    character it comes to rank 0 with what is typed, through mpirun's pipe as well (termios(3): VINTR and VEOL). Ctrl-Z is
+    no signal either: it would stop the launcher alone, while rank 0 goes on to read what is typed for the shell.
 
     Args:
         fd: open on it.
@@ -73,7 +74,7 @@ class LaunchersTerminal:
         command = ["sh", "-c", 'read -r told || stty "$0" < "$1"', saved, self._path]
         keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         attributes = termios.tcgetattr(self._fd)
-        attributes[CONTROL_CHARACTERS][termios.VINTR] = DISABLED
+        attributes[CONTROL_CHARACTERS][termios.VINTR] = attributes[CONTROL_CHARACTERS][termios.VSUSP] = DISABLED
         attributes[CONTROL_CHARACTERS][termios.VEOL] = CTRL_C.encode()
         attributes[INPUT_FLAGS] |= IUTF8
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under mpirun this is in the background

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from labinfer.chat.backend import Answer, AnswerFailed
+from labinfer.chat.backend import Answer, MessageRefused
 from labinfer.engine.request import FinishReason
 from labinfer.errors import Interrupted, UserError
 from labinfer.outputs import OpenRequest
@@ -46,7 +46,7 @@ class OwnRanks:
                 0, {"messages": messages}, SamplingParams(**self._defaults | fresh | settings)
             )
         except UserError as error:
-            raise AnswerFailed(str(error)) from None
+            raise MessageRefused(str(error)) from None
         answer.prompt_tokens = len(request.prompt_token_ids)
         try:
             yield from self._run(request, answer)

@@ -10,17 +10,66 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 import labinfer
-from labinfer.chat.backend import Answer, AnswerFailed
+from labinfer.chat.backend import Answer, AnswerFailed, MessageRefused
 from labinfer.errors import UserError
 from labinfer.executor.signals import SignalGuard
 
 PATIENCE_SECONDS = 10.0
 """For a connection, and for the list of models."""
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A machine that says nothing for a minute is gone; by Linux' own rule it would be so after two hours (tcp(7))."""
+LONGEST_LIST = 1 << 24
+"""Of models, in bytes."""
 LONGEST_BODY, LONGEST_TEXT = 1 << 16, 300
 """Of an error: bytes that are read, and characters that are shown of one that is not OpenAI's."""
 API = "/v1"
 DONE = b"[DONE]"
+REFUSALS = (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, http.HTTPStatus.UNPROCESSABLE_ENTITY)
+EVENTS = "text/event-stream"
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of a piece of an answer; servers leave out what they do not know, or say null."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
 
 
 class RemoteServer:
@@ -63,23 +112,25 @@ class RemoteServer:
         body = {"model": self.model, "messages": messages, **settings}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         with self._ask("POST", "/chat/completions", body) as response:
-            for event in self._events(response):
-                for choice in event.get("choices") or ():
-                    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-                    if text := (choice.get("delta") or {}).get("content"):
+            for chunk in self._chunks(response, answer):
+                for choice in chunk.choices or ():
+                    answer.finish_reason = choice.finish_reason or answer.finish_reason
+                    if choice.delta and (text := choice.delta.content or choice.delta.refusal):
                         yield text
-                if usage := event.get("usage"):
-                    answer.prompt_tokens, answer.num_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-                    answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+                if usage := chunk.usage:
+                    answer.prompt_tokens, answer.num_tokens = usage.prompt_tokens, usage.completion_tokens
+                    details = usage.prompt_tokens_details
+                    answer.cached_tokens = details.cached_tokens if details else None
 
     def _find_model(self) -> None:
         if self.model:
             return
         with self._ask("GET", "/models") as response:
-            listed = _decode(response.read())
+            with self._signals.raising():
+                data = response.read(LONGEST_LIST)
         try:
-            self.model = listed["data"][0]["id"]
-        except (KeyError, IndexError, TypeError):
+            self.model = msgspec.json.decode(data, type=_Models).data[0].id
+        except (msgspec.DecodeError, IndexError):
             raise AnswerFailed(f"{self._url} lists no models; is it a server of OpenAI's API?") from None
 
     @contextmanager
@@ -93,54 +144,63 @@ class RemoteServer:
                 connection.connect()
                 if body is not None:  # an answer may take its time, but a server that vanishes is to be noticed
                     connection.sock.settimeout(None)
-                    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    for option in KEEP_ALIVE:
+                        connection.sock.setsockopt(*option)
                 data = None if body is None else json.dumps(body).encode()
                 connection.request(method, self._path + path, data, self._headers)
                 response = connection.getresponse()
                 if response.status != http.client.OK:
                     raise _refusal(response, "Authorization" in self._headers)
             yield response
-        except (
-            OSError,
-            http.client.HTTPException,
-            UnicodeError,
-        ) as error:  # the last is of a name that DNS cannot have
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last of a name that DNS cannot have
             what = f"cannot reach {self._url}" if response is None else f"the connection to {self._url} broke"
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise AnswerFailed(f"{what}: {reason}") from None
+            hint = "; is it a server without TLS? Then its address begins with http://" if _is_not_tls(error) else ""
+            raise AnswerFailed(f"{what}: {reason}{hint}") from None
         finally:
             if response is not None:  # it holds the socket, too
                 response.close()
             connection.close()
 
-    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """The data of server-sent events (WHATWG HTML, "Server-sent events") up to the last, each a JSON object."""
-        data = b""
+    def _chunks(self, response: http.client.HTTPResponse, answer: Answer) -> Iterator[_Chunk]:
+        """The data of server-sent events (WHATWG HTML, "Server-sent events") up to the last. Not all servers send that:
+        an answer is whole, too, when it says why it has ended.
+        """
+        data, is_stream = b"", False
         while True:
             with self._signals.raising():
                 line = response.readline()
-            if not line:
-                raise AnswerFailed(f"{self._url} has closed the connection in the middle of the answer")
-            line = line.rstrip(b"\r\n")
+            line, is_at_end = line.rstrip(b"\r\n"), not line
             if line.startswith(b"data:"):
-                data += line.removeprefix(b"data:")
+                data, is_stream = data + line.removeprefix(b"data:"), True
             elif not line and data:
                 if data.strip() == DONE:
                     return
-                event, data = _decode(data), b""
-                if "error" in event:
-                    raise AnswerFailed(_message(event) or "the server gave up, and does not say why")
-                yield event
+                chunk, data = _decode(data), b""
+                if chunk.error:
+                    raise AnswerFailed(_message({"error": chunk.error}) or "the server gave up, and does not say why")
+                yield chunk
+            if is_at_end and answer.finish_reason:
+                return
+            if is_at_end:
+                kind = response.headers.get_content_type()
+                if not is_stream and kind != EVENTS:
+                    raise AnswerFailed(
+                        f"{self._url} answers with {kind} instead of {EVENTS}; is it a server that streams?"
+                    )
+                raise AnswerFailed(f"{self._url} has closed the connection in the middle of the answer")
 
 
-def _decode(data: bytes) -> dict[str, Any]:
+def _is_not_tls(error: Exception) -> bool:
+    """Whether what came is no answer of TLS at all."""
+    return getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+
+
+def _decode(data: bytes) -> _Chunk:
     try:
-        event = json.loads(data)
-    except ValueError:
-        event = None
-    if not isinstance(event, dict):
-        raise AnswerFailed(f"the server sends what is no JSON object: {data[:60]!r}")
-    return event
+        return msgspec.json.decode(data, type=_Chunk)
+    except msgspec.DecodeError as error:
+        raise AnswerFailed(f"the server sends what is no piece of an answer: {data[:60]!r}: {error}") from None
 
 
 def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
@@ -149,7 +209,8 @@ def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
     try:
         text = _message(json.loads(data))
     except ValueError:
-        text = " ".join(data.decode(errors="replace").split())[:LONGEST_TEXT]
+        text = ""
+    text = text or " ".join(data.decode(errors="replace").split())[:LONGEST_TEXT]
     text = text or response.reason or "no reason given"
     if response.status == http.HTTPStatus.UNAUTHORIZED:
         if not has_key:
@@ -157,7 +218,8 @@ def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
         return AnswerFailed(f"the server refuses the key: {text}")
     after = response.getheader("Retry-After", "")
     hint = f"; try again in {after} seconds" if after.isdigit() else ""
-    return AnswerFailed(f"{text} (HTTP {response.status}){hint}")
+    kind = MessageRefused if response.status in REFUSALS else AnswerFailed
+    return kind(f"{text} (HTTP {response.status}){hint}")
 
 
 def _message(body: Any) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import termios
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 from labinfer.chat.history import History
 from labinfer.chat.launchers_terminal import CTRL_C, LONGEST_LINE, LaunchersTerminal
@@ -20,6 +22,8 @@ except ImportError:  # Python can be built without it; lines are then typed as t
 
 PROMPT, PROMPT_FOR_MORE = "> ", ". "
 BLOCK = '"' * 3
+BRACKETED_PASTE = "\x1b[?2004h"
+"""Has a terminal mark what is pasted (xterm's control sequences)."""
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
@@ -79,9 +83,11 @@ class Terminal:
         self.is_interactive = is_terminal or launchers is not None
         """Whether somebody sits there."""
         self._is_line_open = False
+        self._editing: tuple[str, list] | None = None
         self._history: History | None = None
         if is_terminal and readline is not None:
             _set_up_readline(commands)
+            signal.signal(signal.SIGCONT, self._resume)
             self._history = History.open()
             for text in self._history.texts:
                 readline.add_history(text)
@@ -133,7 +139,7 @@ class Terminal:
     def _read_line(self, is_first: bool) -> str:
         prompt = PROMPT if is_first else PROMPT_FOR_MORE
         if self._history is not None and not self._lines.has_line:
-            line = input(prompt)
+            line = self._edit_line(prompt)
         else:
             _write(STANDARD_OUTPUT, prompt if self.is_interactive else "")
             line = self._lines.read()
@@ -145,6 +151,27 @@ class Terminal:
         if self._launchers is not None and CTRL_C in line:
             raise Interrupted(signal.SIGINT)
         return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def _edit_line(self, prompt: str) -> str:
+        """With readline, of which it is remembered how it sets the terminal."""
+
+        def remember() -> None:
+            self._editing = prompt, termios.tcgetattr(STANDARD_INPUT)
+
+        readline.set_startup_hook(remember)
+        try:
+            return input(prompt)
+        finally:
+            self._editing = None
+
+    def _resume(self, signum: int, frame: FrameType | None) -> None:
+        """The program was stopped and goes on: the shell has set the terminal as it likes it, and written elsewhere."""
+        is_foreground = os.tcgetpgrp(STANDARD_INPUT) == os.getpgrp()  # otherwise the terminal is others'
+        if self._editing and is_foreground:
+            prompt, attributes = self._editing
+            termios.tcsetattr(STANDARD_INPUT, termios.TCSANOW, attributes)
+            line = BRACKETED_PASTE + prompt + readline.get_line_buffer().translate(VISIBLE)
+            os.write(STANDARD_OUTPUT, line.encode("utf-8", "replace"))
 
 
 def _write(fd: int, text: str) -> None:

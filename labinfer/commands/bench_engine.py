@@ -89,7 +89,7 @@ def _describe(llm: LLM, own: list) -> str:
     model = Path(options.model.model).name or options.model.model
     sequences = f"at most {options.scheduler.max_num_seqs} sequences at once"
     if isinstance(own[1], LatencyOptions):
-        sequences = f"batches of {own[1].batch_size} requests"
+        sequences = f"batches of {own[1].batch_size} request{'s' * (own[1].batch_size > 1)}"
     return (
         f"{model}, tp {join(tp_sizes)} × pp {topology.num_stages}, {options.scheduler.pipeline_schedule}, {sequences}"
     )

@@ -18,6 +18,10 @@ BAR = 0.8
 """Of the height of a rank."""
 LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#F0E442", "xxxx")}
 """Colour and hatch. The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which everybody can tell apart."""
+OUTLINE = 0.4
+"""Points."""
+THINNEST = 0.004
+"""Of a chart's duration: some 1.6 points."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8
 DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
@@ -53,10 +57,11 @@ def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
         axes.set_yticks(places, [row_label(row) for row in gantt.rows])
         axes.tick_params(axis="y", length=0)
         for place, row in zip(places, gantt.rows, strict=True):
-            _draw_row(axes, place, row)
+            _draw_row(axes, place, row, THINNEST * gantt.duration)
             share = f"busy {100 * row.busy:.1f} %\nbubble {100 * (1 - row.busy):.1f} %"
             axes.text(1.01, place, share, transform=axes.get_yaxis_transform(), va="center")
-        numbers = f"steps {gantt.steps[0]} to {gantt.steps[-1]} of the run, numbered from 1"
+        first, last = gantt.steps[0], gantt.steps[-1]
+        numbers = f"steps {first} to {last} of the run, numbered from 1" if last > first else f"step {first} of the run"
         axes.set_title(f"{title}\n{numbers}", loc="left", fontsize=FONT_SIZE, parse_math=False)
         canvas.legend(
             handles=_legend(gantt),
@@ -83,15 +88,20 @@ def row_label(row: Row) -> str:
     return f"stage {row.stage}\nrank {row.rank}"
 
 
-def _draw_row(axes: Axes, place: float, row: Row) -> None:
+def _draw_row(axes: Axes, place: float, row: Row, thinnest: float) -> None:
+    """
+    Args:
+        thinnest: nanoseconds of a bar that is drawn with an outline, which is all that one would see of a thinner one.
+    """
     height = BAR * ROW
     begins, ends = ([wait[at] / NANOSECONDS for wait in row.waits] for at in (0, 1))
     axes.hlines([place] * len(begins), begins, ends, color=WAIT_COLOUR, linewidth=WAIT_WIDTH, zorder=0.5)
     for kind, (colour, hatch) in LOOKS.items():
-        spans = [(bar.begin / NANOSECONDS, (bar.end - bar.begin) / NANOSECONDS) for bar in row.bars if bar.kind == kind]
-        axes.broken_barh(
-            spans, (place - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="black", linewidth=0.4
-        )
+        bars = [bar for bar in row.bars if bar.kind == kind]
+        spans = [(bar.begin / NANOSECONDS, (bar.end - bar.begin) / NANOSECONDS) for bar in bars]
+        outlines = [OUTLINE if bar.end - bar.begin >= thinnest else 0 for bar in bars]
+        where = (place - height / 2, height)
+        axes.broken_barh(spans, where, facecolor=colour, hatch=hatch, edgecolor="black", linewidth=outlines)
 
 
 def _legend(gantt: Gantt) -> list:
@@ -103,8 +113,10 @@ def _legend(gantt: Gantt) -> list:
         colour, hatch = LOOKS[kind]
         count = f"{fewest}" if fewest == most else f"{fewest}–{most}"
         label = f"{kind} ({count} token{'s' * (most > 1)})"
-        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="black", linewidth=0.4, label=label))
-    return [*handles, Line2D([], [], color=WAIT_COLOUR, linewidth=WAIT_WIDTH, label="waiting")]
+        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="black", linewidth=OUTLINE, label=label))
+    if any(row.waits for row in gantt.rows):
+        handles.append(Line2D([], [], color=WAIT_COLOUR, linewidth=WAIT_WIDTH, label="waiting"))
+    return handles
 
 
 def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:

@@ -351,6 +351,7 @@ class Scheduler:
                     sample,
                     num_values,
                     sequence.mask if sample else b"",
+                    sample and count == 1 and begin >= sequence.num_prompt_tokens,
                 )
             )
             sequence.num_in_flight += 1

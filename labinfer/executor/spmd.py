@@ -116,13 +116,15 @@ class StatsReporter:
         )
 
 
-def follow(channel: ControlChannel, models: Sequence[tuple[Worker, StatsReporter]], recorder: Recorder) -> None:
+def follow(channel: ControlChannel, models: Sequence[tuple[Worker, StatsReporter, Recorder]]) -> None:
     """The loop of every rank but 0, until rank 0's runs of all these models have ended."""
     num_running = len(models)
     while num_running:
-        with recorder.slice("wait for a plan"):
-            command = channel.receive()
-        worker, stats = models[command.model]
+        was_on, begin = any(recorder.capacity for _, _, recorder in models), time.perf_counter_ns()
+        command = channel.receive()
+        worker, stats, recorder = models[command.model]
+        if was_on and recorder.capacity:  # the wait is of the model whose plan has ended it
+            recorder.add("wait for a plan", begin, time.perf_counter_ns(), None)
         if isinstance(command, BatchPlan):
             worker.launch(command)
             worker.progress()

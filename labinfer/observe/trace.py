@@ -108,6 +108,7 @@ def _events(track: Track, start: int) -> Iterator[str]:
     name = f"rank {track.rank} (stage {track.stage}, tp {track.tp_rank})"
     yield json.dumps({"ph": "M", "name": "process_name", "args": {"name": name}, **of_track})
     yield json.dumps({"ph": "M", "name": "process_sort_index", "args": {"sort_index": track.rank}, **of_track})
+    yield json.dumps({"ph": "M", "name": "thread_name", "args": {"name": "steps"}, **of_track})
     for slice in track.slices:
         args = {"step": slice.step_id, "tokens": slice.num_tokens, "decodes": slice.num_decodes}
         times = {"ts": (slice.begin - start) / 1000, "dur": (slice.end - slice.begin) / 1000}

@@ -160,6 +160,16 @@ def test_all_of_it_by_keyboard(page):
     expect(conversations(page)).to_have_count(0)
 
 
+def test_who_skips_to_the_message_box_keeps_the_conversation(page):
+    ask(page, "17 + 25 = ?")
+    page.get_by_role("link", name="Skip to the message box").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("textbox", name="Write a message")).to_be_focused()
+    page.keyboard.type("20 + 3 = ?\n")
+    wait_for_end(page)
+    expect(answers(page)).to_have_count(2)
+
+
 def test_the_focus_stays_where_a_list_is_drawn_anew(page):
     ask(page, "17 + 25 = ?")
     page.get_by_role("button", name="New chat").click()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
+
 from chat_page import LONG, answers, ask, choose, dictate, questions, send, wait_for_end
 from playwright.sync_api import expect
 from serving import serving
@@ -70,6 +74,24 @@ def test_enter_that_chooses_a_word_of_an_input_method_sends_nothing(page):
     wait_for_end(page)
 
 
+def test_only_an_escape_that_means_nothing_else_stops_an_answer(page):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page)).to_contain_text("3, 4")
+    stop = page.get_by_role("button", name="Stop the answer")
+    box = page.get_by_role("textbox", name="Write a message")
+    box.dispatch_event("keydown", {"key": "Escape", "isComposing": True})  # gives up a word of an input method
+    box.dispatch_event("keydown", {"key": "Escape", "keyCode": 229})
+    search = page.get_by_role("searchbox")
+    search.fill("nothing")
+    search.press("Escape")
+    expect(search).to_have_value("")
+    page.wait_for_timeout(300)
+    expect(stop).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(stop).to_be_hidden()
+
+
 def test_an_edited_message_has_versions_with_their_own_answers(page):
     ask(page, "17 + 25 = ?")
     ask(page, "What is the capital of France?")
@@ -96,6 +118,59 @@ def test_answer_again_is_a_version_of_the_answer(page):
     expect(answers(page)).to_have_count(1)
     expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
     expect(questions(page)).to_have_count(1)
+
+
+def test_what_is_asked_for_in_mid_answer_takes_its_place(page, server):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page)).to_contain_text("3, 4")
+    questions(page).get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("Count from 4 to 20.")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_contain_text("4, 5")
+    expect(questions(page).get_by_label("Version 2 of 2")).to_be_visible()
+    questions(page).get_by_role("button", name="Previous version").click()  # to look at it only
+    expect(answers(page)).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    answers(page).get_by_role("button", name="Answer again").click()
+    expect(answers(page).get_by_label("Version 2 of 2")).to_be_hidden()  # while it is written
+    expect(answers(page)).to_contain_text("3, 4")
+    questions(page).get_by_role("button", name="Next version").click()
+    expect(answers(page)).to_contain_text("stopped")
+    questions(page).get_by_role("button", name="Previous version").click()
+    before = len(answers(page).inner_text())
+    wait_for(lambda: len(answers(page).inner_text()) > before)  # it goes on
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+    expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
+    server.wait_idle(3)
+
+
+def test_who_scrolls_up_is_not_taken_back(page):
+    page.set_viewport_size({"width": 1280, "height": 400})
+    dictate(page, "\n\n".join(f"Paragraph {number} of a long answer." for number in range(300)))
+    send(page, "Go.")
+    thread = page.locator("#thread")
+    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > 300)
+    page.mouse.move(700, 150)
+    page.mouse.wheel(0, -30)  # the least a hand does
+    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    place, height = thread.evaluate("(one) => [one.scrollTop, one.scrollHeight]")
+    wait_for(lambda: thread.evaluate("(one) => one.scrollHeight") > height + 200)
+    assert thread.evaluate("(one) => one.scrollTop") == place
+    page.get_by_role("button", name="To the end").click()
+    expect(thread).to_be_focused()
+    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > place + 600)  # it follows again
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """What the page's policy does not let Playwright wait for in it."""
+    end = time.monotonic() + 15
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_an_edit_can_be_given_up(page):
@@ -135,7 +210,7 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     temperature.fill("0")
     page.get_by_label("Max tokens").fill("5")
     page.get_by_label("System prompt").fill("Be brief.")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_label("Max tokens").press("Enter")
     with page.expect_request("**/v1/chat/completions") as asked:
         answer = ask(page, "Count from 3 to 15.")
     body = asked.value.post_data_json
@@ -147,6 +222,20 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     page.get_by_role("button", name="Settings of this conversation").click()
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
     expect(page.get_by_label("Max tokens")).to_have_value("5")
+
+
+def test_settings_of_a_conversation_that_has_not_begun_survive_a_reload(page):
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_role("button", name="Save").click()
+    page.reload()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "17 + 25 = ?")
+    assert asked.value.post_data_json["messages"][0] == {"role": "system", "content": "Be brief."}
+    page.get_by_role("button", name="New chat").click()  # which is another one
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "20 + 3 = ?")
+    assert asked.value.post_data_json["messages"][0]["role"] == "user"
 
 
 def test_settings_that_mean_nothing_are_not_taken(page):
@@ -187,6 +276,27 @@ def test_thoughts_are_folded_and_not_sent_back(page):
     assert asked.value.post_data_json["messages"][1]["content"] == "The sum is 42."
 
 
+def test_thoughts_that_were_unfolded_stay_so(page):
+    dictate(page, "<think>Add the ones.</think>" + "The sum is 42. " * 40)
+    send(page, "17 + 25 = ?")
+    answers(page).get_by_text("Thoughts").click()
+    wait_for_end(page)
+    expect(answers(page)).to_contain_text("complete")
+    expect(answers(page).get_by_text("Add the ones")).to_be_visible()
+
+
+def test_what_is_selected_stays_so_when_the_answer_ends(page):
+    dictate(page, "See [this].\n\n" + "The sum is 42.\n\n" * 40 + "[this]: https://example.com/x")
+    send(page, "17 + 25 = ?")
+    block = answers(page).locator("p").nth(1)
+    expect(answers(page).locator("p").nth(3)).to_be_visible()
+    block.evaluate("(one) => getSelection().selectAllChildren(one)")
+    wait_for_end(page)
+    expect(answers(page)).to_contain_text("complete")
+    assert page.evaluate("getSelection().toString()") == "The sum is 42."
+    expect(answers(page).get_by_role("link", name="this")).to_be_visible()  # which only its end makes a link
+
+
 def test_tool_calls_are_shown(page):
     parameters = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     function = {"name": "get_weather", "parameters": parameters | {"additionalProperties": False}}
@@ -208,3 +318,24 @@ def test_probabilities_of_tokens_are_told_when_asked_for(page):
     answer.get_by_role("group", name="Probabilities of tokens").focus()
     page.keyboard.press("ArrowRight")
     expect(answer.locator(".token").nth(1)).to_have_class("token level-0 pointed")
+
+
+def test_probabilities_are_in_view_with_their_token(page):
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("Log-probabilities").select_option(label="With the 3 likeliest")
+    page.get_by_label("Further fields").fill(json.dumps({"structured_outputs": {"choice": ["A long answer. " * 200]}}))
+    page.get_by_role("button", name="Save").click()
+    answer = ask(page, "Go.")
+    answer.get_by_role("button", name="Probabilities of tokens").click()
+    token, tip = answer.locator(".token").nth(4), answer.locator(".tip dl")
+    token.scroll_into_view_if_needed()
+    token.hover()
+    expect(tip).to_be_in_viewport(ratio=1)
+    answer.get_by_role("group", name="Probabilities of tokens").focus()
+    for _ in range(150):
+        page.keyboard.press("ArrowRight")
+    pointed = answer.locator(".pointed")
+    expect(pointed).to_be_in_viewport(ratio=1)
+    expect(tip).to_be_in_viewport(ratio=1)
+    assert pointed.bounding_box()["y"] + pointed.bounding_box()["height"] <= tip.bounding_box()["y"]

@@ -100,6 +100,11 @@ def test_search_goes_through_titles_and_messages(page):
     expect(page.get_by_text("Nothing found.")).to_be_visible()
     search.fill("")
     expect(conversations(page)).to_have_count(2)
+    search.fill("paris")
+    expect(conversations(page)).to_have_count(1)
+    start_new(page)  # what is written now is listed
+    expect(search).to_have_value("")
+    expect(conversations(page)).to_have_count(2)
 
 
 def test_rename_and_delete(page):
@@ -187,6 +192,16 @@ def test_one_conversation_can_be_exported(page):
         page.get_by_role("button", name="Export: 17 + 25 = ?").click()
     (one,) = json.loads(download.value.path().read_text(encoding="utf-8"))["conversations"]
     assert [message["content"] for message in one["messages"] if message["role"] == "user"] == ["17 + 25 = ?"]
+
+
+def test_the_open_conversation_is_in_view_in_a_long_list(page):
+    many = [long_conversation(1)["conversations"][0] | {"title": f"Number {number}"} for number in range(100)]
+    take_in(page, long_conversation(1) | {"conversations": many})
+    expect(conversations(page)).to_have_count(100)
+    conversations(page).last.click()
+    page.reload()
+    expect(conversations(page)).to_have_count(100)
+    expect(page.locator("#conversations [aria-current]")).to_be_in_viewport()
 
 
 def test_a_file_that_is_none_of_ours_is_refused(page):
@@ -279,6 +294,72 @@ def test_two_tabs_show_the_same(page, context, server):
     for tab in (page, other):
         expect(conversations(tab)).to_have_count(0)
         expect(questions(tab)).to_have_count(0)
+
+
+def test_an_editor_stays_open_while_another_tab_goes_on(page, context, server):
+    ask(page, "17 + 25 = ?")
+    other = context.new_page()
+    other.goto(page.url)
+    editor = other.get_by_label("Edit the message")
+    questions(other).get_by_role("button", name="Edit").click()
+    editor.fill("20 + 3 = ?")
+    ask(page, "What is the capital of France?")
+    expect(answers(other).nth(1)).to_contain_text("Paris")
+    expect(editor).to_have_value("20 + 3 = ?")
+    expect(editor).to_be_focused()
+    questions(page).first.get_by_role("button", name="Edit").click()  # the same message
+    page.get_by_label("Edit the message").fill("2 + 2 = ?")
+    page.keyboard.press("Enter")
+    wait_for_end(page)
+    expect(answers(page)).to_have_count(1)
+    expect(answers(other)).to_have_count(2)  # of the version that is edited here
+    expect(editor).to_have_value("20 + 3 = ?")
+    other.keyboard.press("Enter")
+    wait_for_end(other)
+    expect(answers(other)).to_contain_text("23")
+    expect(questions(other).get_by_label("Version 3 of 3")).to_be_visible()
+    expect(questions(page).get_by_label("Version 3 of 3")).to_be_visible()
+    assert len(exported(other)["conversations"]) == 1
+
+
+def test_a_name_and_settings_that_are_entered_while_another_tab_goes_on(page, context, server):
+    ask(page, "17 + 25 = ?")
+    other = context.new_page()
+    other.goto(page.url)
+    other.get_by_role("button", name="Settings of this conversation").click()
+    other.get_by_label("System prompt").fill("Be brief.")
+    ask(page, "20 + 3 = ?")
+    expect(answers(other)).to_have_count(2)
+    other.get_by_role("button", name="Save").click()
+    conversations(other).hover()
+    other.get_by_role("button", name="Rename: 17 + 25 = ?").click()
+    other.keyboard.type("Su")
+    ask(page, "What is the capital of France?")
+    expect(answers(other)).to_have_count(3)
+    other.keyboard.type("ms\n")
+    expect(page.get_by_role("heading", name="Sums")).to_be_visible()
+    for tab in (page, other):
+        tab.reload()
+        expect(answers(tab)).to_have_count(3)
+        expect(tab.get_by_role("heading", name="Sums")).to_be_visible()
+        assert exported(tab)["conversations"][0]["system"] == "Be brief."
+
+
+def test_who_reads_is_left_alone_while_another_tab_goes_on(page, context, server):
+    file = long_conversation(40)
+    file["conversations"][0]["messages"][1]["content"] = "<think>So be it.</think>Answer 0"
+    take_in(page, file)
+    expect(answers(page).last).to_contain_text("Answer 39")
+    other = context.new_page()
+    other.goto(page.url)
+    expect(answers(other)).to_have_count(40)
+    answers(other).first.get_by_text("Thoughts").click()
+    for change in (lambda: choose(page, temperature=0, max_tokens=8), lambda: ask(page, "20 + 3 = ?")):
+        change()
+        other.emulate_media(color_scheme="dark")  # as in the evening
+        other.wait_for_timeout(300)
+        expect(answers(other).first.get_by_text("So be it.")).to_be_in_viewport()
+    expect(answers(other)).to_have_count(41)
 
 
 def test_an_answer_that_another_tab_is_getting(page, context, server):

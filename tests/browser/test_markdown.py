@@ -43,13 +43,14 @@ RENDER = """async (text) => {
     document.body.append(place);
     await new Promise((resolve) => setTimeout(resolve, 300));
 }"""
-GROW = """async (text) => {
+GROW = """async ([text, finishes]) => {
     const { GrowingMarkdown, renderMarkdown } = await import("/webui/markdown.js");
     const { frameCode } = await import("/webui/code_view.js");
     const frame = (pre) => frameCode(pre, { code: "Code", copy: "Copy" });
     const place = document.createElement("div"), whole = document.createElement("div");
     const growing = new GrowingMarkdown(place, frame);
     for (let end = 1; end <= text.length; end++) growing.show(text.slice(0, end));
+    if (finishes) growing.finish(text);
     whole.append(renderMarkdown(text, frame));
     await new Promise((resolve) => setTimeout(resolve, 500));
     const plain = (one) => one.innerHTML.replace(/\\s+/g, " ");
@@ -118,9 +119,10 @@ def test_no_way_around_the_sanitiser(page, text):
         assert address.startswith("data:image/png")
 
 
+@pytest.mark.parametrize("finishes", [False, True])
 @pytest.mark.parametrize("text", [RICH, HOSTILE, "- a\n- b\n\n  more\n\n1. x\n   ```js\n   let a = 1;\n   ```\n\nend"])
-def test_an_answer_that_grew_looks_like_one_that_was_there(page, text):
-    grown, whole = page.evaluate(GROW, text)
+def test_an_answer_that_grew_looks_like_one_that_was_there(page, text, finishes):
+    grown, whole = page.evaluate(GROW, [text, finishes])
     assert grown.replace(" ", "") == whole.replace(" ", "")
 
 
@@ -180,3 +182,21 @@ def test_columns_of_a_table_are_aligned_as_they_are_said_to_be(page):
     page.evaluate(RENDER, "| a | b |\n|---|--:|\n| 1 | 2 |")
     sides = page.locator("#rendered td").evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).textAlign)")
     assert [side.removeprefix("-webkit-") for side in sides] == ["left", "right"]
+
+
+def test_words_of_a_table_are_whole(page):
+    cells = " | ".join(["number", "of layers", "a rather long heading", "xxxxxxxxxxxxxxxxxxxx"] * 4)
+    page.evaluate(RENDER, f"| {cells} |\n{'|---' * 16}|\n| {cells} |")
+    page.locator("#rendered").evaluate("(place) => { place.className = 'markdown'; place.style.width = '300px'; }")
+    heights = page.locator("#rendered td").evaluate_all(
+        "cells => cells.slice(0, 4).map((cell) => { const range = document.createRange();"
+        "range.selectNodeContents(cell); return new Set([...range.getClientRects()].map((one) => one.top)).size; })"
+    )
+    assert heights[0] == heights[3] == 1 and heights[1] <= 2 and heights[2] <= 4
+
+
+def test_tags_that_become_text_are_a_paragraph(page):
+    page.evaluate(RENDER, "a\n\n---\n\n<script>\nx()\n</script>\n\n<details><summary>s</summary>\n\nb\n\n</details>")
+    tags = page.locator("#rendered > *").evaluate_all("all => all.map((one) => one.tagName)")
+    assert tags == ["P", "HR", "P", "DETAILS"]
+    expect(page.locator("#rendered > p").last).to_have_text("<script> x() </script>")

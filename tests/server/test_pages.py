@@ -6,6 +6,7 @@ import asyncio
 import configparser
 import hashlib
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from labinfer.server import pages
 from labinfer.server.app import make_app
 from labinfer.server.async_llm_engine import AsyncLLMEngine
 from labinfer.server.options import ServerOptions
@@ -84,6 +86,59 @@ def test_an_unchanged_file_is_not_sent_again(client):
     assert first.headers["cache-control"] == "no-cache"
 
 
+@pytest.mark.parametrize("page", ["/", "/cluster"])
+def test_a_page_names_files_that_are_kept_for_good(client, page):
+    answer = client.get(page)
+    assert answer.headers["cache-control"] == "no-store"
+    paths = re.findall(r'(?:src|href)="(/webui/[^"]*)"', answer.text)
+    assert len(paths) > 5 and len({path.split("/")[2] for path in paths}) == 1
+    for path in paths:
+        file = client.get(path)
+        assert file.status_code == 200 and "immutable" in file.headers["cache-control"]
+
+
+def test_a_changed_file_changes_the_address_of_all(client, tmp_path, monkeypatch):
+    """Whatever a browser has kept, it cannot be mixed with files of another version."""
+    monkeypatch.setattr(pages, "FOLDER", Path(shutil.copytree(FOLDER, tmp_path / "webui")))
+    old = main_module(client)
+    assert main_module(client) == old
+    katex = pages.FOLDER / "vendor/katex/katex.mjs"
+    katex.write_bytes(katex.read_bytes().replace(b"0", b"1", 1))
+    new = main_module(client)
+    assert new != old
+    assert "immutable" in client.get(new).headers["cache-control"]
+    left_open = client.get(old.replace("main.js", "vendor/katex/katex.mjs"))  # a page that meets its first formula now
+    assert left_open.content == katex.read_bytes()
+    assert left_open.headers["cache-control"] == "no-cache"
+    katex.rename(katex.with_name("other.mjs"))
+    assert main_module(client) != new
+
+
+def main_module(client: Client) -> str:
+    found = re.search(r'src="(/webui/v-[0-9a-f]+/main\.js)"', client.get("/").text)
+    assert found
+    return found[1]
+
+
+def test_files_are_compressed_for_who_takes_it(client):
+    name = "/webui/vendor/katex/katex.mjs"
+    packed, plain = (client.get(name, **{"Accept-Encoding": coding}) for coding in ("gzip, br", "identity"))
+    assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+    assert packed.content == plain.content == (FOLDER / "vendor/katex/katex.mjs").read_bytes()
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 3
+    again = client.get(name, **{"Accept-Encoding": "gzip", "If-None-Match": packed.headers["etag"]})
+    assert again.status_code == 304 and again.content == b""
+    for answer in (packed, plain, again):
+        assert answer.headers["vary"].lower() == "accept-encoding"
+        assert answer.headers["etag"].startswith("W/")  # of both, which a strong one may not be
+    assert client.get("/", **{"Accept-Encoding": "gzip"}).headers["content-encoding"] == "gzip"
+
+
+def test_the_api_is_not_compressed(client):
+    assert len(client.get("/openapi.json").content) > 10_000
+    assert "content-encoding" not in client.get("/openapi.json", **{"Accept-Encoding": "gzip"}).headers
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -98,6 +153,11 @@ def test_an_unchanged_file_is_not_sent_again(client):
         "/webui/%2Fetc%2Fhosts.css",
         "/webui/vendor/VENDOR.md",
         "/webui/main.js%00.css",
+        "/webui/v-0123456789abcdef/",
+        "/webui/v-0123456789abcdef/../pages.py",
+        "/webui/v-0123456789abcdef/%2Fetc%2Fhosts.css",
+        "/webui/v-0123456789abcdef/v-0123456789abcdef/main.js",
+        "/webui/v-0123456789abcde/main.js",
         "/webui/" + "a" * 5000 + ".js",
     ],
 )

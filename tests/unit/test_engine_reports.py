@@ -68,7 +68,7 @@ def served(name: str = "a", num_ranks: int = 2) -> Served:
 
 
 def batch_of(step_id: int, num_sequences: int) -> SimpleNamespace:
-    entries = [BatchEntry(n, 1, n, 0, 0, [], NO_TOKEN, n % 2 == 0) for n in range(num_sequences)]
+    entries = [BatchEntry(n, 1, n, 0, 0, [], NO_TOKEN, True, is_decode=n % 2 == 0) for n in range(num_sequences)]
     sequences = [SimpleNamespace(request=SimpleNamespace(key=f"{n}:id")) for n in range(num_sequences)]
     return SimpleNamespace(plan=BatchPlan(step_id, [], [], [], entries), sequences=sequences)
 

@@ -187,6 +187,16 @@ def test_each_kind_has_its_colour_where_its_bars_are(tmp_path):
     assert (greys == 3 * 255).mean() > 0.5  # the rest is paper
 
 
+@pytest.mark.parametrize(("width", "has_outline"), [(10, False), (1000, True)])
+def test_a_bar_that_is_thinner_than_its_outline_has_none(width, has_outline, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    path = tmp_path / "chart.png"
+    rows = [Row(0, 0, 0, [Bar(5_000, 5_000 + width, 4, "decode", 1)], [], width / 10_000)]
+    draw_gantt(str(path), Gantt([4], 10_000, rows, {"decode": (1, 1)}), "title")
+    pixels = image.imread(path)[100:220, 900:1300, :3]  # some of the only row, which is 100 high
+    assert ((pixels.sum(axis=2) < 1.5).sum(axis=0) > 60).any() == has_outline
+
+
 def test_a_picture_that_cannot_be_written_is_an_error(tmp_path):
     figure = pytest.importorskip("matplotlib.figure")
     with pytest.raises(UserError, match="cannot write --plot .*missing/x.png: No such file"):

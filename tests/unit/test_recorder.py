@@ -6,21 +6,26 @@ import json
 import threading
 import time
 from array import array
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from labinfer.errors import UserError
+from labinfer.executor.spmd import follow
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.recorder import Recorder
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import own_times, read_slices, write_trace
-from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan
+from labinfer.plan import NO_TOKEN, BatchEntry, BatchPlan, Pause
 from labinfer.rank_reports import Slices, WorkerStats
 
 
 def plan_of(step_id: int, *num_tokens: int) -> BatchPlan:
-    entries = [BatchEntry(n, count, 0, 0, 0, [], NO_TOKEN, True) for n, count in enumerate(num_tokens)]
+    entries = [
+        BatchEntry(n, count, 0, 0, 0, [], NO_TOKEN, True, is_decode=count == 1) for n, count in enumerate(num_tokens)
+    ]
     return BatchPlan(step_id, [], [], [], entries)
 
 
@@ -148,6 +153,48 @@ def test_a_report_without_slices_says_nothing_of_them(workers):
     assert "outside" not in report.format() and "trace" not in report.format()
 
 
+def test_a_wait_for_a_plan_is_of_the_model_that_the_plan_is_for():
+    recorders = [Recorder(10), Recorder(10)]
+    follow(FakeChannel([plan(0), plan(1), plan(1), Pause([], 1), Pause([], 0)]), [follower(one) for one in recorders])
+    names = [[one.name for one in read_slices(recorder.take())] for recorder in recorders]
+    assert names == [["wait for a plan"] * 2, ["wait for a plan"] * 3]
+
+
+def test_a_wait_that_began_before_anybody_watched_is_not_recorded():
+    """Of a server that had no requests for an hour."""
+    recorder = Recorder()
+
+    def watch() -> None:
+        recorder.capacity = 10
+
+    follow(FakeChannel([plan(0), plan(0), Pause([], 0)], watch), [follower(recorder)])
+    assert len(read_slices(recorder.take())) == 2
+
+
+class FakeChannel:
+    """Hands these out, and has something done during the first wait."""
+
+    def __init__(self, commands: list, meanwhile: Callable[[], None] = lambda: None):
+        self._commands, self._meanwhile = commands, meanwhile
+
+    def receive(self) -> BatchPlan | Pause:
+        self._meanwhile()
+        return self._commands.pop(0)
+
+    def report(self, stats: None) -> None:
+        pass
+
+
+def plan(model: int) -> BatchPlan:
+    return BatchPlan(0, [], [], [], [], model)
+
+
+def follower(recorder: Recorder) -> tuple:
+    runner = SimpleNamespace(forget=lambda ids: None)
+    worker = SimpleNamespace(launch=lambda plan: None, progress=lambda: None, stop=lambda: None, runner=runner)
+    return worker, SimpleNamespace(take=lambda: None), recorder
+
+
 def test_the_trace_has_a_track_for_each_rank_on_one_clock(tmp_path):
     """Ranks whose own clocks began at different times; the file's former content is gone."""
     path = tmp_path / "trace.json"
@@ -161,6 +208,9 @@ def test_the_trace_has_a_track_for_each_rank_on_one_clock(tmp_path):
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {rank: f"rank {rank} (stage {rank}, tp 0)" for rank in range(3)}
+    assert {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"} == {
+        (e["pid"], e["tid"]) for e in events
+    }
     found = [(e["pid"], e["name"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
     assert found == [
         (0, "engine", 0.0, 5.5, {}),

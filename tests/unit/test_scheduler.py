@@ -93,6 +93,17 @@ def test_a_long_prompt_goes_through_in_chunks_several_of_them_in_flight():
     bench.finish_all()
 
 
+@pytest.mark.parametrize(("prompt_tokens", "num_chunks"), [(1, 1), (9, 2), (3, 1)])
+def test_a_prompts_last_token_is_no_decode_though_it_may_run_alone(prompt_tokens, num_chunks):
+    bench = Bench(chunked_prefill_size=8)
+    bench.add(prompt_tokens, 4)
+    decodes = []
+    while bench.scheduler.has_work:
+        decodes += [plan.num_decodes for plan in bench.launch_all()]
+        bench.update()
+    assert decodes == [0] * num_chunks + [1] * 3
+
+
 def test_a_prompts_blocks_are_sent_once():
     bench = Bench(num_stages=3, chunked_prefill_size=8, block_size=4)
     bench.add(20, 2)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labinfer.chat.backend import Answer, AnswerFailed
+from labinfer.chat.backend import Answer, AnswerFailed, MessageRefused
 from labinfer.chat.chat import COMMANDS, Chat
-from labinfer.chat.conversation import Conversation
+from labinfer.chat.conversation import SETTINGS, Conversation
 from labinfer.chat.history import LONGEST, History
 from labinfer.chat.line_reader import LineReader
 from labinfer.chat.remote_server import RemoteServer
@@ -113,23 +113,42 @@ class TestConversation:
         assert conversation.settings == {}
 
     @pytest.mark.parametrize(
-        ("name", "text"),
+        ("name", "text", "complaint"),
         [
-            ("temperature", "hot"),
-            ("temperature", "-1"),
-            ("top_k", "1.5"),
-            ("n", "2"),
-            ("num_beams", "2"),
-            ("length_penalty", "1"),
-            ("colour", "red"),
-            ("min_tokens", "9"),
+            ("temperature", "hot", "temperature must be a number, not 'hot'"),
+            ("temperature", "-1", "temperature must be from 0 to 100, not -1.0"),
+            ("top_k", "1.5", "top_k must be a whole number, not '1.5'"),
+            ("ignore_eos", "maybe", "ignore_eos must be true or false, not 'maybe'"),
+            ("n", "2", "there is no setting 'n'"),
+            ("num_beams", "2", "there is no setting"),
+            ("length_penalty", "1", "there is no setting"),
+            ("colour", "red", "there is no setting"),
+            ("min_tokens", "9", "min_tokens 9 is more than max_tokens 5"),
         ],
     )
-    def test_a_setting_that_cannot_be_changes_nothing(self, name, text):
+    def test_a_setting_that_cannot_be_changes_nothing(self, name, text, complaint):
         conversation = Conversation(settings={"max_tokens": 5})
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(UserError, match=f"^{complaint}"):
             conversation.set(name, text)
         assert conversation.settings == {"max_tokens": 5}
+
+    def test_every_setting_can_be_none_of_these(self):
+        for name in SETTINGS:
+            if name != "stop":
+                with pytest.raises(UserError, match=f"^{name} must be"):
+                    Conversation().set(name, "nonsense")
+
+    def test_settings_are_shown_as_they_are_typed(self):
+        conversation = Conversation()
+        assert conversation.describe_settings() == "all as the model has it"
+        for name, text in (("temperature", "0.5"), ("ignore_eos", "true"), ("stop", "结束")):
+            conversation.set(name, text)
+        assert conversation.describe_settings() == 'temperature 0.5, ignore_eos true, stop ["结束"]'
+
+    @pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/a", "/nonexistent/a", "/"])
+    def test_a_file_that_cannot_be_is_an_error(self, path):
+        with pytest.raises(UserError, match="/save|cannot write|exists"):
+            Conversation().save(path, "demo")
 
     def test_what_is_saved_is_a_chat_request(self, tmp_path):
         from labinfer.protocol import ChatBody, decode
@@ -229,7 +248,13 @@ class Echo:
             raise Interrupted(signal.SIGINT)
         if "end" in text:
             raise Interrupted(signal.SIGTERM)
-        yield from text
+        if "refuse" in text:
+            raise MessageRefused("it is too long")
+        if "filter" in text:
+            answer.finish_reason = "content_filter"
+            return
+        if "nothing" not in text:
+            yield from text
         answer.finish_reason = "length" if "long" in text else "stop"
 
 
@@ -248,6 +273,16 @@ class TestChat:
             "not part of the conversation" in text for text in terminal.said
         )
         assert status == ExitStatus.OK
+
+    def test_an_answer_without_text_is_told_of(self):
+        _, terminal, _, _ = chat_over("nothing", "filter")
+        assert terminal.said[-2:] == ["[an empty answer]", "[ended by content_filter]"]
+
+    def test_what_to_do_about_a_conversation_that_is_too_long(self):
+        _, terminal, _, _ = chat_over("refuse")
+        assert terminal.said[-1] == "error: it is too long"  # there is nothing to take back
+        _, terminal, _, _ = chat_over("one", "refuse")
+        assert terminal.said[-2] == "error: it is too long" and "/undo takes" in terminal.said[-1]
 
     def test_where_nobody_sits_a_failure_is_a_status(self):
         assert chat_over("one", "fail", is_interactive=False)[0] == ExitStatus.SOME_FAILED
@@ -305,7 +340,8 @@ def test_an_answers_figures():
     )
     answer = Answer("x", 10, 4, 3, "stop", seconds=0.0301, seconds_to_first=0.03)
     assert "; 99.7 tokens/s;" in answer.describe()  # and not twenty thousand
-    assert "? tokens" in Answer(finish_reason="stopped").describe()
+    assert Answer("x", 1, None, 1, seconds=0.5).describe() == "1 token in 0.50 s; prompt of 1 token"
+    assert Answer(finish_reason="stopped", seconds=1.0).describe() == "1.00 s; ended by stopped"
 
 
 def test_what_a_checkpoint_recommends(tmp_path):

@@ -21,7 +21,7 @@ export class Answering extends EventTarget {
     this._saved = 0;
     /** Why it has to wait, while it does: an ApiFailure. */
     this.waitsFor = null;
-    /** A promise, once it runs: until it is over. */
+    /** A promise, from whoever runs it: until it is over, and shown and kept so. */
     this.finished = null;
   }
 

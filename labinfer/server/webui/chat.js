@@ -14,6 +14,7 @@ import { Tabs } from "./tabs.js";
 import { ThreadView } from "./thread_view.js";
 
 const NEW = "new";
+const NEW_SETTINGS = "new.settings"; // among the drafts: of a conversation without a message
 
 export class Chat {
   constructor(api, serverState, store, preferences) {
@@ -28,7 +29,7 @@ export class Chat {
     });
     this._sidebar = new Sidebar(store, {
       open: (id) => { location.hash = id; this._sidebar.show(false); },
-      renamed: (record) => this._renamed(record),
+      rename: (id, title) => this._rename(id, title),
       remove: (id) => this._remove(id),
       export: (id) => this._export([id]),
     });
@@ -50,14 +51,20 @@ export class Chat {
     const messages = record ? await this._messages(id) : [];
     if (round !== this._round) return; // another one was asked for meanwhile
     const { model } = this._conversation.record; // which a new conversation goes on with
-    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? newRecord(model), messages);
+    this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? this._fresh(model), messages);
     this._composer.open(record ? id : NEW);
     this.render();
     if (takesFocus) this._composer.focus();
   }
 
-  /** Everything anew, as after a change of language. */
+  /** The preferences may have changed. */
+  preferencesChanged() {
+    if (this._shownWords !== this._words) this.render();
+  }
+
+  /** Everything anew. */
   render() {
+    this._shownWords = this._words;
     this._thread.open(this._conversation, this._words);
     if (this._answering) this._showGrowth(this._answering);
     this._renderFrame();
@@ -85,7 +92,7 @@ export class Chat {
       this._say(words.imported(found.length));
       if (found.length) location.hash = found[0].record.id;
     } catch (error) {
-      openDialog(words.import, [make("p", {}, words.importFailed(error.message))], [{ label: words.close, run() {} }], words.close);
+      openDialog(words.import, [make("p", {}, words.importFailed), make("p", { className: "hint" }, error.message)], [{ label: words.close, run() {} }], words.close);
     }
     this._renderFrame();
   }
@@ -106,8 +113,21 @@ export class Chat {
     if (record) this._records.push(record);
     this._sort();
     if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // many may come
+    else if (record && id === this._conversation.record.id) await this._takeOver(record);
     else if (record) await this.show(id, false);
     else location.hash = "";
+  }
+
+  /** The open conversation as another tab has kept it. What is edited here stays in view, on whatever branch it is. */
+  async _takeOver(record) {
+    const round = (this._round = (this._round ?? 0) + 1);
+    const conversation = new Conversation(record, await this._messages(record.id));
+    if (round !== this._round || this._answerings.has(record.id)) return; // opened anew, or answered here meanwhile
+    const edited = conversation.messages.get(this._thread.edited?.id);
+    if (edited && !conversation.path.includes(edited)) conversation.select(edited);
+    this._conversation = conversation;
+    this._thread.update(() => this._thread.sync(conversation));
+    this._renderFrame();
   }
 
   /** The latest first. */
@@ -122,13 +142,21 @@ export class Chat {
 
   _connect() {
     addEventListener("hashchange", () => this.show(location.hash.slice(1)));
+    document.querySelector(".skip").onclick = (event) => {
+      event.preventDefault(); // what follows "#" in the address is the conversation
+      byId("input").focus();
+    };
     byId("new").onclick = () => {
+      this._sidebar.endSearch(); // what is written now might not be found
       if (location.hash) location.hash = "";
       else this.show(NEW);
       this._sidebar.show(false);
     };
     byId("settings").onclick = () => openSettings(
-      this._conversation.record, this._defaults(), this._words, () => this._saveRecord(),
+      this._conversation.record, this._defaults(), this._words, (chosen) => {
+        Object.assign(this._conversation.record, chosen); // as it is by now: another tab may have changed it
+        this._saveRecord();
+      },
     );
     byId("model").onchange = ({ target }) => {
       this._conversation.record.model = target.value;
@@ -153,6 +181,11 @@ export class Chat {
     return messages;
   }
 
+  /** A new record, with what was set for it before a reload. */
+  _fresh(model) {
+    return Object.assign(newRecord(model), JSON.parse(this._preferences.draft(NEW_SETTINGS) || "{}"));
+  }
+
   async _start() {
     this._records = await this._store.conversations();
     await this.show(location.hash.slice(1));
@@ -168,21 +201,30 @@ export class Chat {
   }
 
   async _edit(message, text) {
-    if (!text.trim() || this._answering) return;
-    await this._answer(this._conversation, this._conversation.add("user", message.parent, { content: text.trim() }));
+    if (!text.trim()) return;
+    const conversation = await this._atRest();
+    await this._answer(conversation, conversation.add("user", message.parent, { content: text.trim() }));
   }
 
   async _again(message) {
-    if (this._answering) return;
-    await this._answer(this._conversation, this._conversation.messages.get(message.parent));
+    const conversation = await this._atRest();
+    await this._answer(conversation, conversation.messages.get(message.parent));
   }
 
   _select(message, isNext) {
-    if (this._answering) return;
     this._conversation.select(message);
     this._thread.sync();
+    if (this._answering) this._showGrowth(this._answering);
     this._thread.view(message).focusBranches(isNext);
     this._saveRecord();
+  }
+
+  /** The open conversation, without an answer under way: another one was asked for in its place. */
+  async _atRest() {
+    const conversation = this._conversation, answering = this._answering;
+    answering?.stop();
+    await answering?.finished;
+    return conversation;
   }
 
   /** Ask for an answer to this message. */
@@ -192,10 +234,19 @@ export class Chat {
     const message = conversation.add("assistant", question.id, { status: "streaming" });
     const answering = new Answering(this._api, this._serverState, this._store, conversation, message);
     this._answerings.set(record.id, answering);
-    if (!this._records.includes(record)) {
-      this._records.unshift(record);
+    answering.finished = this._accompany(answering, question);
+    await answering.finished;
+  }
+
+  /** Show and keep an answer, until it is over. */
+  async _accompany(answering, question) {
+    const { conversation, message } = answering, { record } = conversation;
+    const isNew = !this._records.some((one) => one.id === record.id);
+    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // in place of what another tab has kept
+    if (isNew) {
       history.replaceState(null, "", `#${record.id}`);
       this._composer.open(record.id);
+      this._preferences.keepDraft(NEW_SETTINGS, "");
     }
     this._sort();
     this._thread.sync();
@@ -215,13 +266,12 @@ export class Chat {
       if (["busy", "limited"].includes(waitsFor?.kind)) this._say(this._explain(waitsFor)); // the banner tells of others
     });
     answering.addEventListener("unsaved", () => this._storageFailed());
-    answering.finished = answering.run();
-    await answering.finished;
+    await answering.run();
     cancelAnimationFrame(drawn);
     this._answerings.delete(record.id);
     this._tell(record.id);
     if (conversation === this._conversation) {
-      this._thread.update(() => this._thread.view(message)?.render());
+      this._thread.update(() => this._thread.view(message)?.finish());
       this._say(this._outcome(message));
     }
     this._renderFrame();
@@ -251,9 +301,10 @@ export class Chat {
     return kind === "draining" ? words.draining : words.away;
   }
 
-  _renamed(record) {
-    if (record.id === this._conversation.record.id) Object.assign(this._conversation.record, { title: record.title, named: true });
-    this._save(record);
+  _rename(id, title) {
+    const record = this._records.find((one) => one.id === id); // as it is by now: another tab may have changed it
+    if (!record) return;
+    this._save(Object.assign(record, { title, named: true }));
     this._renderFrame();
   }
 
@@ -276,8 +327,10 @@ export class Chat {
   }
 
   _saveRecord() {
-    const { record } = this._conversation;
+    const { record } = this._conversation, { model, system, settings } = record;
     if (this._records.includes(record)) this._save(record);
+    else this._preferences.keepDraft(NEW_SETTINGS, JSON.stringify({ model, system, settings }));
+    this._renderFrame();
   }
 
   async _save(record) {
@@ -301,6 +354,7 @@ export class Chat {
     byId("title").textContent = record.title || words.untitled;
     document.title = record.title ? `${record.title} · LABInfer` : "LABInfer";
     byId("welcome").hidden = Boolean(record.leaf);
+    byId("settings").classList.toggle("chosen", Boolean(record.system || Object.keys(record.settings).length));
     const select = byId("model"), { models } = this._serverState;
     select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
     select.hidden = !models.length;

@@ -1,11 +1,12 @@
 // Dialogs: the browser's own <dialog>, which keeps the focus, closes by Esc, and gives the focus back.
 
 import { iconButton, make } from "./element.js";
+import { composes } from "./enter_key.js";
 
 let count = 0; // for ids
 
 /**
- * Show a dialog until it is closed.
+ * Show a dialog until it is closed. Enter in a line of text is its primary button.
  * @param {string} title
  * @param {(Node|string)[]} content
  * @param {{label: string, primary?: boolean, danger?: boolean, run: () => (boolean|void)}[]} buttons false from `run` keeps it open
@@ -24,6 +25,10 @@ export function openDialog(title, content, buttons, closeLabel) {
   );
   dialog.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.stopPropagation(); // it closes the dialog and stops no answer
+    if (event.key === "Enter" && event.target.tagName === "INPUT" && !composes(event)) {
+      event.preventDefault(); // it would press the button that the focus goes back to
+      row.find((one) => one.classList.contains("primary"))?.click();
+    }
   });
   dialog.onclose = () => dialog.remove();
   document.body.append(dialog);

@@ -27,6 +27,7 @@ export function logprobsView(logprobs, words) {
     if (!step) return;
     event.preventDefault();
     point(Math.max(0, at + step));
+    tokens[at]?.scrollIntoView({ block: "nearest" });
   };
   return make("div", { className: "logprobs" }, text, tip);
 }

@@ -4,6 +4,7 @@ import { Api } from "./api.js";
 import { showBanner } from "./banner.js";
 import { Chat } from "./chat.js";
 import { byId } from "./element.js";
+import { composes } from "./enter_key.js";
 import { MemoryStore } from "./memory_store.js";
 import { openPreferences } from "./preferences_dialog.js";
 import { Preferences } from "./preferences.js";
@@ -27,7 +28,7 @@ const renderBanner = () => showBanner(serverState.trouble, preferences, () => as
 
 preferences.addEventListener("change", () => {
   showPreferences(preferences);
-  chat.render();
+  chat.preferencesChanged();
   renderBanner();
 });
 serverState.addEventListener("change", () => {
@@ -42,7 +43,7 @@ byId("import-file").onchange = async ({ target }) => {
   target.value = "";
 };
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
+  if (event.key === "Escape" && !composes(event) && !document.querySelector("dialog[open]")) chat.stop();
   if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     chat.focusSearch();

@@ -30,8 +30,9 @@ const marked = new Marked({
       const tag = `h${Math.min(6, depth + 2)}`;
       return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
     },
-    html({ text }) {
-      return text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
+    html({ text, block }) {
+      const shown = text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
+      return block && shown.trim() && !shown.includes("<") ? `<p>${shown}</p>` : shown; // all of it has become text
     },
     image({ href, text }) { // only what came with the answer: nothing is fetched from elsewhere
       if (href.startsWith("data:image/")) return `<img src="${escape(href)}" alt="${escape(text)}">`;
@@ -105,6 +106,14 @@ export class GrowingMarkdown {
     const before = this._container.childNodes.length;
     this._container.append(renderMarkdown(text.slice(this._settled), this._frameCode));
     this._open = [...this._container.childNodes].slice(before);
+  }
+
+  /** All of it is there: blocks that look different in the light of the whole, as a link that is defined below, are drawn anew. */
+  finish(text) {
+    const whole = renderMarkdown(text, this._frameCode);
+    const blocks = [...this._container.children], wanted = [...whole.children];
+    if (blocks.length !== wanted.length) this._container.replaceChildren(whole);
+    else wanted.forEach((one, index) => { if (!blocks[index].isEqualNode(one)) blocks[index].replaceWith(one); });
   }
 }
 

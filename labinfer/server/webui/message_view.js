@@ -3,7 +3,7 @@
 import { copy } from "./clipboard.js";
 import { frameCode } from "./code_view.js";
 import { iconButton, make } from "./element.js";
-import { sends } from "./enter_key.js";
+import { composes, sends } from "./enter_key.js";
 import { logprobsView } from "./logprobs_view.js";
 import { GrowingMarkdown, renderMarkdown } from "./markdown.js";
 import { figures } from "./figures.js";
@@ -37,7 +37,28 @@ export class MessageView {
     const { thought, closed, answer } = splitThinking(this.message.content);
     if (thought?.trim()) this._body.append(this._thought(thought, closed).box);
     this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
-    this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+    this._showEnd();
+  }
+
+  /** The answer is over. What has grown stays, with what is unfolded, selected or scrolled in it. */
+  finish() {
+    if (!this._growing) return this.render();
+    this.grow();
+    this._growing.finish(splitThinking(this.message.content).answer);
+    this._growing = null;
+    this._showEnd();
+  }
+
+  /** Whether it need not be drawn anew for this message and its versions; an editor that is open stays. */
+  shows(message, siblings) {
+    const same = this.isEdited || (message === this.message && siblings.length === this._siblings.length)
+      || JSON.stringify([message, siblings.map(({ id }) => id)]) === JSON.stringify([this.message, this._siblings.map(({ id }) => id)]);
+    if (same) this._siblings = siblings;
+    return same;
+  }
+
+  get isEdited() {
+    return Boolean(this._body.querySelector(".editing"));
   }
 
   /** Give the focus to the button for the next version, or for the previous one; to the other where there is none. */
@@ -77,6 +98,10 @@ export class MessageView {
   }
 
   _frame = (pre) => frameCode(pre, this.words);
+
+  _showEnd() {
+    this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+  }
 
   _thought(thought, closed) {
     const title = make("summary", {}, closed ? this.words.thought : this.words.thinking);
@@ -140,7 +165,7 @@ export class MessageView {
     const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
     area.onkeydown = (event) => {
       if (sends(event)) { event.preventDefault(); send.click(); }
-      if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); cancel.click(); }
+      if (event.key === "Escape" && !composes(event)) { event.stopPropagation(); cancel.click(); }
     };
     this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));
     this._foot.replaceChildren();

@@ -15,9 +15,8 @@ export function openPreferences(preferences, onclosed, forKey = false) {
     if (preferences.language !== language.value) preferences.language = language.value;
     onclosed();
   };
-  const dialog = openDialog(words.preferences, [
+  openDialog(words.preferences, [
     field(words.interfaceLanguage, language), field(words.theme, theme), field(words.key, key, words.keyHint),
   ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.close);
   if (forKey) key.focus();
-  key.onkeydown = (event) => { if (event.key === "Enter" && !event.isComposing) { save(); dialog.close(); } };
 }

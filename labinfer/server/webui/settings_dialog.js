@@ -10,9 +10,9 @@ const FIELDS = {
 const TOP_LOGPROBS = [0, 1, 3, 5];
 
 /**
- * @param {object} record of the conversation; its `system` and `settings` are changed
+ * @param {object} record of the conversation
  * @param {object} defaults of the server, by field
- * @param {() => void} onsave
+ * @param {(chosen: {system: string, settings: object}) => void} onsave
  */
 export function openSettings(record, defaults, words, onsave) {
   const { settings } = record;
@@ -43,9 +43,7 @@ export function openSettings(record, defaults, words, onsave) {
       try { chosen.extra = JSON.parse(extra.value); } catch { /* told below */ }
       if (chosen.extra?.constructor !== Object) return refuse(extra, words.extraWrong);
     }
-    record.system = system.value.trim();
-    record.settings = chosen;
-    onsave();
+    onsave({ system: system.value.trim(), settings: chosen });
     return true;
   }
 

@@ -2,13 +2,14 @@
 
 import { openDialog } from "./dialog.js";
 import { byId, iconButton, make } from "./element.js";
+import { composes } from "./enter_key.js";
 import { search } from "./search.js";
 
 const SEARCH_MS = 150; // after the last key
 const TRASH = 3; // among the buttons of a conversation
 
 export class Sidebar {
-  /** @param {object} actions open(id), renamed(record), remove(id), export(id) */
+  /** @param {object} actions open(id), rename(id, title), remove(id), export(id) */
   constructor(store, actions) {
     Object.assign(this, { _store: store, _actions: actions, _list: byId("conversations"), _search: byId("search") });
     this._records = [];
@@ -18,6 +19,9 @@ export class Sidebar {
     this._search.oninput = () => {
       clearTimeout(this._timer);
       this._timer = setTimeout(() => this._seek(), SEARCH_MS);
+    };
+    this._search.onkeydown = (event) => {
+      if (event.key === "Escape" && this._search.value) event.stopPropagation(); // it clears the search and does nothing else
     };
     byId("open-sidebar").onclick = () => this.show(true);
     byId("close-sidebar").onclick = () => this.show(false, true);
@@ -44,6 +48,12 @@ export class Sidebar {
     if (narrow && giveFocusBack) byId("open-sidebar").focus();
   }
 
+  /** All conversations are listed again. */
+  endSearch() {
+    this._search.value = "";
+    this._found = null;
+  }
+
   focusSearch() {
     this.show(true);
     this._search.focus();
@@ -52,6 +62,7 @@ export class Sidebar {
 
   /** @param {object[]} records @param {string} current its id @param {Set<string>} busy ids of those that are answering */
   render(records, current, busy, words) {
+    const opened = current !== this._current;
     Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });
     if (this._renaming) return; // it is shown when the name is there
     const focused = document.activeElement.closest("#conversations li");
@@ -62,6 +73,7 @@ export class Sidebar {
     none.hidden = shown.length > 0;
     none.textContent = this._found ? words.noneFound : words.noConversations;
     if (focused) this._giveFocusBack(focused.dataset.id, button);
+    if (opened) this._place(current)?.scrollIntoView({ block: "nearest" });
   }
 
   async _seek() {
@@ -91,13 +103,13 @@ export class Sidebar {
       if (!this._renaming) return;
       this._renaming = false;
       const title = input.value.trim();
-      if (keep && title && title !== record.title) this._actions.renamed(Object.assign(record, { title, named: true }));
+      if (keep && title && title !== record.title) this._actions.rename(record.id, title);
       this.render(this._records, this._current, this._busy, this._words);
       if (giveFocusBack) this._giveFocusBack(record.id, 0);
     };
     input.onkeydown = (event) => {
       event.stopPropagation();
-      if (event.isComposing) return;
+      if (composes(event)) return;
       if (event.key === "Enter") end(true, true);
       if (event.key === "Escape") end(false, true);
     };

@@ -13,11 +13,17 @@ export class ThreadView {
     this._views = new Map();
     this._pending = []; // messages before those in the page
     this._follows = true;
+    this._top = 0; // where it was scrolled to
     scroller.addEventListener("scroll", () => {
-      this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END;
+      const up = scroller.scrollTop < this._top; // by the user, or what was shown has become shorter and its end is in view
+      this._top = scroller.scrollTop;
+      this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < (up ? 1 : NEAR_END);
       toEnd.hidden = this._follows;
     }, { passive: true });
-    toEnd.onclick = () => this.toEnd();
+    toEnd.onclick = () => {
+      this.toEnd();
+      scroller.focus(); // the button goes
+    };
     const resized = new ResizeObserver(() => this._follow()); // the window, or a formula that is drawn later
     resized.observe(scroller);
     resized.observe(list);
@@ -36,17 +42,32 @@ export class ThreadView {
     this._goOn();
   }
 
-  /** The path has changed: views of what is no more shown go, new ones come. */
-  sync() {
+  /**
+   * The conversation has changed, here or as another tab has kept it: what is no more shown goes, and what is new comes.
+   * The rest stays in its place, with what the user has open in it.
+   */
+  sync(conversation = this._conversation) {
     this._fill(Infinity);
-    const path = this._conversation.path;
-    const shown = new Set(path.map((message) => message.id));
+    this._conversation = conversation;
+    const path = conversation.path;
+    const stays = new Set(path.filter((one) => this.view(one)?.shows(one, conversation.siblings(one))).map((one) => one.id));
     for (const [id, view] of this._views) {
-      if (shown.has(id)) continue;
+      if (stays.has(id)) continue;
       view.element.remove();
       this._views.delete(id);
     }
-    for (const message of path) if (!this._views.has(message.id)) this._list.append(this._make(message).element);
+    let last = null;
+    for (const message of path) {
+      const place = this.view(message)?.element ?? this._make(message).element;
+      if (!place.isConnected && last) last.after(place);
+      else if (!place.isConnected) this._list.prepend(place);
+      last = place;
+    }
+  }
+
+  /** The message that is being edited; undefined where none is. */
+  get edited() {
+    return [...this._views.values()].find((view) => view.isEdited)?.message;
   }
 
   /** The view of a message; undefined where it is not in the page. */

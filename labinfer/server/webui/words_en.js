@@ -20,7 +20,7 @@ export const english = {
   remove: "Delete",
   removeAsk: (title) => `Delete “${title}”? This cannot be undone.`,
   imported: (n) => `${count(n, "conversation")} imported.`,
-  importFailed: (why) => `This file was not imported: ${why}`,
+  importFailed: "This file was not imported. It has to be one that was exported here, or by another LABInfer.",
   preferences: "Preferences",
   settings: "Settings of this conversation",
   model: "Model",

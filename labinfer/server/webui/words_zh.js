@@ -18,7 +18,7 @@ export const chinese = {
   remove: "删除",
   removeAsk: (title) => `删除“${title}”？此操作无法撤销。`,
   imported: (n) => `已导入 ${n} 个对话。`,
-  importFailed: (why) => `未能导入此文件：${why}`,
+  importFailed: "未能导入此文件。只能导入从这里或其他 LABInfer 导出的文件。",
   preferences: "偏好设置",
   settings: "本对话的设置",
   model: "模型",
