@@ -64,13 +64,13 @@ async def events(call: Call) -> EventStream:
 async def trace(call: Call) -> Response:
     """``GET /v1/cluster/trace``: what was seen while somebody watched; with ``seconds``, after watching for so long."""
     info, seconds = _wanted(call, MAX_TRACE_SECONDS)
-    view, since = call.service.cluster, 0.0
+    view, span = call.service.cluster, {}
     if seconds:
-        since = time.time()
+        span = {"since": time.time(), "seconds": seconds}
         with view.watching(info.name) as watcher:
             await call.until_disconnect(_wait(_until(watcher, seconds + LATE_SECONDS)), watcher.end)
     async with view.tracing:
-        text = await asyncio.to_thread(lambda: "".join(trace_text(view.tracks(info.name, info.ranks, since))))
+        text = await asyncio.to_thread(lambda: "".join(trace_text(view.tracks(info.name, info.ranks, **span))))
     headers = call.headers | {"content-disposition": f'attachment; filename="{TRACE_NAME}"'}
     return Response(text, headers=headers, media_type=JSON)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -141,20 +142,20 @@ class ClusterView:
             if not any(other.watchers for other in self._of.values()):
                 self._tell(False)
 
-    def tracks(self, model: str, ranks: Iterable[ServedRank], since: float) -> list[Track]:
-        """Of each rank what was seen since then and is still kept. Costs time for much: to be called beside the event loop.
+    def tracks(
+        self, model: str, ranks: Iterable[ServedRank], since: float = 0.0, seconds: float = math.inf
+    ) -> list[Track]:
+        """Of each rank what is still kept. Costs time for much: to be called beside the event loop.
 
         Args:
-            since: seconds since 1970.
+            since: it came since then; seconds since 1970.
+            seconds: of each rank, from its first slice on: its clock may not be this one.
         """
         slices: dict[int, list[Slice]] = {one.rank: [] for one in ranks}
         for when, rank, some in list(self._of[model].slices):
             if when >= since:
                 slices[rank] += (one for one in read_slices(some) if not _is_idle(one))
-        return [
-            Track(one.rank, one.stage, one.tp_rank, sorted(slices[one.rank], key=lambda s: (s.begin, -s.end)))
-            for one in ranks
-        ]
+        return [Track(one.rank, one.stage, one.tp_rank, _in_order(slices[one.rank], seconds)) for one in ranks]
 
     def _forget_figures(self, of: OfModel) -> None:
         begin_us = (self._clock() - HISTORY_SECONDS) * 1e6
@@ -164,6 +165,12 @@ class ClusterView:
 
 def _is_idle(one: Slice) -> bool:
     return one.name.startswith(WAITS) and one.end - one.begin > IDLE_SECONDS * 1e9
+
+
+def _in_order(slices: list[Slice], seconds: float) -> list[Slice]:
+    """By their begin, outer ones first; of so many seconds after the end of the first, which may be a long wait."""
+    until = min((one.end for one in slices), default=0) + seconds * 1e9
+    return sorted((one for one in slices if one.begin < until), key=lambda one: (one.begin, -one.end))
 
 
 def _hand_out(of: OfModel, content: dict[str, Any]) -> None:

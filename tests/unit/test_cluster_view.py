@@ -183,11 +183,21 @@ def test_tracks_are_of_what_was_seen_since_then(view, clock):
         view.see(Seen("a", [], [(0, slices(("run", 1, 9, 0))), (1, slices(("run", 2, 3, 0)))]))
         clock.now += 10
         view.see(Seen("a", [], [(1, slices(("step", 20, 40, 1), ("run", 25, 30, 1)))]))
-    first, second = view.tracks("a", RANKS, since=0)
+    first, second = view.tracks("a", RANKS)
     assert (first.rank, first.stage) == (0, 0) and [one.name for one in first.slices] == ["run"]
     assert [(one.name, one.begin) for one in second.slices] == [("run", 2), ("step", 20), ("run", 25)]
     first, second = view.tracks("a", RANKS, since=clock.now - 1)
     assert first.slices == [] and [one.name for one in second.slices] == ["step", "run"]
+
+
+def test_tracks_are_of_so_many_seconds_by_the_clock_of_each_rank(view):
+    second, ahead = 10**9, 7 * 10**12
+    steps = [("wait for a plan", 0, 5 * second, -1)]
+    steps += [("run", begin * second // 2, begin * second // 2 + 9, begin) for begin in range(10, 20)]
+    late = [(name, begin + ahead, end + ahead, step) for name, begin, end, step in steps]
+    view.see(Seen("a", [], [(0, slices(*steps)), (1, slices(*late))]))
+    for track in view.tracks("a", RANKS, seconds=2):
+        assert [one.step_id for one in track.slices] == [-1, 10, 11, 12, 13]
 
 
 def test_only_so_much_is_kept_of_what_was_seen(view, monkeypatch):
@@ -195,15 +205,15 @@ def test_only_so_much_is_kept_of_what_was_seen(view, monkeypatch):
     monkeypatch.setattr(cluster_view, "KEPT_BYTES", 3 * len(one.numbers))
     for _ in range(10):
         view.see(Seen("a", [], [(0, one)]))
-    assert len(view.tracks("a", RANKS, since=0)[0].slices) == 3
+    assert len(view.tracks("a", RANKS)[0].slices) == 3
 
 
 def test_a_trace_does_not_go_back_to_when_somebody_looked_before(view, clock):
     view.see(Seen("a", [], [(0, slices(("run", 1, 9, 0)))]))
     clock.now += cluster_view.HISTORY_SECONDS + 1
-    assert len(view.tracks("a", RANKS, since=0)[0].slices) == 1, "it is what there is"
+    assert len(view.tracks("a", RANKS)[0].slices) == 1, "it is what there is"
     view.see(Seen("a", [], [(0, slices(("run", 20, 30, 5)))]))
-    assert [one.step_id for one in view.tracks("a", RANKS, since=0)[0].slices] == [5]
+    assert [one.step_id for one in view.tracks("a", RANKS)[0].slices] == [5]
 
 
 def test_a_trace_does_not_begin_with_an_hour_without_work(view):
@@ -212,7 +222,7 @@ def test_a_trace_does_not_begin_with_an_hour_without_work(view):
         ("wait for a plan", 0, hour, -1), ("run", hour, hour + 5, 7), ("wait for a plan", hour + 5, hour + second, -1)
     )
     view.see(Seen("a", [], [(1, waits)]))
-    _, track = view.tracks("a", RANKS, since=0)
+    _, track = view.tracks("a", RANKS)
     assert [(one.name, one.begin) for one in track.slices] == [("run", hour), ("wait for a plan", hour + 5)]
 
 
