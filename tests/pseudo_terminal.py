@@ -19,7 +19,8 @@ from launchers import ROOT, environment, kill_tree
 
 ROWS, COLUMNS = 50, 300
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x07")
-CTRL_C, CTRL_D, CTRL_Z, UP, ENTER = "\x03", "\x04", "\x1a", "\x1b[A", "\r"
+CTRL_C, CTRL_D, CTRL_Z, ENTER = "\x03", "\x04", "\x1a", "\r"
+UP, LEFT = "\x1b[A", "\x1b[D"
 
 
 class PseudoTerminal:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, ROOT, command, descendants, environment, kill_tree
-from pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, ENTER, UP, PseudoTerminal, pseudo_terminal
+from pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, ENTER, LEFT, UP, PseudoTerminal, pseudo_terminal
 from serving import Server, serving
 
 OWN = command("single", 1, LAUNCH, "chat", "--dtype", "float32", "--num-kv-blocks", "256")
@@ -144,14 +144,15 @@ class TestTerminal:
             terminal.type(shlex.join([*OWN, *GREEDY]) + ENTER)
             terminal.wait_for("\n> ")
             editing = terminal.settings()
-            terminal.type("17 + 25")
-            terminal.wait_for("17 + 25")
+            terminal.type("17 + 5 = ?" + 5 * LEFT)
+            terminal.wait_for("17 + 5 = ?" + 5 * "\b")
             terminal.type(CTRL_Z)
             terminal.wait_for("shell$ ")
             terminal.type("fg" + ENTER)
-            terminal.wait_for("\n> 17 + 25")
+            terminal.wait_for("> 17 + 5 = ?" + 5 * "\b")  # as it was, with the cursor
             assert terminal.settings() == editing  # as the shell does not leave it
-            assert terminal.say(" = ?") == "42"
+            terminal.type("2" + ENTER)
+            terminal.wait_for("42\n> ")
             terminal.type("/set ignore_eos true" + ENTER)
             terminal.wait_for("\n> ")
             terminal.type("Count from 3 to 15." + ENTER)
@@ -188,6 +189,8 @@ class TestLaunchers:
                 terminal.type(f"/set ignore_eos{ENTER}")
                 terminal.wait_for("\n> ")
                 assert terminal.say(question) == answer
+            for pid in descendants(terminal.process.pid):
+                os.kill(pid, signal.SIGCONT)  # as Slurm does when it lets a job go on
             terminal.type("half" + CTRL_C)
             terminal.wait_for("Ctrl-D or /exit leaves\n> ")
             assert terminal.settings()[6][termios.VSUSP] == b"\0"  # Ctrl-Z would stop the launcher alone
@@ -302,6 +305,9 @@ class TestFailures:
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\nevent: error\ndata: {"error": {"message": "gave up"}}\n\n', "gave up"),
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": "Half"}}]}\n\n', "closed the connection in the middle"),
             ("200 OK\r\n\r\ndata: nonsense\n\n", "no piece of an answer"),
+            (f"200 OK\r\n\r\ndata: {100_000 * '['}\n\n", "no piece of an answer"),
+            ('200 OK\r\n\r\ndata: {"choices": "\udcff"}\n\n', "no piece of an answer"),
+            (f"500 Oops\r\n\r\n{100_000 * '['}", "(HTTP 500)"),
             ('200 OK\r\n\r\ndata: {"choices": ["x"]}\n\n', "no piece of an answer"),
             ('200 OK\r\n\r\ndata: {"choices": [{"delta": {"content": ["x"]}}]}\n\n', "no piece of an answer"),
             ('200 OK\r\n\r\ndata: {"usage": 5}\n\n', "no piece of an answer"),
@@ -321,6 +327,12 @@ class TestFailures:
         assert len(errors) == 1 and complaint in errors[0]
 
 
+def test_a_list_of_models_may_be_nonsense():
+    with canned(["200 OK\r\n\r\n" + '{"data": [{"id": "\udcff"}]}']) as url:
+        done = pipe(command("single", 1, LAUNCH, "chat", "--url", url), "one\n")
+    assert done.returncode == 1 and "lists no models" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_server_without_tls_is_no_https():
     with canned(["400 Bad Request\r\n\r\n"]) as url:
         arguments = ("chat", "--url", url.replace("http:", "https:"), "--model", "any")
@@ -336,7 +348,7 @@ def test_a_server_without_tls_is_no_https():
         'data: {"choices":\ndata: [{"delta": {"content": "well"}}]}\n\ndata: [DONE]',
         'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\n',
         'data: {"choices": [{"delta": {"content": "we"}}]}\n\ndata: {"choices": [{"delta": null, "finish_reason": null}]}\n\n'
-        'data: {"choices": [{"delta": {"content": "ll"}, "finish_reason": "stop"}]}',
+        'data: {"choices": [{"delta": {"content": "ll"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3.0}}',
         'data: {"choices": [{"delta": {"content": null, "refusal": "well"}}]}\n\ndata: [DONE]\n\n',
     ],
 )
@@ -373,7 +385,7 @@ def canned(responses: list[str]) -> Iterator[str]:
                 connection, _ = listener.accept()
                 with connection, suppress(ConnectionError):
                     connection.recv(65536)
-                    connection.sendall(f"HTTP/1.1 {response}".encode() if response else b"")
+                    connection.sendall(f"HTTP/1.1 {response}".encode("utf-8", "surrogateescape") if response else b"")
                     connection.shutdown(socket.SHUT_WR)
                     while connection.recv(65536):
                         pass

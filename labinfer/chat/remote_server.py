@@ -129,8 +129,8 @@ class RemoteServer:
             with self._signals.raising():
                 data = response.read(LONGEST_LIST)
         try:
-            self.model = msgspec.json.decode(data, type=_Models).data[0].id
-        except (msgspec.DecodeError, IndexError):
+            self.model = _parse(data, _Models).data[0].id
+        except (ValueError, IndexError):
             raise AnswerFailed(f"{self._url} lists no models; is it a server of OpenAI's API?") from None
 
     @contextmanager
@@ -176,7 +176,12 @@ class RemoteServer:
             elif not line and data:
                 if data.strip() == DONE:
                     return
-                chunk, data = _decode(data), b""
+                try:
+                    chunk, data = _parse(data, _Chunk), b""
+                except ValueError as error:
+                    raise AnswerFailed(
+                        f"the server sends what is no piece of an answer: {data[:60]!r}: {error}"
+                    ) from None
                 if chunk.error:
                     raise AnswerFailed(_message({"error": chunk.error}) or "the server gave up, and does not say why")
                 yield chunk
@@ -196,18 +201,23 @@ def _is_not_tls(error: Exception) -> bool:
     return getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
-def _decode(data: bytes) -> _Chunk:
+def _parse(data: bytes, kind: Any) -> Any:
+    """JSON of this kind, if need be with whole numbers as ``3.0`` and half of a character, which msgspec's reader refuses.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
-        return msgspec.json.decode(data, type=_Chunk)
-    except msgspec.DecodeError as error:
-        raise AnswerFailed(f"the server sends what is no piece of an answer: {data[:60]!r}: {error}") from None
+        return msgspec.convert(json.loads(data), kind, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
     """What an HTTP error says, and what can be done."""
     data = response.read(LONGEST_BODY)
     try:
-        text = _message(json.loads(data))
+        text = _message(_parse(data, Any))
     except ValueError:
         text = ""
     text = text or " ".join(data.decode(errors="replace").split())[:LONGEST_TEXT]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import sys
-import termios
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -22,8 +23,6 @@ except ImportError:  # Python can be built without it; lines are then typed as t
 
 PROMPT, PROMPT_FOR_MORE = "> ", ". "
 BLOCK = '"' * 3
-BRACKETED_PASTE = "\x1b[?2004h"
-"""Has a terminal mark what is pasted (xterm's control sequences)."""
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
@@ -83,7 +82,7 @@ class Terminal:
         self.is_interactive = is_terminal or launchers is not None
         """Whether somebody sits there."""
         self._is_line_open = False
-        self._editing: tuple[str, list] | None = None
+        self._is_editing = False
         self._history: History | None = None
         if is_terminal and readline is not None:
             _set_up_readline(commands)
@@ -153,25 +152,20 @@ class Terminal:
         return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def _edit_line(self, prompt: str) -> str:
-        """With readline, of which it is remembered how it sets the terminal."""
-
-        def remember() -> None:
-            self._editing = prompt, termios.tcgetattr(STANDARD_INPUT)
-
-        readline.set_startup_hook(remember)
+        self._is_editing = True
         try:
             return input(prompt)
         finally:
-            self._editing = None
+            self._is_editing = False
 
     def _resume(self, signum: int, frame: FrameType | None) -> None:
         """The program was stopped and goes on: the shell has set the terminal as it likes it, and written elsewhere."""
-        is_foreground = os.tcgetpgrp(STANDARD_INPUT) == os.getpgrp()  # otherwise the terminal is others'
-        if self._editing and is_foreground:
-            prompt, attributes = self._editing
-            termios.tcsetattr(STANDARD_INPUT, termios.TCSANOW, attributes)
-            line = BRACKETED_PASTE + prompt + readline.get_line_buffer().translate(VISIBLE)
-            os.write(STANDARD_OUTPUT, line.encode("utf-8", "replace"))
+        with contextlib.suppress(OSError, AttributeError):  # not this session's terminal, or another kind of readline
+            if self._is_editing and os.tcgetpgrp(STANDARD_INPUT) == os.getpgrp():
+                library = ctypes.CDLL(readline.__file__)  # Python's module does not offer these
+                library.rl_cleanup_after_signal()
+                library.rl_reset_after_signal()
+                library.rl_forced_update_display()
 
 
 def _write(fd: int, text: str) -> None:

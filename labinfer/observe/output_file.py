@@ -40,7 +40,7 @@ class OutputFile:
             self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode) and path != STANDARD
         except OSError as error:
             parent = Path(path).absolute().parent
-            missing = path != STANDARD and not parent.is_dir()
+            missing = path != STANDARD and not os.path.isdir(parent)  # which never raises
             hint = f"; there is no directory {parent}" if missing else ""
             raise UserError(f"cannot write {self._name}: {error.strerror}{hint}") from None
         for other_flag, other in (others or {}).items():

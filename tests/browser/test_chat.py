@@ -233,6 +233,7 @@ def test_settings_of_a_conversation_that_has_not_begun_survive_a_reload(page):
         ask(page, "17 + 25 = ?")
     assert asked.value.post_data_json["messages"][0] == {"role": "system", "content": "Be brief."}
     page.get_by_role("button", name="New chat").click()  # which is another one
+    expect(answers(page)).to_have_count(0)
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "20 + 3 = ?")
     assert asked.value.post_data_json["messages"][0]["role"] == "user"

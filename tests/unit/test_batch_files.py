@@ -317,6 +317,8 @@ def test_the_input_is_refused_for_output_by_whatever_name(tmp_path):
 def test_a_missing_directory_for_output_is_named(tmp_path):
     with pytest.raises(UserError, match="--output .*there is no directory .*nowhere"):
         OutputFile(str(tmp_path / "nowhere" / "out.jsonl"))
+    with pytest.raises(UserError, match="File name too long"):
+        OutputFile(f"{tmp_path}/{300 * 'x'}/out.jsonl")
 
 
 def test_a_directory_for_output_is_refused(tmp_path):
