@@ -302,7 +302,7 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
     mask: bytes = b""
     """Only these tokens may be sampled, see ``engine/guide.py``; empty for any."""
     is_decode: bool = False
-    """Whether one token of the answer leads to the next; otherwise these are of a prompt, or of what is computed again."""
+    """Whether one token of the answer leads to the next; otherwise these are of a prompt, or several that are computed again."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):

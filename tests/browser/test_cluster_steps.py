@@ -60,6 +60,22 @@ def test_who_reads_the_table_has_it_stand_still(opened):
     expect(opened.locator("#state")).not_to_have_text("Paused")
 
 
+def test_the_table_stands_still_when_work_comes_after_it_was_opened(opened):
+    opened.locator("#steps summary").click()
+    expect(opened.locator("#state")).not_to_have_text("Paused")  # there is nothing to read
+    push(opened, after(0))
+    expect(opened.locator("#state")).to_have_text("Paused")
+
+
+def test_the_table_stays_where_it_was_scrolled_to(opened):
+    see(opened, *[after(at) for at in range(60)], span="1 s")
+    expect(opened.locator("#summary")).to_contain_text("with 60 steps")
+    opened.locator("#steps summary").click()
+    opened.get_by_role("button", name="55", exact=True).click()
+    expect(details(opened).get_by_role("heading", name="Step 55")).to_be_visible()
+    assert opened.locator("#steps .scrolled").evaluate("(table) => table.scrollTop") > 0
+
+
 def test_a_step_of_the_table_is_brought_into_sight(opened):
     opened.set_viewport_size({"width": 390, "height": 500})
     see(opened, *[after(at) for at in range(30)], span="200 ms")

@@ -23,6 +23,11 @@ export function iconButton(name, label, onclick, className = "icon small") {
   return make("button", { type: "button", className, title: label, "aria-label": label, onclick }, icon(name));
 }
 
+/** Give an element this text, unless it has it: a screen reader reads it out whenever it is written. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 /** The element with this id; it must be there. */
 export function byId(id) {
   return document.getElementById(id);

@@ -1,6 +1,6 @@
 // Cluster: the page as a whole. It knows whether the picture moves, and which model and step are looked at.
 
-import { byId, make } from "../element.js";
+import { byId, make, setText } from "../element.js";
 import { icon } from "../icon.js";
 import { saveFile } from "../save_file.js";
 import { ChartsView } from "./charts_view.js";
@@ -169,6 +169,7 @@ export class Cluster {
       this._timeline.add(event);
       this._chooseSpan();
       this._gantt.render();
+      if (this._steps.isOpen) this._read(); // it was opened when there was nothing to read
       if (event.steps.length) this._worked(); // perhaps of a request that was over before any figures told of it
     }
   }
@@ -241,8 +242,8 @@ export class Cluster {
     const words = this._words;
     const state = this._pausedBy ? "paused" : this._connection !== "open" ? this._connection : this._isQuiet ? "idle" : "live";
     byId("state").dataset.state = state;
-    byId("state").textContent = words.states[state];
-    byId("lost").textContent = state === "lost" && this._failure ? words.failed(this._failure) : "";
+    setText(byId("state"), words.states[state]);
+    setText(byId("lost"), state === "lost" && this._failure ? words.failed(this._failure) : "");
     byId("pause").replaceChildren(icon(this._pausedBy ? "play" : "pause"), this._pausedBy ? words.resume : words.pause);
     byId("nothing").hidden = !this._timeline.isEmpty;
     byId("nothing").textContent = this._cluster ? words.nothingYet : words.states[state];

@@ -43,7 +43,9 @@ export class StepsView {
         make("td", {}, step ? grouped(step.prefill_tokens + step.decode_tokens, words) : "–"), make("td", {}, duration(whole)));
     });
     const columns = ["step", "kind", "sequences", "tokens", "time"].map((name) => words.columns[name]);
+    const { scrollLeft, scrollTop } = this._body.firstElementChild ?? { scrollLeft: 0, scrollTop: 0 };
     this._body.replaceChildren(scrolledTable(words.stepsInView, columns, rows));
+    this._body.firstElementChild.scrollTo(scrollLeft, scrollTop);
     if (focused) this._body.querySelector(`[data-step="${focused}"]`)?.focus({ preventScroll: true });
   }
 }
