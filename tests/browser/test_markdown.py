@@ -126,6 +126,22 @@ def test_an_answer_that_grew_looks_like_one_that_was_there(page, text, finishes)
     assert grown.replace(" ", "") == whole.replace(" ", "")
 
 
+def test_what_was_unfolded_in_an_answer_stays_so_at_its_end(page):
+    unfolded = page.evaluate(
+        """async (text) => {
+            const { GrowingMarkdown } = await import("/webui/markdown.js");
+            const place = document.createElement("div");
+            const growing = new GrowingMarkdown(place, () => {});
+            growing.show(text);
+            place.querySelectorAll("details")[1].open = true;
+            growing.finish(text);
+            return [...place.querySelectorAll("details")].map((one) => one.open);
+        }""",
+        "<details><summary>s</summary>a</details>\n\n" * 3 + "end",
+    )
+    assert unfolded == [False, True, False]
+
+
 def test_the_policy_blocks_what_the_sanitiser_would_let_through(context, server):
     """The second wall: scripts and requests that did get into the page."""
     page = context.new_page()

@@ -111,6 +111,8 @@ export class GrowingMarkdown {
   /** All of it is there: blocks that look different in the light of the whole, as a link that is defined below, are drawn anew. */
   finish(text) {
     const whole = renderMarkdown(text, this._frameCode);
+    const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // by the user
+    whole.querySelectorAll("details").forEach((one, index) => { one.open = unfolded[index] ?? false; });
     const blocks = [...this._container.children], wanted = [...whole.children];
     if (blocks.length !== wanted.length) this._container.replaceChildren(whole);
     else wanted.forEach((one, index) => { if (!blocks[index].isEqualNode(one)) blocks[index].replaceWith(one); });

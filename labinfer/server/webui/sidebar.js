@@ -21,7 +21,11 @@ export class Sidebar {
       this._timer = setTimeout(() => this._seek(), SEARCH_MS);
     };
     this._search.onkeydown = (event) => {
-      if (event.key === "Escape" && this._search.value) event.stopPropagation(); // it clears the search and does nothing else
+      if (event.key !== "Escape" || !this._search.value) return;
+      event.stopPropagation(); // it clears the search and does nothing else
+      if (composes(event)) return;
+      this.endSearch(); // not every browser does
+      this.render(this._records, this._current, this._busy, this._words);
     };
     byId("open-sidebar").onclick = () => this.show(true);
     byId("close-sidebar").onclick = () => this.show(false, true);
