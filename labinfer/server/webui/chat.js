@@ -20,6 +20,7 @@ export class Chat {
   constructor(api, serverState, store, preferences) {
     Object.assign(this, { _api: api, _serverState: serverState, _store: store, _preferences: preferences });
     this._answerings = new Map(); // by id of the conversation
+    this._wishes = new Map(); // likewise: what is to take the place of an answer that is being stopped
     this._conversation = new Conversation(newRecord());
     this._records = [];
     this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), {
@@ -46,7 +47,7 @@ export class Chat {
 
   /** The conversation of this id; a new one where there is none. */
   async show(id, takesFocus = true) {
-    const record = this._records.find((one) => one.id === id);
+    const record = this._record(id);
     const round = (this._round = (this._round ?? 0) + 1);
     const messages = record ? await this._messages(id) : [];
     if (round !== this._round) return; // another one was asked for meanwhile
@@ -72,6 +73,7 @@ export class Chat {
 
   /** Stop the answer that is being written here. */
   stop() {
+    this._wishes.delete(this._conversation.record.id);
     this._answering?.stop();
   }
 
@@ -108,7 +110,12 @@ export class Chat {
   /** Another tab has changed or removed this conversation. */
   async _changedElsewhere(id) {
     const record = await this._store.conversation(id).catch(() => undefined);
-    if (this._answerings.has(id)) return; // it will be saved as it is here
+    const answering = this._answerings.get(id);
+    if (answering) { // its messages are kept as they are here
+      if (record) Object.assign(answering.conversation.record, entered(record));
+      this._renderFrame();
+      return;
+    }
     this._records = this._records.filter((one) => one.id !== id);
     if (record) this._records.push(record);
     this._sort();
@@ -128,6 +135,11 @@ export class Chat {
     this._conversation = conversation;
     this._thread.update(() => this._thread.sync(conversation));
     this._renderFrame();
+  }
+
+  /** As it is by now: another tab may have changed it. undefined where it is gone, or nothing was said in it yet. */
+  _record(id) {
+    return this._records.find((one) => one.id === id);
   }
 
   /** The latest first. */
@@ -152,16 +164,11 @@ export class Chat {
       else this.show(NEW);
       this._sidebar.show(false);
     };
-    byId("settings").onclick = () => openSettings(
-      this._conversation.record, this._defaults(), this._words, (chosen) => {
-        Object.assign(this._conversation.record, chosen); // as it is by now: another tab may have changed it
-        this._saveRecord();
-      },
-    );
-    byId("model").onchange = ({ target }) => {
-      this._conversation.record.model = target.value;
-      this._saveRecord();
+    byId("settings").onclick = () => {
+      const { record } = this._conversation; // another one may be open when they are saved
+      openSettings(record, this._defaults(), this._words, (chosen) => this._change(record, chosen));
     };
+    byId("model").onchange = ({ target }) => this._change(this._conversation.record, { model: target.value });
   }
 
   _model() {
@@ -203,33 +210,41 @@ export class Chat {
   async _edit(message, text) {
     if (!text.trim()) return;
     const conversation = await this._atRest();
-    await this._answer(conversation, conversation.add("user", message.parent, { content: text.trim() }));
+    if (conversation) await this._answer(conversation, conversation.add("user", message.parent, { content: text.trim() }));
   }
 
   async _again(message) {
     const conversation = await this._atRest();
-    await this._answer(conversation, conversation.messages.get(message.parent));
+    if (conversation) await this._answer(conversation, conversation.messages.get(message.parent));
   }
 
   _select(message, isNext) {
+    const { record } = this._conversation;
     this._conversation.select(message);
     this._thread.sync();
     if (this._answering) this._showGrowth(this._answering);
     this._thread.view(message).focusBranches(isNext);
-    this._saveRecord();
+    this._change(record, { leaf: record.leaf });
   }
 
-  /** The open conversation, without an answer under way: another one was asked for in its place. */
+  /**
+   * The open conversation, without an answer under way: another one was asked for in its place. null where that was given
+   * up before its turn came: the last wish counts.
+   */
   async _atRest() {
-    const conversation = this._conversation, answering = this._answering;
+    const conversation = this._conversation, answering = this._answering, { id } = conversation.record, wish = {};
+    this._wishes.set(id, wish);
     answering?.stop();
     await answering?.finished;
+    if (this._wishes.get(id) !== wish) return null;
+    this._wishes.delete(id);
     return conversation;
   }
 
   /** Ask for an answer to this message. */
   async _answer(conversation, question) {
     const { record } = conversation;
+    Object.assign(record, entered(this._record(record.id) ?? record)); // what another tab has kept is perhaps not shown yet
     record.model = this._model()?.id ?? record.model;
     const message = conversation.add("assistant", question.id, { status: "streaming" });
     const answering = new Answering(this._api, this._serverState, this._store, conversation, message);
@@ -241,7 +256,7 @@ export class Chat {
   /** Show and keep an answer, until it is over. */
   async _accompany(answering, question) {
     const { conversation, message } = answering, { record } = conversation;
-    const isNew = !this._records.some((one) => one.id === record.id);
+    const isNew = !this._record(record.id);
     this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // in place of what another tab has kept
     if (isNew) {
       history.replaceState(null, "", `#${record.id}`);
@@ -268,7 +283,7 @@ export class Chat {
     answering.addEventListener("unsaved", () => this._storageFailed());
     await answering.run();
     cancelAnimationFrame(drawn);
-    this._answerings.delete(record.id);
+    if (this._answerings.get(record.id) === answering) this._answerings.delete(record.id);
     this._tell(record.id);
     if (conversation === this._conversation) {
       this._thread.update(() => this._thread.view(message)?.finish());
@@ -302,7 +317,7 @@ export class Chat {
   }
 
   _rename(id, title) {
-    const record = this._records.find((one) => one.id === id); // as it is by now: another tab may have changed it
+    const record = this._record(id);
     if (!record) return;
     this._save(Object.assign(record, { title, named: true }));
     this._renderFrame();
@@ -310,6 +325,7 @@ export class Chat {
 
   async _remove(id) {
     const answering = this._answerings.get(id);
+    this._wishes.delete(id);
     answering?.stop();
     await answering?.finished; // it saves what it has, which is to go as well
     await this._store.remove(id);
@@ -326,10 +342,14 @@ export class Chat {
     saveFile(new Blob([toJson(whole)], { type: "application/json" }), `labinfer-${new Date().toISOString().slice(0, 10)}.json`);
   }
 
-  _saveRecord() {
-    const { record } = this._conversation, { model, system, settings } = record;
-    if (this._records.includes(record)) this._save(record);
-    else this._preferences.keepDraft(NEW_SETTINGS, JSON.stringify({ model, system, settings }));
+  /** Change and keep a record that was shown. */
+  _change(shown, fields) {
+    const record = this._record(shown.id);
+    if (record) this._save(Object.assign(record, fields));
+    else if (!shown.leaf) { // nothing was said in it yet
+      const { model, system, settings } = Object.assign(shown, fields);
+      this._preferences.keepDraft(NEW_SETTINGS, JSON.stringify({ model, system, settings }));
+    }
     this._renderFrame();
   }
 
@@ -367,4 +387,9 @@ export class Chat {
   serverChanged() {
     this._renderFrame();
   }
+}
+
+/** What a person enters for a conversation, beside its messages. */
+function entered({ title, named, model, system, settings }) {
+  return { title, named, model, system, settings };
 }

@@ -53,7 +53,7 @@ export class MessageView {
   shows(message, siblings) {
     const same = this.isEdited || (message === this.message && siblings.length === this._siblings.length)
       || JSON.stringify([message, siblings.map(({ id }) => id)]) === JSON.stringify([this.message, this._siblings.map(({ id }) => id)]);
-    if (same) this._siblings = siblings;
+    if (same) Object.assign(this, { message, _siblings: siblings }); // together: it is looked for among them
     return same;
   }
 
