@@ -51,3 +51,45 @@ def choose(page: Page, **fields: Any) -> None:
 def dictate(page: Page, text: str) -> None:
     """The next answers will be this text, token by token."""
     choose(page, structured_outputs={"choice": [text]})
+
+
+def start_new(page: Page) -> None:
+    page.get_by_role("button", name="New chat").click()
+    expect(questions(page)).to_have_count(0)
+
+
+def exported(page: Page) -> dict:
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    return json.loads(download.value.path().read_text(encoding="utf-8"))
+
+
+def take_in(page: Page, content: dict | str) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    page.locator("#import-file").set_input_files(
+        {"name": "c.json", "mimeType": "application/json", "buffer": text.encode()}
+    )
+
+
+def long_conversation(turns: int) -> dict:
+    messages = []
+    for number in range(turns):
+        parent = messages[-1]["id"] if messages else None
+        user = {
+            "id": f"q{number}",
+            "parent": parent,
+            "role": "user",
+            "content": f"Question {number}?",
+            "created": 2 * number,
+        }
+        text = f"Answer {number}: **bold**, `code`\n\n```python\nfor x in range({number}):\n    print(x)\n```\n\n- one\n- two"
+        answer = {
+            "id": f"a{number}",
+            "parent": user["id"],
+            "role": "assistant",
+            "content": text,
+            "created": 2 * number + 1,
+        }
+        messages += [user, answer | {"status": "done"}]
+    whole = {"title": "A long one", "leaf": messages[-1]["id"], "messages": messages}
+    return {"format": "labinfer-conversations", "version": 1, "conversations": [whole]}

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 
-from chat_page import LONG, answers, ask, choose, dictate, questions, send, wait_for_end
+from chat_page import LONG, answers, ask, choose, dictate, exported, questions, send, start_new, wait_for_end
 from playwright.sync_api import expect
-from serving import serving
+from serving import serving, wait_for
+
+STILL = """async (one) => {
+    for (let last = -1, frames = 0; frames < 10; frames = one.scrollTop === last ? frames + 1 : 0) {
+        last = one.scrollTop;
+        await new Promise(requestAnimationFrame);
+    }
+    return [one.scrollTop, one.scrollHeight];
+}"""
+"""Where it is scrolled to, once it has come to rest, and how long it is."""
 
 
 def test_an_answer_comes_with_its_figures(page):
@@ -139,38 +146,45 @@ def test_what_is_asked_for_in_mid_answer_takes_its_place(page, server):
     expect(answers(page)).to_contain_text("stopped")
     questions(page).get_by_role("button", name="Previous version").click()
     before = len(answers(page).inner_text())
-    wait_for(lambda: len(answers(page).inner_text()) > before)  # it goes on
+    wait_for(lambda: len(answers(page).inner_text()) > before, 15)  # it goes on
     page.keyboard.press("Escape")
     wait_for_end(page)
     expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
     server.wait_idle(3)
 
 
+def test_of_two_wishes_in_mid_answer_only_the_last_is_answered(page, server):
+    choose(page, **LONG)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page)).to_contain_text("3, 4")
+    questions(page).get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("Count from 4 to 20.")
+    page.locator(".editing .primary").evaluate("(button) => { button.click(); button.click(); }")
+    expect(answers(page)).to_contain_text("4, 5")
+    expect(questions(page).get_by_label("Version 2 of 2")).to_be_visible()
+    page.locator("#stop").evaluate("(button) => button.click()")
+    wait_for_end(page)
+    server.wait_idle(3)
+
+
 def test_who_scrolls_up_is_not_taken_back(page):
     page.set_viewport_size({"width": 1280, "height": 400})
-    dictate(page, "\n\n".join(f"Paragraph {number} of a long answer." for number in range(300)))
+    until_stopped = {"max_tokens": 50_000, "min_tokens": 50_000}
+    choose(page, **until_stopped, structured_outputs={"regex": r"(A paragraph of a long answer\.\n\n)+"})
     send(page, "Go.")
     thread = page.locator("#thread")
-    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > 300)
+    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > 300, 15)
     page.mouse.move(700, 150)
     page.mouse.wheel(0, -30)  # the least a hand does
     expect(page.get_by_role("button", name="To the end")).to_be_visible()
-    place, height = thread.evaluate("(one) => [one.scrollTop, one.scrollHeight]")
-    wait_for(lambda: thread.evaluate("(one) => one.scrollHeight") > height + 200)
+    place, height = thread.evaluate(STILL)
+    wait_for(lambda: thread.evaluate("(one) => one.scrollHeight") > height + 200, 15)
     assert thread.evaluate("(one) => one.scrollTop") == place
     page.get_by_role("button", name="To the end").click()
     expect(thread).to_be_focused()
-    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > place + 600)  # it follows again
+    wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > place + 600, 15)  # it follows again
     page.keyboard.press("Escape")
     wait_for_end(page)
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    """What the page's policy does not let Playwright wait for in it."""
-    end = time.monotonic() + 15
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_an_edit_can_be_given_up(page):
@@ -222,6 +236,19 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     page.get_by_role("button", name="Settings of this conversation").click()
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
     expect(page.get_by_label("Max tokens")).to_have_value("5")
+
+
+def test_settings_are_those_of_the_conversation_that_they_were_opened_for(page):
+    ask(page, "17 + 25 = ?")
+    start_new(page)
+    ask(page, "20 + 3 = ?")
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.go_back()
+    expect(page.locator("#title")).to_have_text("17 + 25 = ?")
+    page.get_by_role("button", name="Save").click()
+    systems = {one["title"]: one["system"] for one in exported(page)["conversations"]}
+    assert systems == {"17 + 25 = ?": "", "20 + 3 = ?": "Be brief."}
 
 
 def test_settings_of_a_conversation_that_has_not_begun_survive_a_reload(page):
