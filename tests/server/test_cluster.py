@@ -119,7 +119,8 @@ def test_a_trace_is_of_as_many_seconds_as_were_asked_for(server):
         time.sleep(1)  # whoever looked before is not to help
         events = server.ask("GET", "/v1/cluster/trace?seconds=1").body["traceEvents"]
     times = [(one["ts"], one["ts"] + one["dur"]) for one in events if one["ph"] == "X"]
-    assert 0.8e6 < max(end for _, end in times) - min(begin for begin, _ in times) < 1.5e6
+    # Of short steps the first of each half second are told of, so the last half may be without any.
+    assert 0.5e6 < max(end for _, end in times) - min(begin for begin, _ in times) < 1.5e6
 
 
 @pytest.mark.parametrize("path", ["/v1/cluster", "/v1/cluster/events", "/v1/cluster/trace?seconds=60"])
