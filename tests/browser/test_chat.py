@@ -187,6 +187,31 @@ def test_who_scrolls_up_is_not_taken_back(page):
     wait_for_end(page)
 
 
+def test_a_scroll_up_counts_though_the_answer_grows_in_the_same_moment(page):
+    page.set_viewport_size({"width": 1280, "height": 400})
+    dictate(page, "A paragraph.\n\n" * 12)
+    ask(page, "Go.")
+    expect(page.get_by_role("button", name="To the end")).to_be_hidden()
+    page.locator("#messages").evaluate(
+        """(list) => new Promise((resolve) => {
+            let calls = 0;
+            new ResizeObserver((_, observer) => {
+                calls += 1;
+                if (calls === 1) { // nothing has grown yet
+                    const more = document.createElement("div");
+                    more.style.height = "60px";
+                    list.append(more);
+                    return;
+                }
+                document.getElementById("thread").scrollTop -= 30; // the page has followed by now, and was not told of it
+                observer.disconnect();
+                resolve();
+            }).observe(list);
+        })"""
+    )
+    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+
+
 def test_an_edit_can_be_given_up(page):
     ask(page, "17 + 25 = ?")
     questions(page).get_by_role("button", name="Edit").click()

@@ -71,9 +71,13 @@ def test_the_table_stays_where_it_was_scrolled_to(opened):
     see(opened, *[after(at) for at in range(60)], span="1 s")
     expect(opened.locator("#summary")).to_contain_text("with 60 steps")
     opened.locator("#steps summary").click()
-    opened.get_by_role("button", name="55", exact=True).click()
-    expect(details(opened).get_by_role("heading", name="Step 55")).to_be_visible()
-    assert opened.locator("#steps .scrolled").evaluate("(table) => table.scrollTop") > 0
+    table = opened.locator("#steps .scrolled")
+    expect(opened.locator("#state")).to_have_text("Paused")
+    table.evaluate("(one) => { one.scrollTop = 300; }")
+    picture(opened).focus()
+    opened.keyboard.press("End")
+    expect(table.get_by_role("button", name="59", exact=True)).to_have_attribute("aria-pressed", "true")
+    assert table.evaluate("(one) => one.scrollTop") == 300
 
 
 def test_a_step_of_the_table_is_brought_into_sight(opened):

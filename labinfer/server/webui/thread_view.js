@@ -87,7 +87,13 @@ export class ThreadView {
   }
 
   _follow() {
-    if (this._follows) this._scroller.scrollTop = this._scroller.scrollHeight;
+    if (this._follows) this._scrollTo(this._scroller.scrollHeight);
+  }
+
+  /** What the user does before this is told of counts from there. */
+  _scrollTo(top) {
+    this._scroller.scrollTop = top;
+    this._top = this._scroller.scrollTop;
   }
 
   _make(message) {
@@ -115,6 +121,6 @@ export class ThreadView {
     }
     if (!elements.length) return;
     this._list.prepend(...elements);
-    this._scroller.scrollTop = this._scroller.scrollHeight - fromEnd;
+    this._scrollTo(this._scroller.scrollHeight - fromEnd);
   }
 }
