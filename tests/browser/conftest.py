@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from cluster_page import FAKE_FEED, cluster, wait_streams
+from playwright.sync_api import Page
 from serving import Server, serving
 
 CHROMIUM = shutil.which("chromium") or ""
@@ -63,32 +65,36 @@ def context(browser):
 
 @pytest.fixture
 def page(context, server):
-    """The chat page. Whatever it complains of fails the test, and so does every request to another machine."""
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
-    foreign: list[str] = []
-    page.on(
-        "request",
-        lambda asked: None if asked.url.startswith((server.url, "data:", "blob:")) else foreign.append(asked.url),
-    )
-    page.goto(server.url)
-    page.get_by_role("combobox", name="Model").wait_for()  # it knows the server
-    yield page
-    assert complaints == [] and foreign == []
+    """The chat page."""
+    with watched(context, server) as page:
+        page.goto(server.url)
+        page.get_by_role("combobox", name="Model").wait_for()  # it knows the server
+        yield page
 
 
 @pytest.fixture
 def opened(context, server):
     """The cluster page with a feed of two stages that is made up, before any news."""
+    with watched(context, server) as page:
+        page.add_init_script(FAKE_FEED.replace("%CLUSTER%", json.dumps(cluster())))
+        page.goto(server.url + "/cluster")
+        wait_streams(page, 1)
+        yield page
+
+
+@contextmanager
+def watched(context, server: Server) -> Iterator[Page]:
+    """A page. Whatever it complains of fails the test, and so does every request to another machine."""
     page = context.new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
-    page.add_init_script(FAKE_FEED.replace("%CLUSTER%", json.dumps(cluster())))
-    page.goto(server.url + "/cluster")
-    wait_streams(page, 1)
+    page.on(
+        "request",
+        lambda asked: (
+            None if asked.url.startswith((server.url, "data:", "blob:")) else complaints.append(f"asks {asked.url}")
+        ),
+    )
     yield page
     assert complaints == []
 

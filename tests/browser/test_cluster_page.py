@@ -11,7 +11,7 @@ import time
 import pytest
 from chat_page import ask
 from cluster_page import details, hide, picture
-from conftest import is_complaint
+from conftest import watched
 from launchers import kill_tree
 from playwright.sync_api import expect
 from serving import Stream, serving
@@ -21,21 +21,11 @@ from test_server_trouble import KEY
 
 @pytest.fixture
 def cluster(context, server):
-    """The cluster page. Whatever it complains of fails the test, and so does every request to another machine."""
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
-    page.on(
-        "request",
-        lambda asked: (
-            None if asked.url.startswith((server.url, "data:", "blob:")) else complaints.append(f"asks {asked.url}")
-        ),
-    )
-    page.goto(server.url + "/cluster")
-    expect(page.locator("#ranks tbody tr")).to_have_count(2)
-    yield page
-    assert complaints == []
+    """The cluster page."""
+    with watched(context, server) as page:
+        page.goto(server.url + "/cluster")
+        expect(page.locator("#ranks tbody tr")).to_have_count(2)
+        yield page
 
 
 @pytest.fixture
