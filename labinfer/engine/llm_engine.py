@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 
 from labinfer.config import SchedulerOptions
@@ -30,6 +31,16 @@ class EngineState(Enum):
     SCHEDULING = "scheduling"
     WAITING_WORKER = "waiting for a worker"
     ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """An engine's present load."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    """Part of the KV blocks that is in use."""
 
 
 class QueueFull(UserError):
@@ -278,10 +289,13 @@ class LLMEngine:
         self.state = EngineState.SCHEDULING if self.has_work else EngineState.IDLE
         return advanced
 
-    def describe(self) -> str:
-        """The present load in a few words."""
-        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        return f"{running} running, {waiting} waiting, KV {100 * self.blocks.usage:.0f} %"
+    def load(self) -> EngineLoad:
+        """The present load."""
+        return EngineLoad(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            kv_usage=self.blocks.usage,
+        )
 
     def drain(self) -> None:
         """Abort every request and take back what is in flight."""
