@@ -90,8 +90,11 @@ class LLMEngine:
         """Whether fewer requests wait than could run beside each other."""
         return len(self.scheduler.waiting) < self._options.max_num_seqs
 
-    def add_request(self, request: Request) -> list[Sequence]:
+    def add_request(self, request: Request, admitted: bool = False) -> list[Sequence]:
         """Queue a request; never blocks. The tokens of its answers appear in these sequences as ``step`` is called.
+
+        Args:
+            admitted: see ``EngineDriver.add``.
 
         Raises:
             QueueFull: too many are waiting; try again when some have been admitted.
@@ -99,7 +102,7 @@ class LLMEngine:
         """
         sampling = request.sampling
         self._check_choices(sampling)
-        if not self.scheduler.has_room(sampling.num_choices):
+        if not admitted and not self.scheduler.has_room(sampling.num_choices):
             raise QueueFull(f"{len(self.scheduler.waiting)} sequences are waiting already; try again later")
         self.check_request(request)
         ends = sorted(token for token in request.ends(self.scheduler.eos_token_ids) if token < self._vocab_size)

@@ -97,9 +97,10 @@ class Service:
     def _attach(self, models: list[ModelFacts]) -> None:
         self._attached.put_nowait((self._num_hosts, models))
 
-    def _end(self) -> None:
-        """Have no models until another host has loaded them."""
-        self.models = {}
+    def _end(self, is_final: bool) -> None:
+        """Have no models until another host has loaded them, unless it only has to take up the work of the one before."""
+        if is_final:
+            self.models = {}
         self._num_hosts += 1
         self.history.end()
 
