@@ -393,7 +393,9 @@ def _supervise(signals: SignalGuard, arguments: list[str]) -> int:
     command = arguments[here + 1 :]
     programs = [index for index, word in enumerate(command) if os.path.basename(word) in PROGRAMS]
     if not programs:
-        raise UserError("supervise needs a command that starts ranks, as in supervise -- mpirun -n 2 python launch.py serve")
+        raise UserError(
+            "supervise needs a command that starts ranks, as in supervise -- mpirun -n 2 python launch.py serve"
+        )
     name, args = _parse(command[programs[0] + 1 :], 0)
     again, server, models = command, None, {}
     if name == "serve":

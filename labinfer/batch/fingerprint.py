@@ -1,4 +1,4 @@
-"""What a job's answers depend on, in a form that a later run can compare with its own."""
+"""Fingerprints of what a job's answers depend on, which a later run compares with its own."""
 
 from __future__ import annotations
 
@@ -12,23 +12,32 @@ from labinfer.config import EngineOptions
 from labinfer.sampling_params import SamplingParams
 
 ANSWERING = {
-    "model": ("tokenizer", "response_template", "dtype", "quantization", "quantization_group_size", "max_model_len", "sliding_window"),
+    "model": (
+        "tokenizer",
+        "response_template",
+        "dtype",
+        "quantization",
+        "quantization_group_size",
+        "max_model_len",
+        "sliding_window",
+    ),
     "cache": ("kv_cache_dtype",),
     "scheduler": ("context_shift", "keep"),
 }
 """Options of an engine that answers depend on, by section. The layout is none of them: a job may go on on other ranks."""
 EDGE_BYTES = 1 << 20
-"""Of either end of a file of weights."""
+"""Bytes of either end of a file of weights."""
 CHUNK_BYTES = 1 << 22
 
 
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
     """The options that answers depend on, by flag, as JSON has them."""
-    chosen = {
-        name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names
-    }
+    chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
     values = chosen | dataclasses.asdict(sampling)
-    return {f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {
+        f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
 
 
 def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:

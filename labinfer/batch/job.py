@@ -89,7 +89,7 @@ class BatchJob:
             each_line()  # a job may have nothing but bad lines for a long time
             number, text = line
             digest = line_digest(text)
-            first = self._first_of_custom_id(number, text)
+            first = self._first_line(number, text)
             if self._is_done(number, digest):
                 continue
             try:
@@ -114,7 +114,7 @@ class BatchJob:
             raise UserError(f"--resume: line {number} is another one than was answered; --overwrite begins anew")
         return before is not None
 
-    def _first_of_custom_id(self, number: int, text: bytes) -> int:
+    def _first_line(self, number: int, text: bytes) -> int:
         """The first line with this line's ``custom_id``, which is itself where there is none."""
         if b'"custom_id"' not in text or (custom_id := read_custom_id(text)) is None:
             return number

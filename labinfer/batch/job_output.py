@@ -13,6 +13,7 @@ from labinfer.config import JobOptions
 from labinfer.errors import UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
 
+
 class JobOutput:
     """The file of ``--output``, or standard output, and the journal of a job.
 

@@ -21,7 +21,7 @@ from typing import Any
 from labinfer.errors import UserError
 
 FORMAT = 1
-"""Of the header and the records."""
+"""Version of the header and the records."""
 SUFFIX = ".journal"
 DIGEST_BYTES = 8
 FIELDS = struct.Struct(f"<QQ{DIGEST_BYTES}sI")
@@ -41,7 +41,7 @@ class Entry:
     """An input line that has its output line."""
 
     number: int
-    """Of the input line, from 1."""
+    """Number of the input line, from 1."""
     end: int
     """Bytes of the output up to the end of the output line."""
     digest: bytes
@@ -66,11 +66,13 @@ class Journal:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"--output {output}: another job is writing it; wait for it, or give another file") from None
+            raise UserError(
+                f"--output {output}: another job is writing it; wait for it, or give another file"
+            ) from None
         except OSError:
             pass  # a file system without locks
         self.header: dict[str, Any] | None
-        """What the run that began the journal was given; None where there is none yet."""
+        """Options, input and model of the run that began the journal; None where there is none yet."""
         self.entries: list[Entry]
         """In the order of the output."""
         self.header, self.entries = self._read()
@@ -91,8 +93,9 @@ class Journal:
 
     def replace(self, header: dict[str, Any], entries: list[Entry]) -> None:
         """Put others in the place of all records, at once."""
-        new = self.path + ".new"
-        Path(new).write_bytes(_header_line(header) + b"".join(map(_record, entries)))
+        new = Path(self.path + ".new")
+        new.unlink(missing_ok=True)  # of a run that died here
+        new.write_bytes(_header_line(header) + b"".join(map(_record, entries)))
         fd = os.open(new, os.O_RDWR | os.O_APPEND)
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.replace(new, self.path)

@@ -16,7 +16,7 @@ JSONL_SECONDS = 1.0
 
 
 class JobProgress:
-    """What is said on standard error while a job runs.
+    """Words on standard error while a job runs.
 
     Args:
         form: of ``--progress``.

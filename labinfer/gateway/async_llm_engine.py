@@ -30,7 +30,6 @@ from labinfer.link.stats import EngineStats
 from labinfer.outputs import RequestState
 from labinfer.text.tokenizer import Tokenizer
 
-
 ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
 
 

@@ -16,7 +16,7 @@ from labinfer.outputs import RequestState
 from labinfer.sampling_params import MAX_SEED
 
 MAX_DEATHS = 2
-"""Of hosts, of which a request was running at the first and alone at the last: it is given up."""
+"""Deaths of hosts, of which a request was running at the first and alone at the last: it is given up."""
 TRIAL_TOKENS = (1, 16, 64)
 """Tokens that a request has to get alone on a new host before others run beside it: after one death, two, and more."""
 FORGIVEN_TOKENS = 256
@@ -29,7 +29,7 @@ class OpenRequest:
 
     submission: Submission
     number: int
-    """Of the request, in its submission."""
+    """Number of the request in its submission."""
     is_accepted: bool = False
     """Whether a host has taken it once."""
     deaths: int = 0
@@ -172,8 +172,8 @@ class OpenRequests:
 
 
 def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
-    """What is left to do of a request: itself, or, once there are tokens, a request for each answer that has not ended, with
-    its index; the tokens of which are those that the whole request would have got.
+    """The rest of a request: itself, or, once there are tokens, a request for each answer that has not ended, with its index.
+    Their tokens are those that the whole request would have got.
     """
     request, sampling = state.request, state.request.sampling
     if not any(answer.token_ids for answer in state.answers):

@@ -1,4 +1,4 @@
-"""What a process says on standard error."""
+"""Logging to standard error."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "M
 
 @dataclass(frozen=True)
 class SupervisorAddress:
-    """Where rank 0 finds what ``launch.py supervise`` has put there for it."""
+    """The place that ``launch.py supervise`` has made for rank 0."""
 
     directory: str
     """A private one: the gateway's local socket, and the file for the status of an orderly end."""
@@ -68,7 +68,7 @@ class LaunchEnvironment:
     api_key: str = field(default="", repr=False)
     """$LABINFER_API_KEY: the key of ``chat --url`` for its server."""
     supervisor: SupervisorAddress | None = None
-    """Of $LABINFER_SUPERVISOR, which ``launch.py supervise`` sets."""
+    """$LABINFER_SUPERVISOR, which ``launch.py supervise`` sets."""
     notes: tuple[str, ...] = ()
     """Variables that were read and not followed, with the reason, for the start-up banner."""
 

@@ -15,6 +15,7 @@ from labinfer.errors import ExitStatus
 from labinfer.spmd.environment import STATUS_FILE
 from labinfer.supervisor import child
 from labinfer.supervisor.restarts import Restarts
+from labinfer.supervisor.supervised_gateway import SupervisedGateway
 
 logger = logging.getLogger(__name__)
 

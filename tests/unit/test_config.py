@@ -96,7 +96,7 @@ def test_set_of_flags_is_frozen(command, flags):
 
 def test_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
-    assert set(COMMANDS) == {"generate", "serve", "chat", "plan"} | benchmarks
+    assert set(COMMANDS) == {"generate", "serve", "chat", "plan", "supervise"} | benchmarks
 
 
 @pytest.mark.parametrize("command", COMMANDS)

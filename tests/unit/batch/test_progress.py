@@ -6,6 +6,7 @@ import io
 import json
 
 from fake_clock import FakeClock
+
 from labinfer.batch.progress import JobProgress
 from labinfer.engine.llm_engine import EngineLoad
 
