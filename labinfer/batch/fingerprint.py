@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from labinfer.config import EngineOptions
 from labinfer.sampling_params import SamplingParams
@@ -33,7 +34,7 @@ CHUNK_BYTES = 1 << 22
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
     """The options that answers depend on, by flag, as JSON has them."""
     chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
-    values = chosen | dataclasses.asdict(sampling)
+    values = chosen | msgspec.to_builtins(sampling)
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
         for name, value in values.items()

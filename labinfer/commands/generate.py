@@ -78,8 +78,8 @@ class JobFiles:
         file, num_lines = input_fingerprint(job.input)
         given = {"input": file, "options": options_fingerprint(options, sampling)}
         output = JobOutput(job, others, given)
-        others["--output"] = job.output
-        return cls(reader, output, OutputFile(job.report, "--report", others) if job.report else None, num_lines)
+        report = OutputFile(job.report, "--report", others | {"--output": job.output}) if job.report else None
+        return cls(reader, output, report, num_lines)
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]
         if answer.finish_reason is not None:
             continue
         wants_prompt = answer.index == 0 and state.prompt_logprobs is None
-        own = replace(
+        own = msgspec.structs.replace(
             sampling,
             n=1,
             best_of=0,

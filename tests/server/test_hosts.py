@@ -171,9 +171,10 @@ def test_several_answers_go_on_one_by_one_with_their_own_seeds():
             stream = Stream(server, {"max_tokens": 60, "n": 2, "seed": 7}).wait_begun()
         with Host(server, " green") as host:
             stream.finish()
-            # Of the two answers only the first had begun, and both go on alone.
-            assert [(add.request.sampling.n, add.request.sampling.seed) for add in host.added] == [(1, 7), (1, 8)]
-            assert [len(add.request.output_token_ids) > 0 for add in host.added] == [True, False]
+            # Of the two answers only the first had begun. Both go on alone; the second again, when the trial is over.
+            requests = [add.request for add in host.added]
+            assert [(one.sampling.n, one.sampling.seed) for one in requests] == [(1, 7), (1, 8), (1, 8)]
+            assert [len(one.output_token_ids) > 0 for one in requests] == [True, False, False]
 
 
 def test_request_that_engines_die_of_is_given_up_alone():
