@@ -17,6 +17,9 @@ from labinfer.supervisor.restarts import Restarts
 from labinfer.supervisor.supervised_gateway import SupervisedGateway
 from labinfer.supervisor.supervisor import Supervisor
 
+GRACE_SECONDS = 86400.0
+"""From a signal to the end of this process at the latest: the group has limits of its own."""
+
 
 def run(
     signals: SignalGuard,
@@ -40,7 +43,7 @@ def run(
         UserError: the server's address is taken, or there is no place for a local socket.
     """
     set_up_logging(0, log_level)
-    signals.running, signals.grace_seconds = True, float("inf")  # the group has limits of its own
+    signals.running, signals.grace_seconds = True, GRACE_SECONDS
     token = secrets.token_hex(16)
     with private_directory() as directory:
         gateway = None

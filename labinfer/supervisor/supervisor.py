@@ -89,7 +89,7 @@ class Supervisor:
         while process.poll() is None:
             if (signum := self._signum()) and not told:
                 told = signum
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)  # Ctrl-C has reached it as well, and twice at once is once
             if not told and self._gateway is not None and not self._gateway.is_alive():
                 logger.warning("the gateway has ended; the group is started again with another one")
                 told = signal.SIGTERM
