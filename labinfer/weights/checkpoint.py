@@ -141,9 +141,9 @@ class Checkpoint:
         if weight is not None and weight.dtype in PLAIN:
             chosen = PlainFormat()
         elif isinstance(chosen, PlainFormat):
-            held = "codes" if weight is None else weight.dtype
+            dtype = "codes" if weight is None else weight.dtype
             raise UserError(
-                f"{self.directory}: the experts in tensor {stack} are stored in {held}, and quantization_config in config.json does "
+                f"{self.directory}: the experts in tensor {stack} are stored in {dtype}, and quantization_config in config.json does "
                 f"not say how; without it they are read in {', '.join(PLAIN)} only"
             )
         return chosen, tensors, replace(part, name=stack)
