@@ -143,7 +143,7 @@ class FunctionRegistry:
         def layout_candidates(
             functions: Sequence[str], target: str, own: str, is_named: bool
         ) -> dict[str, dict[str, Implementation]]:
-            """Those of functions that share a layout, which the last part of the target decides about."""
+            """Candidates of functions that share a layout; the last part of the target names the one that decides about it."""
             allowed = overrides
             if not is_named:  # named for other weights, an implementation need not know these
                 allowed = {
