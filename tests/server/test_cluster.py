@@ -144,7 +144,7 @@ def test_nothing_is_recorded_when_nobody_looks(server):
 def test_somebody_who_goes_away_no_longer_looks(server):
     with load(server):
         with server.connect() as connection:
-            connection.sendall(b"GET /v1/cluster/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /v1/cluster/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             data = b""
             while b"cluster.steps" not in data:
                 data += connection.recv(1 << 16)
