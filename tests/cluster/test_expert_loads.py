@@ -1,0 +1,22 @@
+"""A served model with experts: how often each was chosen, at /v1/cluster and /metrics."""
+
+from __future__ import annotations
+
+from serving import serving, wait_for
+
+
+def test_loads_of_experts_are_told_while_a_model_is_served(work):
+    with serving("--model", str(work / "glm4-moe"), "--num-kv-blocks", "64", "--no-enable-prefix-caching") as server:
+
+        def loads() -> list[dict]:
+            return server.get("/v1/cluster")[1]["experts"]
+
+        body = {"prompt": [7] * 40, "max_tokens": 9, "ignore_eos": True}
+        assert server.post("/v1/completions", body)[0] == 200
+        wait_for(lambda: any(sum(item["tokens"]) for item in loads()), 10)
+        found = loads()
+        assert [item["layer"] for item in found] == [1, 2, 3], "the first is dense"
+        assert all(sum(item["tokens"]) == 3 * 48 and len(item["tokens"]) == 7 for item in found)
+        busiest = max(range(7), key=found[1]["tokens"].__getitem__)
+        told = server.metric("labinfer:expert_tokens_total", layer="2", expert=str(busiest))
+        assert told == max(found[1]["tokens"]) > 0
