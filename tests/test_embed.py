@@ -158,7 +158,7 @@ def test_job_answers_each_line_of_inputs_with_one_line(checkpoint, states, tmp_p
         output = JobOutput(JobOptions(input=str(source), output=str(out)), {}, {})
         output.begin({})
         progress = JobProgress("none", llm.clock, None, 0)
-        reader = JsonlReader(str(source))
+        reader = JsonlReader(str(source), 1 << 20)
         job = BatchJob(reader, output, progress, defaults=SamplingParams(), model_name="name")
         job.run(llm, lambda: None)
         texts = [output.embedding for output in llm.embed(["the quick", "0123"])]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +12,20 @@ from typing import Any
 from labinfer.batch.job_output import JobOutput
 from labinfer.batch.journal import line_digest
 from labinfer.batch.progress import JobProgress
-from labinfer.batch.reader import JsonlReader
+from labinfer.batch.reader import JsonlReader, LongLine
 from labinfer.batch.records import embedding_record, error_record, result_record
 from labinfer.engine.request import Request
-from labinfer.errors import UserError
-from labinfer.jsonl import ParsedLine, parse_line, read_custom_id, read_own_id
+from labinfer.errors import UserError, is_failure
+from labinfer.jsonl import ParsedLine, parse_line, read_ids
 from labinfer.llm import LLM
 from labinfer.outputs import RequestOutput
 from labinfer.pooling import EmbeddingOutput
 from labinfer.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 200
+"""Characters of what a library says of its own failure."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +95,33 @@ class BatchJob:
                 continue
             each_line()  # a job may have nothing but bad lines for a long time
             number, text = line
-            digest = line_digest(text)
-            first = self._first_line(number, text)
+            digest = line_digest(b"%d" % text.num_bytes if isinstance(text, LongLine) else text)
+            ids = (None, None) if isinstance(text, LongLine) else read_ids(text)
+            first = self._first_line(number, ids[0])
             if self._is_done(number, digest):
+                continue
+            if isinstance(text, LongLine):
+                message = f"the line has {text.num_bytes} bytes, more than --max-line-size; shorten it"
+                self._refuse(number, digest, ids, message)
                 continue
             try:
                 if first != number:
                     raise UserError(f"custom_id is that of line {first} already; give each line one of its own")
                 requests = self._make_requests(llm, number, digest, parse_line(text, self._defaults))
             except UserError as error:
-                record = error_record(number, read_custom_id(text), read_own_id(text), str(error))
-                self._output.write(record, number, digest, failed=True)
-                self.num_failed += 1
+                self._refuse(number, digest, ids, str(error))
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                logger.error("line %d fails\n%s", number, traceback.format_exc().rstrip())
+                self._refuse(number, digest, ids, f"it fails with {type(error).__name__}: {str(error)[:MAX_REASON]}")
             else:
                 yield from requests
+
+    def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
+        """Answer a line with an error; for the ids see ``read_ids``."""
+        self._output.write(error_record(number, *ids, message), number, digest, failed=True)
+        self.num_failed += 1
 
     def _is_done(self, number: int, digest: bytes) -> bool:
         """Whether an earlier run has answered the line.
@@ -114,11 +134,9 @@ class BatchJob:
             raise UserError(f"--resume: line {number} is another one than was answered; --overwrite begins anew")
         return before is not None
 
-    def _first_line(self, number: int, text: bytes) -> int:
-        """The first line with this line's ``custom_id``, which is itself where there is none."""
-        if b'"custom_id"' not in text or (custom_id := read_custom_id(text)) is None:
-            return number
-        return self._custom_ids.setdefault(custom_id, number)
+    def _first_line(self, number: int, custom_id: str | None) -> int:
+        """The first line with this ``custom_id``, which is line ``number`` itself where there is none."""
+        return number if custom_id is None else self._custom_ids.setdefault(custom_id, number)
 
     @staticmethod
     def _make_requests(llm: LLM, number: int, digest: bytes, parsed: ParsedLine) -> list[Request]:

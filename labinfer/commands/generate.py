@@ -73,7 +73,7 @@ class JobFiles:
         """Raises:
         UserError: a file cannot be read or written, is given twice, or has what the job would destroy.
         """
-        reader = JsonlReader(job.input) if job.input else None
+        reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
         others = {"--input": job.input, "--trace": options.observe.trace}
         file, num_lines = input_fingerprint(job.input)
         given = {"input": file, "options": options_fingerprint(options, sampling)}

@@ -41,7 +41,7 @@ SAMPLING_FLAGS = {
     "--num-beams", "--length-penalty",
 }  # fmt: skip
 GENERATE_FLAGS = (
-    ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--output", "--report"}
+    ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--max-line-size", "--output", "--report"}
     | {"--overwrite", "--resume", "--retry-errors", "--progress"}
 )  # fmt: skip
 CHAT_FLAGS = (

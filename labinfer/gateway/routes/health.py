@@ -44,10 +44,11 @@ async def health(call: Call) -> Response:
 
 
 async def ready(call: Call) -> Response:
-    """``GET /ready``: requests are taken now."""
+    """``GET /ready``: requests are taken now, long prompts and new forms of answers included."""
     call.service.model(None)
     if call.service.engine.is_recovering:
         raise api_errors.overloaded("the engine has died, and another one takes up its work", LOADING_SECONDS)
+    call.service.check_room()
     return call.json(Readiness("ready", call.service.model_names))
 
 
