@@ -123,7 +123,7 @@ def test_beside_requests_that_generate_and_preempt_them(checkpoint, states, monk
         sequences = []
         add_request = llm.engine.add_request
         monkeypatch.setattr(
-            llm.engine, "add_request", lambda request: sequences.extend(add_request(request)) or sequences[-1:]
+            llm.engine, "add_request", lambda *given: sequences.extend(add_request(*given)) or sequences[-1:]
         )
         requests = [llm.make_request(("text", index), prompt, greedy) for index, prompt in enumerate(generating)]
         requests += [
