@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from labinfer.native.memory import use_huge_pages
 from labinfer.weights.codes import CodeForm
 from labinfer.weights.slices import WeightSlice
 
@@ -33,6 +34,9 @@ class WeightedModule(nn.Module):
     def allocate(self, device: torch.device) -> None:
         """Replace memory on the meta device by uninitialised memory, children excluded."""
         self.to_empty(device=device, recurse=False)
+        if device.type == "cpu":
+            for parameter in self.parameters(recurse=False):
+                use_huge_pages(parameter.data_ptr(), parameter.nbytes)
 
     def load(self, prefix: str, read: Callable[[WeightSlice], None]) -> None:
         """Fill and pack this module's own parameters, whose memory is there.

@@ -106,13 +106,13 @@ void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t i
 }
 
 // words (outputs, quads), of 4 codes of 8 bits each, to data (panels of 32 rows, quads).
-void pack_int8(const uint32_t* words, uint8_t* data, int64_t outputs, int64_t quads, int threads) {
+void pack_int8(const uint32_t* words_in, uint8_t* data, int64_t outputs, int64_t quads, int threads) {
 #pragma omp parallel for num_threads(threads)
   for (int64_t first = 0; first < outputs; first += PANEL)
-    for (int64_t i = 0; i < PANEL; ++i)
-      for (int64_t quad = 0; quad < quads; ++quad)
-        ((uint32_t*)data)[(first / PANEL * quads + quad) * PANEL + i] =
-            first + i < outputs ? words[(first + i) * quads + quad] : 0;
+    transpose_panel(words_in + first * quads, quads, std::min<int64_t>(PANEL, outputs - first), quads,
+                    [&](int64_t quad, int half, words column) {
+                      store(data + ((first / PANEL * quads + quad) * PANEL + half * WIDTH) * 4, column);
+                    });
 }
 
 // words (outputs, words of all groups), scales and zeros (outputs, groups) to data (panels of 32 rows, groups: scales, zeros

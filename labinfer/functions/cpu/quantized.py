@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from labinfer.functions.cpu.library import readable
+from labinfer.functions.cpu.library import new_bytes, readable
 from labinfer.functions.packed_weight import QuantizedWeight
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
@@ -36,7 +36,7 @@ class CpuQuantized:
         outputs, inputs = weight_OI.shape
         weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         rows = _up_to(outputs, PANEL)
-        data = weight_OI.new_empty(rows * _up_to(inputs, QUAD), dtype=torch.uint8)
+        data = new_bytes(rows * _up_to(inputs, QUAD))
         scales_O = weight_OI.new_empty(rows, dtype=torch.float32)
         self._library.quantize_int8(
             weight_OI.data_ptr(),
@@ -54,7 +54,7 @@ class CpuQuantized:
         weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         groups = _up_to(inputs, group) // group
         unit = scale_unit(weight_OI)
-        data = weight_OI.new_empty(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2), dtype=torch.uint8)
+        data = new_bytes(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2))
         self._library.quantize_int4(
             weight_OI.data_ptr(),
             data.data_ptr(),
@@ -92,13 +92,13 @@ class CpuQuantized:
         rows, groups, threads = _up_to(outputs, PANEL), scales_OG.shape[1], torch.get_num_threads()
         words_OW, scales_OG = words_OW.contiguous(), scales_OG.contiguous()
         if not group:
-            data = words_OW.new_empty(rows * words * QUAD, dtype=torch.uint8)
+            data = new_bytes(rows * words * QUAD)
             self._library.pack_int8(words_OW.data_ptr(), data.data_ptr(), outputs, words, threads)
             scales_O = F.pad(scales_OG.view(-1), (0, rows - outputs))
             return QuantizedWeight(data=data, scales=scales_O, outputs=outputs, inputs=inputs, dtype=dtype)
         unit, zeros_OG = shared_unit(scales_OG), None if zeros_OG is None else zeros_OG.contiguous()
         group_bytes = SCALE_BYTES * (1 if zeros_OG is None else 2) + group * bits // 8
-        data = words_OW.new_empty(rows * groups * group_bytes, dtype=torch.uint8)
+        data = new_bytes(rows * groups * group_bytes)
         self._library.pack_codes(
             words_OW.data_ptr(),
             scales_OG.data_ptr(),

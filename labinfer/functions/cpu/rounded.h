@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dot4.h"
+#include "panel.h"
 
 namespace {
 
@@ -215,8 +216,8 @@ void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs
 }
 
 // Of 8 codes of 4 bits the first four in the low halves of the bytes, the others in the high ones.
-inline uint32_t in_halves(uint32_t codes) {
-  auto spread = [](uint32_t four) {
+inline words in_halves(words codes) {
+  auto spread = [](words four) {
     four = (four | four << 8) & 0x00ff00ff;
     return (four | four << 4) & 0x0f0f0f0f;
   };
@@ -225,33 +226,30 @@ inline uint32_t in_halves(uint32_t codes) {
 
 // Codes to panels, as they are: words (outputs, words of 32 / BITS codes), scales and zeros (outputs, groups).
 template <int BITS, bool ZEROS>
-void pack(const Grouped<BITS, ZEROS>& form, const uint32_t* words, const float* scales, const uint8_t* zeros, uint8_t* data,
+void pack(const Grouped<BITS, ZEROS>& form, const uint32_t* words_in, const float* scales, const uint8_t* zeros, uint8_t* data,
           int64_t outputs, float unit, int threads) {
-  int64_t groups = form.groups(), group_words = form.group * BITS / 32;
+  int64_t groups = form.groups(), group_words = form.group * BITS / 32, row_words = groups * group_words;
+  std::vector<int64_t> places(row_words);  // of the words of a row in a panel
+  for (int64_t i = 0; i < row_words; ++i) places[i] = i / group_words * form.group_bytes() + i % group_words * PANEL * 4;
 #pragma omp parallel for num_threads(threads)
   for (int64_t first = 0; first < outputs; first += PANEL) {
     int64_t count = std::min<int64_t>(PANEL, outputs - first);
     for (int64_t number = 0; number < groups; ++number) {
       uint8_t* at = data + first / PANEL * form.panel_bytes() + number * form.group_bytes();
-      std::memset(at, 0, form.group_bytes());
+      std::memset(at, 0, (ZEROS ? 4 : 2) * PANEL);
       auto put = [&](float value, int64_t i) {
         uint16_t stored = narrow_float16(value);
         std::memcpy(at + 2 * i, &stored, 2);
       };
       for (int64_t i = 0; i < count; ++i) put(scales[(first + i) * groups + number] / unit, i);
       at += 2 * PANEL;
-      if (ZEROS) {
+      if (ZEROS)
         for (int64_t i = 0; i < count; ++i) put(zeros[(first + i) * groups + number], i);
-        at += 2 * PANEL;
-      }
-      for (int64_t i = 0; i < count; ++i) {
-        const uint32_t* from = words + ((first + i) * groups + number) * group_words;
-        for (int64_t word = 0; word < group_words; ++word) {
-          uint32_t codes = BITS == 4 ? in_halves(from[word]) : from[word];
-          std::memcpy(at + (word * PANEL + i) * 4, &codes, 4);
-        }
-      }
     }
+    uint8_t* codes = data + first / PANEL * form.panel_bytes() + (ZEROS ? 4 : 2) * PANEL;
+    transpose_panel(words_in + first * row_words, row_words, count, row_words, [&](int64_t i, int half, words column) {
+      store(codes + places[i] + half * WIDTH * 4, BITS == 4 ? in_halves(column) : column);
+    });
   }
 }
 
