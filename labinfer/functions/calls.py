@@ -183,7 +183,7 @@ class ExpertsCall:
     """Experts that a token chooses, A."""
     hidden_size: int
     columns: int
-    target = "experts"
+    target: str = "experts"
 
     @property
     def elements(self) -> int:

@@ -15,7 +15,7 @@ from torch import nn
 from labinfer.errors import UserError
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.codes import CodeForm
+from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 
@@ -68,6 +68,7 @@ def load_weights(
         UserError: a tensor is missing or has the wrong shape.
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
+    _hold_as_stored(model, checkpoint, names)
     total = sum(1 for _ in weight_slices(model, names))
 
     def read(part: WeightSlice) -> None:
@@ -90,6 +91,7 @@ def check_checkpoint(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: 
             one that is not what the config says.
     """
     names, num_layers = _names(whole_model).resolve(checkpoint.names), len(whole_model.model.layers)
+    _hold_as_stored(whole_model, checkpoint, names)
     expected: set[str] = set()
     for _, parts in itertools.groupby(weight_slices(whole_model, names), key=lambda part: part.name):
         part = next(parts)  # all slices of a matrix come one after another, and are of the same tensors
@@ -127,6 +129,17 @@ def _is_zero_bias(name: str, checkpoint: Checkpoint) -> bool:
     if not name.endswith(".bias") or len(shape) != 1:
         return False
     return not checkpoint.read(name, shape, (), torch.float32).any()
+
+
+def _hold_as_stored(model: nn.Module, checkpoint: Checkpoint, names: CheckpointNames) -> None:
+    """Take codes back from modules of which the checkpoint has values, though its config does not say so.
+
+    Configs name the modules that they leave out; experts are none in Transformers, so nobody names them.
+    """
+    for name, module in _weighted_modules(model):
+        parts = (part for part in module.slices(name) if isinstance(part, MatrixSlice))
+        if any(isinstance(part.destination, Codes) and checkpoint.is_plain(_stored(part, names)) for part in parts):
+            module.hold_values()
 
 
 def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:

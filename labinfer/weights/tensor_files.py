@@ -127,19 +127,21 @@ class TensorFiles:
         return destination
 
     def pieces(
-        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """See ``TensorReader``."""
         dtype = self.dtype(name)
         self.expect(name, shape, dtype)
         tensor, shape = self._tensors[name], shape or (1,)
-        (begin, end), *cuts = (*ranges, *((0, size) for size in shape[len(ranges) :]))
+        ranges = (*ranges, *((0, size) for size in shape[len(ranges) :]))
+        entry, (begin, end), cuts = ranges[:skip], ranges[skip], ranges[skip + 1 :]
         sizes = [last - first for first, last in cuts]
         step = max(1, PIECE // max(1, math.prod(sizes) * dtype.itemsize) // unit) * unit
         memory = torch.empty(min(step, end - begin), *sizes, dtype=dtype, device="cpu")
         for first in range(begin, end, step):
             piece = memory[: min(step, end - first)]
-            self._read(tensor, tensor.position, shape, ((first, first + len(piece)), *cuts), piece)
+            rows = (first, first + len(piece))
+            self._read(tensor, tensor.position, shape, (*entry, rows, *cuts), piece.view(*[1] * skip, *piece.shape))
             yield first - begin, piece
 
     def _read(
@@ -162,8 +164,9 @@ class TensorFiles:
         position += begin * stride
         whole = all(cut == (0, size) for cut, size in zip(cuts, shape[1:], strict=True))
         run = math.prod(last - first for first, last in cuts[:1]) * math.prod(shape[2:]) * destination.itemsize
-        if not whole and (any(cut != (0, size) for cut, size in zip(cuts[1:], shape[2:], strict=True))):
-            for entry in destination:  # arrays of more dimensions, one after another
+        is_cut_further = any(cut != (0, size) for cut, size in zip(cuts[1:], shape[2:], strict=True))
+        if destination.ndim > 2 and (is_cut_further or not destination[0].is_contiguous()):
+            for entry in destination:
                 self._read(tensor, position, shape[1:], cuts, entry)
                 position += stride
         elif whole or stride - run >= SHORTEST_GAP:

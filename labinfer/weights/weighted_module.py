@@ -31,6 +31,9 @@ class WeightedModule(nn.Module):
             form: of a matrix by its name, as in ``slices``; None for values.
         """
 
+    def hold_values(self) -> None:
+        """Take back codes, because the checkpoint has values, where this module can have them."""
+
     def allocate(self, device: torch.device) -> None:
         """Replace memory on the meta device by uninitialised memory, children excluded."""
         self.to_empty(device=device, recurse=False)
@@ -57,6 +60,6 @@ class WeightedModule(nn.Module):
         return sum(parameter.nbytes for parameter in self.parameters(recurse=False))
 
 
-def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter to be filled from a checkpoint; it takes no gradient."""
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | None = None) -> nn.Parameter:
+    """A parameter to be filled from a checkpoint; it takes no gradient. By default on torch's present device."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)

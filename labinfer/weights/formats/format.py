@@ -43,13 +43,14 @@ class TensorReader(Protocol):
         """The slice in new host memory; arguments and errors as for ``read_into``."""
 
     def pieces(
-        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """The slice as it is stored, a few of its rows at a time: (number of the first, rows). Each overwrites the one before.
 
         Args:
             ranges: as for ``read_into``.
             unit: all but the last have a multiple of so many rows.
+            skip: leading dimensions with ranges of one entry, which rows do not have.
         """
 
 

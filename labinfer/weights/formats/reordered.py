@@ -78,13 +78,16 @@ class ReorderedFormat(DecodedFormat):
 def choose_order(settings: Settings, ordered: CodedFormat, order: str) -> FormatByName:
     """The format of each matrix where inputs may have an order of their own: ``ordered`` where they have none after all.
 
+    A matrix with a single group says nothing of it, and goes with those beside it.
+
     Args:
         order: as for ``ReorderedFormat``.
     """
     reordered = ReorderedFormat(ordered, order)
 
     def choose(matrix: str) -> Format:
-        if not ordered.group or is_in_order(settings.tensors, f"{matrix}.{order}", ordered.group):
+        name, tensors = f"{matrix}.{order}", settings.tensors
+        if not ordered.group or (is_in_order(tensors, name, ordered.group) and tensors.shape(name)[0] > ordered.group):
             return ordered
         settings.warn(REORDERED)
         return reordered
