@@ -157,6 +157,12 @@ def test_experts_take_as_much_memory_as_is_planned(checkpoints):
         assert planned.num_bytes == load(directory, rank, 3).num_bytes
 
 
+def test_experts_in_codes_are_calls_of_a_target_of_their_own(checkpoints):
+    mixture = load_model(checkpoints("gptq-asym")[0]).model.layers["0"].mlp
+    (call,) = mixture.calls()
+    assert (call.target, call.quantization, call.columns) == ("int4.experts", "int4", COLUMNS)
+
+
 # Products.
 
 
