@@ -36,10 +36,14 @@ class WeightedModule(nn.Module):
 
     def allocate(self, device: torch.device) -> None:
         """Replace memory on the meta device by uninitialised memory, children excluded."""
-        self.to_empty(device=device, recurse=False)
-        if device.type == "cpu":
-            for parameter in self.parameters(recurse=False):
-                use_huge_pages(parameter.data_ptr(), parameter.nbytes)
+        # Not by to_empty, which computes on the meta device: for that torch imports sympy, which takes a fifth of a start.
+        for name, tensor in [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]:
+            memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            if device.type == "cpu":
+                use_huge_pages(memory.data_ptr(), memory.nbytes)
+            setattr(
+                self, name, nn.Parameter(memory, requires_grad=False) if isinstance(tensor, nn.Parameter) else memory
+            )
 
     def load(self, prefix: str, read: Callable[[WeightSlice], None]) -> None:
         """Fill and pack this module's own parameters, whose memory is there.
