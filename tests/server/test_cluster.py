@@ -141,7 +141,7 @@ def test_who_asks_for_a_head_alone_looks_at_nothing(server, path):
 def test_nothing_is_recorded_when_whoever_looked_has_gone_away(server):
     with load(server):
         with server.connect() as connection:
-            connection.sendall(b"GET /v1/cluster/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /v1/cluster/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             data = b""
             while b"cluster.steps" not in data:
                 data += connection.recv(1 << 16)
