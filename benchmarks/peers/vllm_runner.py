@@ -15,7 +15,7 @@ QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "quantization_status": "compressed",
-    "ignore": ["lm_head"],
+    "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*shared_expert_gate$", "re:.*linear_attn.in_proj_.*"],
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
