@@ -212,11 +212,6 @@ class LLMEngine:
         self._check_ids("output_token_ids: token id", tokens)
         if len(tokens) >= (most := self._max_tokens(request)):
             raise UserError(f"output_token_ids has {len(tokens)} tokens, but at most {most} are to be generated")
-        if len(request.prompt_token_ids) + len(tokens) >= (context := self._context_size(request)):
-            raise UserError(
-                f"the prompt and output_token_ids have {len(request.prompt_token_ids) + len(tokens)} tokens, and the context "
-                f"has {context}: an answer whose context was shifted cannot go on from its tokens"
-            )
         if ends := request.ends(self.scheduler.eos_token_ids).intersection(tokens):
             raise UserError(
                 f"output_token_ids has token {min(ends)}, which ends the answer; nothing is left to generate"
