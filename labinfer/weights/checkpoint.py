@@ -24,7 +24,7 @@ from labinfer.weights.files import weight_files
 from labinfer.weights.formats.format import Format, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.registry import read_formats
-from labinfer.weights.json_file import read_json
+from labinfer.weights.json_file import need_plain_file, read_json
 from labinfer.weights.slices import MatrixSlice, Range, TensorSlice, WeightSlice
 from labinfer.weights.stack import StackReader, stacked_names
 
@@ -221,6 +221,7 @@ class Checkpoint:
 
 def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Every tensor of a file, by name."""
+    need_plain_file(path)
     try:
         with safe_open(str(path), framework="pt"):  # it checks the header, and that the file is as long as that says
             pass
