@@ -249,6 +249,9 @@ class JobOptions:
     )
     raw: bool = option(False, "give --prompt to the model as it is, without its chat template")
     input: str = option("", "JSONL file of requests, - for standard input", metavar="FILE")
+    max_line_size: int = option(
+        16, "MiB of a line of --input; longer ones are answered with an error", metavar="MIB", least=1
+    )
     output: str = option("", "JSONL file of results, - for standard output (default for --input)", metavar="FILE")
     report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
 

@@ -112,6 +112,7 @@ class LLM:
                 self._inputs = InputProcessor(
                     Path(own) if own else parts.directory,
                     required=bool(own),
+                    max_prompt_tokens=self.facts.max_model_len,
                     response_template=options.model.response_template,
                 )
                 self.tokenizer = self._inputs.tokenizer

@@ -111,7 +111,7 @@ def awq(size: int):
     return config | {"modules_to_not_convert": None}, store
 
 
-def compressed(layout: str, weights: dict, *, ignore: tuple[str, ...] = ("lm_head",)) -> dict:
+def compressed(layout: str, weights: dict, *, ignore: tuple[str, ...] = ("lm_head", r"re:.*mlp\.gate$")) -> dict:
     scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",

@@ -11,7 +11,7 @@ from labinfer.errors import UserError
 PROMPTS = mixed_prompts(4)
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 OPTIONS = {"num_kv_blocks": 64, "autotune": False}
-PACKED = [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
+PACKED = [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,6 @@ def test_offload_without_experts_is_refused():
         LLM("demo", expert_offload=1)
 
 
-def test_offload_of_float32_experts_is_refused(mixture):
+def test_offload_of_the_references_experts_is_refused(mixture):
     with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
-        LLM(mixture, expert_offload=1, num_kv_blocks=64)
+        LLM(mixture, expert_offload=1, num_kv_blocks=64, functions="reference")

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from labinfer.batch.reader import JsonlReader
+from labinfer.batch.reader import JsonlReader, LongLine
 from labinfer.batch.records import embedding_record, error_record, result_record
 from labinfer.engine.request import Request
-from labinfer.errors import UserError
-from labinfer.jsonl import ParsedLine, parse_line, read_custom_id, read_own_id
+from labinfer.errors import UserError, is_failure
+from labinfer.jsonl import ParsedLine, parse_line, read_ids
 from labinfer.llm import LLM
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.outputs import RequestOutput
 from labinfer.pooling import EmbeddingOutput
 from labinfer.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 200
+"""Characters of what a library says of its own failure."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +80,24 @@ class BatchJob:
                 continue
             each_line()  # a job may have nothing but bad lines for a long time
             number, text = line
+            if isinstance(text, LongLine):
+                self._refuse(number, b"", f"the line has {text.num_bytes} bytes, more than --max-line-size; shorten it")
+                continue
             try:
                 requests = self._make_requests(llm, number, parse_line(text, self._defaults))
             except UserError as error:
-                self._output.write_json(error_record(number, read_custom_id(text), read_own_id(text), str(error)))
-                self.num_failed += 1
+                self._refuse(number, text, str(error))
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                logger.error("line %d fails\n%s", number, traceback.format_exc().rstrip())
+                self._refuse(number, text, f"it fails with {type(error).__name__}: {str(error)[:MAX_REASON]}")
             else:
                 yield from requests
+
+    def _refuse(self, number: int, text: bytes, message: str) -> None:
+        self._output.write_json(error_record(number, *read_ids(text), message))
+        self.num_failed += 1
 
     @staticmethod
     def _make_requests(llm: LLM, number: int, parsed: ParsedLine) -> list[Request]:

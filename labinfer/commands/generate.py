@@ -71,7 +71,7 @@ class JobFiles:
         Raises:
         UserError: a file cannot be read or written, or is given twice.
         """
-        reader = JsonlReader(job.input) if job.input else None
+        reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
         output = OutputFile(job.output or STANDARD, "--output", {"--input": job.input, "--trace": trace})
         others = {"--input": job.input, "--output": job.output, "--trace": trace}
         return cls(reader, output, OutputFile(job.report, "--report", others) if job.report else None)

@@ -196,8 +196,7 @@ def _build_placed(
         arena = None
         if layout.expert_memory:
             arena = ExpertArena(layout.expert_memory, cache_folder() or Path(tempfile.gettempdir()))
-            experts = offload(context.functions.experts, arena)
-            context = dataclasses.replace(context, functions=dataclasses.replace(context.functions, experts=experts))
+            context = dataclasses.replace(context, functions=offload(context.functions, arena))
         with torch.device("meta"):
             model = model_class(config)(config, context).eval()
         load_weights(model, checkpoint, device, on_progress)

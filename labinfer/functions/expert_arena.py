@@ -12,14 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import torch
 
 from labinfer.errors import UserError
-from labinfer.functions.packed_experts import PackedExperts
-from labinfer.functions.protocols import ExpertFunctions
+from labinfer.functions.packed_experts import MatrixCodes, PackedExperts
+from labinfer.functions.protocols import ExpertFunctions, Functions
 
 PARTS = 4
 """A layer's experts are read in so many parts at most, so that one is multiplied with while the next ones are read."""
@@ -68,7 +69,7 @@ class ExpertArena:
         except OSError as error:
             raise UserError(f"--expert-offload: no file for experts in {folder} ({error.strerror})") from None
         self._direct = _reopen_direct(self._file)
-        self._end = 0
+        self._end = self._expert_bytes = 0
         self._slots_SB, self._begin = torch.empty(0, 0, dtype=torch.uint8), 0
         self._padded_B = torch.empty(0, dtype=torch.uint8)  # an expert on its way to the file
         self._used: OrderedDict[int, int] = OrderedDict()
@@ -86,10 +87,15 @@ class ExpertArena:
         """Append an expert to the file, and keep it in a slot while there are free ones. Returns its position.
 
         Raises:
-            UserError: the disk is full, or the slots are too few.
+            UserError: the disk is full, the slots are too few, or not all experts are of one size.
         """
         if not self._end:
             self._make_slots(len(data_B))
+        if len(data_B) != self._expert_bytes:
+            raise UserError(
+                f"--expert-offload needs experts of one size; those of this checkpoint take {self._expert_bytes} and "
+                f"{len(data_B)} bytes: leave it out, or give --quantization none"
+            )
         padded_B = self._padded_B
         padded_B[: len(data_B)] = data_B
         position, view = self._end, memoryview(padded_B.numpy())
@@ -203,6 +209,7 @@ class ExpertArena:
             position, view = position + count, view[count:]
 
     def _make_slots(self, expert_bytes: int) -> None:
+        self._expert_bytes = expert_bytes
         size = -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES
         count = self._num_bytes // size
         if count < LEAST_SLOTS:
@@ -239,16 +246,22 @@ class OffloadedExperts:
         self._layer = make_experts(**shape | {"device": torch.device("meta")})
         if self._layer.addresses_E is None:
             raise UserError(
-                "--expert-offload needs the compiled experts, which are for bfloat16, int8 and int4; choose --dtype bfloat16 "
-                "or a --quantization"
+                "--expert-offload needs the compiled experts, and these are torch's: it is for CPUs, with a C++ compiler and "
+                "without --functions reference"
             )
         self.num_experts, self.hidden_size, self.columns = shape["num_experts"], shape["hidden_size"], shape["columns"]
         self.dtype, self.device, self.nbytes = shape["dtype"], shape["device"], self._layer.nbytes
         self._positions = [0] * self.num_experts
 
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
+        self._put(index, lambda alone: alone.pack(0, gate_up_FD, down_DF))
+
+    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+        self._put(index, lambda alone: alone.pack_codes(0, gate_up, down))
+
+    def _put(self, index: int, pack: Callable[[PackedExperts], None]) -> None:
         alone = self._make(**self._shape | {"num_experts": 1})
-        alone.pack(0, gate_up_FD, down_DF)
+        pack(alone)
         self._positions[index] = self._arena.write(alone.data_EB[0])
 
     def clone(self) -> OffloadedExperts:
@@ -270,10 +283,11 @@ class OffloadedExperts:
             addresses_E[part] = 0
 
 
-def offload(functions: ExpertFunctions, arena: ExpertArena) -> ExpertFunctions:
-    """The same functions with experts in this arena."""
+def offload(functions: Functions, arena: ExpertArena) -> Functions:
+    """The same functions with all experts in this arena."""
 
-    def make_experts(**shape) -> OffloadedExperts:
-        return OffloadedExperts(arena, functions.make_experts, **shape)
+    def offloaded(own: ExpertFunctions) -> ExpertFunctions:
+        return dataclasses.replace(own, make_experts=partial(OffloadedExperts, arena, own.make_experts))
 
-    return dataclasses.replace(functions, make_experts=make_experts)
+    coded = {quantization: offloaded(own) for quantization, own in functions.coded_experts.items()}
+    return dataclasses.replace(functions, experts=offloaded(functions.experts), coded_experts=coded)

@@ -32,7 +32,7 @@ class ExpertsCall:
     columns: int
     num_timed: int | None = None
     """Experts that there are while the call is timed, E; None for all that the rank holds."""
-    target = "experts"
+    target: str = "experts"
 
     @property
     def elements(self) -> int:

@@ -85,29 +85,9 @@ class AsyncLLMEngine:
                 submission.fail(ending)
             self.on_end()
 
-    def submission(
-        self,
-        requests: list[Request],
-        tokenizer: Tokenizer | None,
-        *,
-        id: str,
-        model: str,
-        owner: str,
-        seconds: float,
-        streams: bool,
-    ) -> Submission:
-        """A submission of these requests, yet to be started; ``close`` it in any case.
-
-        Args:
-            id, owner, seconds: see ``Submission``.
-            streams: whether deltas are asked for.
-        """
-        keys = [f"{next(self._keys)}:{id}" for _ in requests]
-        opened = [
-            RequestState(replace(request, key=key), tokenizer, streams, self._clock)
-            for key, request in zip(keys, requests, strict=True)
-        ]
-        submission = Submission(self, opened, id=id, model=model, owner=owner, seconds=seconds)
+    def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
+        """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
+        submission = Submission(self, id=id, model=model, owner=owner, seconds=seconds)
         self._submissions.add(submission)
         if self._ending is not None:
             submission.fail(self._ending)
@@ -125,6 +105,13 @@ class AsyncLLMEngine:
         self._tell(Watch(on))
 
     # For submissions.
+
+    def open(self, requests: list[Request], tokenizer: Tokenizer | None, streams: bool, id: str) -> list[RequestState]:
+        """The state of each request, with a key that no other has."""
+        return [
+            RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
+            for request in requests
+        ]
 
     def start(self, submission: Submission) -> None:
         """Hand its requests to the host."""

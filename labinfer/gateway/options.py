@@ -10,6 +10,7 @@ from labinfer.config import MAX_TIMEOUT, flag_name, option
 from labinfer.errors import UserError
 
 MAX_PORT = 65535
+MIB = 1 << 20
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 
@@ -20,6 +21,12 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all of this machine's", metavar="ADDRESS")
     port: int = option(8000, "TCP port to listen on; 0 for one that is free", metavar="N")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names by which the server may be reached beside localhost, this machine's name and addresses, and whose pages may "
+        "change something; * for any name",
+        metavar="NAME",
+    )
     api_key: tuple[str, ...] = option(
         (),
         "only requests with this key are answered; may be given several times. Other users of the machine can read "
@@ -35,11 +42,31 @@ class ServerOptions:
     tokens_per_minute: int = option(
         0, "tokens of prompts and answers together for one caller; 0 for any number", metavar="N"
     )
+    max_connections: int = option(
+        2048,
+        "connections that are open at once; beyond them, the one that has been without a whole request for longest is "
+        "closed. 0 for any number",
+        metavar="N",
+    )
     max_open_requests: int = option(
         1024, "requests of all callers that are open at once; 0 for any number", metavar="N"
     )
     request_timeout: float = option(600.0, "seconds after which a request is cancelled; 0 for never", metavar="S")
     max_body_size: int = option(16, "MiB of a request's body at most", metavar="MIB", least=1)
+    max_body_memory: int = option(
+        64,
+        "MiB that the bodies of all requests may have together until they are tokenized, and one caller's half of it; "
+        "those up to 64 KiB are not counted",
+        metavar="MIB",
+        least=1,
+    )
+    max_preparing_per_caller: int = option(
+        8,
+        "long prompts of one caller that wait to be tokenized, and new forms of answers that wait to be tried; further ones "
+        "are refused",
+        metavar="N",
+        least=1,
+    )
     drain_timeout: float = option(
         20.0,
         "seconds that open requests have to come to their ends when the server is stopped; where it is more than 25, tell "

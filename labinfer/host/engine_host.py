@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import time
+import traceback
 from collections.abc import Callable
 
 from labinfer.engine.llm_engine import QueueFull
-from labinfer.errors import BrokenLink, Interrupted, UserError
+from labinfer.errors import BrokenLink, Interrupted, UserError, is_failure
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.host.hosted_model import HostedModel
 from labinfer.host.telemetry import Telemetry
@@ -124,6 +125,12 @@ class EngineHost:
             return
         except UserError as error:
             self._link.send(Refused(request_id, str(error)))
+            return
+        except BaseException as error:  # of a library, or of somebody's logits processor: the other requests go on
+            if not is_failure(error):
+                raise
+            logger.error("a request fails\n%s", traceback.format_exc().rstrip())
+            self._link.send(Refused(request_id, f"the request fails with {type(error).__name__}"))
             return
         self._open[request_id] = model
         self._link.send(Accepted(request_id))

@@ -73,10 +73,27 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     )
 
 
+def too_long(message: str) -> ApiError:
+    """The prompt does not fit in the context."""
+    return bad_request(message, code="context_length_exceeded")
+
+
 def unauthorized(message: str) -> ApiError:
     """No key, or none that is valid."""
     headers = {"WWW-Authenticate": "Bearer"}  # RFC 9110, section 15.5.2
     return ApiError(401, message, INVALID_REQUEST, code="invalid_api_key", headers=headers)
+
+
+def wrong_host(host: str, flag: str) -> ApiError:
+    """The request is for a server of another name (RFC 9110, section 15.5.20)."""
+    message = f"this server is not to be reached by the name {_shorten(host)}; add it with {flag}, or use its address"
+    return ApiError(421, message, INVALID_REQUEST, code="host_not_allowed")
+
+
+def foreign_origin(origin: str, flag: str) -> ApiError:
+    """The request comes from a page of another server."""
+    message = f"a page of {_shorten(origin)} may not change anything here; {flag} says which names are this server's"
+    return ApiError(403, message, INVALID_REQUEST, code="origin_not_allowed")
 
 
 def not_found_model(model: str) -> ApiError:
@@ -126,6 +143,12 @@ def unsupported_media_type(content_type: str) -> ApiError:
 def too_large_head(limit_bytes: int) -> ApiError:
     """The lines before the body are longer than may be."""
     message = f"the request's head is larger than {limit_bytes} bytes; send less at once"
+    return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
+
+
+def too_many_fields(limit: int) -> ApiError:
+    """The head has more lines than may be."""
+    message = f"the request's head has more than {limit} fields; send fewer"
     return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import lru_cache
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labinfer.errors import UserError
+from labinfer.errors import PromptTooLong, UserError, is_failure
 from labinfer.text.reply_format import ReplyFormat, choose_format
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.spelling import Spelling, spell
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 MAX_SPELLINGS = 1 << 16
 """Tokens whose spelling is cached: log-probabilities spell the same few thousand again and again."""
 
+
+FIRST_PART = 8
+"""Characters for each token of the limit in the first part of a long text that is tried; each further one is twice as long."""
+MARGIN = 2
+"""Parts with more tokens than so many times the limit refuse a text. A cut may change the tokens beside it, and no others
+of a common tokenizer."""
 
 MAX_PROMPT_PART = 256
 """Tokens at the end of a prompt in which a reply may have begun."""
@@ -54,7 +61,8 @@ class _FastBackend:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Unlike encode, this releases Python's lock and computes no offsets.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with _panics_as_errors(text):
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: list[int], shown: Collection[int] = ()) -> str:
         hidden = self._hidden.difference(shown) if shown else self._hidden
@@ -69,6 +77,19 @@ class _FastBackend:
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size()
+
+
+@contextmanager
+def _panics_as_errors(text: str) -> Iterator[None]:
+    """Make a ``UserError`` of a panic of the library."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        raise UserError(
+            f"the tokenizer fails on this text of {len(text)} characters, {text[:40]!r}: {str(error)!r:.100}"
+        ) from None
 
 
 class _SentencePieceBackend:
@@ -154,16 +175,51 @@ class Tokenizer:
         """Ids of the tokens that were added to the learned vocabulary, special ones included, by their text."""
         return self._backend.added_tokens
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, bytes of UTF-8 counted as such."""
+        return max((len(self._backend.name(token_id) or "") for token_id in range(self.vocab_size)), default=1)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
         Raises:
-            UserError: the text holds lone surrogates, as a broken command line or JSON may.
+            UserError: the text holds lone surrogates, as a broken command line or JSON may, or makes the library fail.
         """
         try:
             return self._backend.encode(text, add_special_tokens)
         except (TypeError, UnicodeError):
             raise UserError(f"the text is not valid Unicode: {text!r:.60}") from None
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Raises:
+        PromptTooLong: the text has more characters than so many tokens can have.
+        """
+        if FIRST_PART * max_tokens < len(text) > self.longest_token * max_tokens:
+            raise PromptTooLong(
+                f"This model's maximum context length is {max_tokens} tokens. However, your prompt has {len(text)} "
+                f"characters, and the model's tokens have at most {self.longest_token} each. Please reduce the length of "
+                "the prompt."
+            )
+
+    def encode_within(self, text: str, max_tokens: int, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, of which at most ``max_tokens`` can be used. The work is bounded by those, and not by the text.
+
+        Raises:
+            PromptTooLong: the text has far more tokens. One that has a few more passes.
+            UserError: see ``encode``.
+        """
+        self.check_length(text, max_tokens)
+        size = FIRST_PART * max_tokens
+        while size < len(text):
+            count = len(self.encode(text[:size], add_special_tokens))
+            if count > MARGIN * max_tokens:
+                raise PromptTooLong(
+                    f"This model's maximum context length is {max_tokens} tokens. However, the first {size} characters of "
+                    f"your prompt are {count} tokens already. Please reduce the length of the prompt."
+                )
+            size *= 2
+        return self.encode(text, add_special_tokens)
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of the ids without special tokens; incomplete UTF-8 is shown as U+FFFD."""
@@ -198,7 +254,13 @@ class Tokenizer:
         tools: list[dict] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a conversation up to the beginning of the assistant's answer; see ``ChatTemplate.render``.
+        """Ids of a conversation up to the beginning of the assistant's answer; see ``render_chat``."""
+        return self.encode(self.render_chat(messages, tools, template_kwargs), add_special_tokens=False)
+
+    def render_chat(
+        self, messages: list[dict], tools: list[dict] | None = None, template_kwargs: dict[str, Any] | None = None
+    ) -> str:
+        """Text of a conversation up to the beginning of the assistant's answer; see ``ChatTemplate.render``.
 
         Raises:
             UserError: there is no chat template, or it refuses these messages, tools or variables.
@@ -209,7 +271,7 @@ class Tokenizer:
                 message | {key: message["reasoning_content"]} if "reasoning_content" in message else message
                 for message in messages
             ]
-        return self.encode(template.render(messages, tools, template_kwargs), add_special_tokens=False)
+        return template.render(messages, tools, template_kwargs)
 
     def template_reads(self, name: str, tools: list[dict] | None = None) -> bool:
         """Whether the chat template reads a variable of this name.

@@ -21,11 +21,12 @@ from safetensors import SafetensorError, safe_open
 
 from labinfer.errors import UserError
 from labinfer.weights.files import weight_files
-from labinfer.weights.formats.format import Format
+from labinfer.weights.formats.format import Format, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.registry import read_formats
 from labinfer.weights.json_file import read_json
 from labinfer.weights.slices import MatrixSlice, Range, TensorSlice, WeightSlice
+from labinfer.weights.stack import StackReader, stacked_names
 
 FLOATS = {
     "F64": torch.float64,
@@ -77,6 +78,7 @@ class Checkpoint:
         config = directory / "config.json"
         self._formats = read_formats(read_json(config) if config.exists() else {}, config)
         self._tensors: dict[str, StoredTensor] = {}
+        self._names_of_stacks: dict[str, tuple[str, ...]] = {}
         for path in weight_files(directory):
             for name, tensor in _stored_tensors(path):
                 if name in self._tensors:
@@ -104,10 +106,9 @@ class Checkpoint:
         """
         if isinstance(part, TensorSlice):
             self.read_into(part)
-        elif (stacked := self._from_stack(part)) is not None:
-            self.read_into(stacked)
         else:
-            self.format(part.name).read(self, part)
+            chosen, tensors, matrix = self._source(part)
+            chosen.read(tensors, matrix)
 
     def check(self, part: WeightSlice) -> None:
         """Refuse what ``load`` would refuse by name, shape or dtype, without reading anything.
@@ -115,34 +116,53 @@ class Checkpoint:
         Raises:
             UserError: as for ``load``.
         """
-        tensor = part if isinstance(part, TensorSlice) else self._from_stack(part)
-        if tensor is None:
-            self.format(part.name).check(self, part)
+        if isinstance(part, TensorSlice):
+            self.expect(part.name, part.shape, part.destination.dtype)
         else:
-            self.expect(tensor.name, tensor.shape, tensor.destination.dtype)
+            chosen, tensors, matrix = self._source(part)
+            chosen.check(tensors, matrix)
 
-    def _from_stack(self, part: MatrixSlice) -> TensorSlice | None:
-        """The slice of a tensor that holds many matrices; None where this one has tensors of its own.
+    def is_plain(self, matrix: MatrixSlice) -> bool:
+        """Whether a matrix is stored in values, whatever the config says."""
+        chosen, _, _ = self._source(matrix)
+        return isinstance(chosen, PlainFormat)
+
+    def _source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
+        """The format of a matrix, its tensors, and the slice under the name that it has there.
 
         Raises:
-            UserError: the tensor is quantised.
+            UserError: a tensor of many matrices is quantised, and the config does not say how.
         """
-        if part.stack is None or part.stack.name not in self._tensors:
-            return None
-        tensor = self._tensors[part.stack.name]
-        if tensor.dtype not in PLAIN:
+        chosen = self.format(part.name)
+        if part.stack is None or self._tensors.keys().isdisjoint(self._stacked_names(part)):
+            return chosen, self, part
+        stack, tensors = part.stack.name, StackReader(self, part)
+        weight = self._tensors.get(tensors.stored_name(f"{stack}.weight"))
+        if weight is not None and weight.dtype in PLAIN:
+            chosen = PlainFormat()
+        elif isinstance(chosen, PlainFormat):
+            dtype = "codes" if weight is None else weight.dtype
             raise UserError(
-                f"{tensor.path}: tensor {part.stack.name} holds {tensor.dtype}; experts in one tensor are read in "
-                f"{', '.join(PLAIN)} only, quantised ones in tensors of their own"
+                f"{self.directory}: the experts in tensor {stack} are stored in {dtype}, and quantization_config in config.json does "
+                f"not say how; without it they are read in {', '.join(PLAIN)} only"
             )
-        return part.from_stack()
+        return chosen, tensors, replace(part, name=stack)
+
+    def _stacked_names(self, part: MatrixSlice) -> tuple[str, ...]:
+        """Names of the tensors in which a matrix may be among others; those of a stack have one format."""
+        stack = part.stack.name
+        if stack not in self._names_of_stacks:
+            own = self._formats(part.name).tensor_names(part.name)
+            suffixes = ("weight", *(name.removeprefix(f"{part.name}.") for name in own))
+            self._names_of_stacks[stack] = tuple(name for suffix in suffixes for name in stacked_names(stack, suffix))
+        return self._names_of_stacks[stack]
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
         """Names of the tensors that a slice may be read from."""
         if isinstance(part, TensorSlice):
             return (part.name,)
         names = self.format(part.name).tensor_names(part.name)
-        return names if part.stack is None else (*names, part.stack.name)
+        return names if part.stack is None else (*names, *self._stacked_names(part))
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``TensorReader``."""

@@ -79,6 +79,10 @@ class Codes:
         )
 
     @property
+    def device(self) -> torch.device:
+        return self.words.device
+
+    @property
     def first(self) -> int:
         """The input whose code comes first: that with which a group begins."""
         return self.columns[0] - self.lead

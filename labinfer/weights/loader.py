@@ -15,7 +15,7 @@ from torch import nn
 from labinfer.errors import UserError
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.codes import CodeForm
+from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 
@@ -68,6 +68,7 @@ def load_weights(
         UserError: a tensor is missing or has the wrong shape.
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
+    _hold_as_stored(model, checkpoint, names)
     total = sum(1 for _ in weight_slices(model, names))
 
     def read(part: WeightSlice) -> None:
@@ -87,6 +88,7 @@ def check_checkpoint(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: 
         UserError: the checkpoint has tensors that the model has no place for, lacks one, or has one of another shape.
     """
     names, num_layers = _names(whole_model).resolve(checkpoint.names), len(whole_model.model.layers)
+    _hold_as_stored(whole_model, checkpoint, names)
     expected: set[str] = set()
     for part in weight_slices(whole_model, names):
         checkpoint.check(part)
@@ -115,6 +117,17 @@ def pack_weights(model: nn.Module) -> None:
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all weights, shared ones counted once; on the meta device what they would take."""
     return sum(module.num_bytes for _, module in _weighted_modules(model))
+
+
+def _hold_as_stored(model: nn.Module, checkpoint: Checkpoint, names: CheckpointNames) -> None:
+    """Take codes back from modules of which the checkpoint has values, though its config does not say so.
+
+    Configs name the modules that they leave out; experts are none in Transformers, so nobody names them.
+    """
+    for name, module in _weighted_modules(model):
+        parts = (part for part in module.slices(name) if isinstance(part, MatrixSlice))
+        if any(isinstance(part.destination, Codes) and checkpoint.is_plain(_stored(part, names)) for part in parts):
+            module.hold_values()
 
 
 def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:

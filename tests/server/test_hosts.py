@@ -158,43 +158,40 @@ def test_who_comes_while_there_is_a_host_waits_for_its_end():
             assert server.complete(max_tokens=1).body["choices"][0]["text"].strip() == "green"
 
 
-@pytest.mark.parametrize(
-    ("hello", "says"),
-    [
-        (Hello(labinfer.__version__, "another secret", ["demo"]), "token"),
-        (Hello("0.0.0", TOKEN, ["demo"]), "it is version 0.0.0"),
-        (Hello(labinfer.__version__, TOKEN, ["other"]), "it has the models other"),
-    ],
-)
-def test_host_that_does_not_belong_here_is_rejected(hello, says):
+STRANGERS = [
+    (Hello(labinfer.__version__, "another secret", ["demo"]), "token"),
+    (Hello("0.0.0", TOKEN, ["demo"]), "it is version 0.0.0"),
+    (Hello(labinfer.__version__, TOKEN, ["other"]), "it has the models other"),
+]
+NO_GREETINGS = (b"", pack(Stats([])), b"\xff" * 64)
+
+
+def test_gateway_takes_in_its_own_host_alone_and_ends_with_it():
     with gateway(outlives_host=False) as server:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(server.directory / local_socket.NAME))
-            connection.sendall(pack(hello))
-            link = GatewayLink(connection)
-            (frame,) = link.receive(END_SECONDS)
-            assert isinstance(frame, Rejected) and says in frame.message
-            with pytest.raises(BrokenLink):
-                link.receive(END_SECONDS)
-        with Host(server, "red"):  # and the gateway still waits for its own
-            wait_ready(server)
-
-
-@pytest.mark.parametrize("data", [b"", pack(Stats([])), b"\xff" * 64], ids=["nothing", "another frame", "no frame"])
-def test_who_does_not_say_who_it_is_is_hung_up_on(data):
-    with gateway(outlives_host=False) as server:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(server.directory / local_socket.NAME))
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(END_SECONDS)
-            assert connection.recv(1) == b""
-        with Host(server, "red"):
-            wait_ready(server)
-
-
-def test_gateway_ends_with_its_host():
-    with gateway(outlives_host=False) as server:
+        for hello, says in STRANGERS:
+            check_rejected(server, hello, says)
+        for data in NO_GREETINGS:
+            check_hung_up_on(server, data)
         with Host(server, "red"):
             wait_ready(server)
         assert server.process.wait(END_SECONDS) == 0
+
+
+def check_rejected(server: Gateway, hello: Hello, says: str) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.directory / local_socket.NAME))
+        connection.sendall(pack(hello))
+        link = GatewayLink(connection)
+        (frame,) = link.receive(END_SECONDS)
+        assert isinstance(frame, Rejected) and says in frame.message
+        with pytest.raises(BrokenLink):
+            link.receive(END_SECONDS)
+
+
+def check_hung_up_on(server: Gateway, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.directory / local_socket.NAME))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(END_SECONDS)
+        assert connection.recv(1) == b"", data

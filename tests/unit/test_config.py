@@ -40,7 +40,9 @@ SAMPLING_FLAGS = {
     "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--min-tokens", "--n",
     "--num-beams", "--length-penalty",
 }  # fmt: skip
-GENERATE_FLAGS = ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--output", "--report"}
+GENERATE_FLAGS = (
+    ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--max-line-size", "--output", "--report"}
+)
 CHAT_FLAGS = (
     (ENGINE_FLAGS | SAMPLING_FLAGS | {"--url", "--api-key", "--system"})
     - {"--trace", "--profile", "--n", "--num-beams", "--length-penalty"}

@@ -31,12 +31,12 @@ def load(path: Path) -> ctypes.CDLL:
         "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,
         "quantize_int4": [pointer] * 2 + [size] * 3 + [real] + [count] * 2,
         "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 2,
-        "pack_int8": [pointer] * 2 + [size] * 2 + [count],
-        "pack_codes": [pointer] * 4 + [size] * 3 + [count, real, count],
+        "pack_codes": [pointer] * 5 + [size] * 3 + [count, real, count],
         "linear_groups": [pointer] * 4 + [size] * 5 + [count] * 2 + [real] + [count] * 2,
         "embedding_int8": [pointer] * 4 + [size] * 4 + [count] * 2,
         "embedding": [pointer] * 3 + [size] * 4 + [count],
         "pack_expert": [pointer, size] + [pointer] * 2 + [real] * 2 + [count] * 2,
+        "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
         "experts": [pointer] * 2 + [count],
         "route": [pointer] * 7 + [size] * 2 + [count] * 2,
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
@@ -50,7 +50,7 @@ def load(path: Path) -> ctypes.CDLL:
         arguments[f"delta_rule_{dtype}"] = [pointer] * 10 + [size] * 5 + [count]
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     counted = {
-        "expert_bytes": [size] * 4,
+        "expert_bytes": [pointer],
         "ceiling_memory": [pointer, size, count],
         "ceiling_float32": [size, count],
     }

@@ -72,7 +72,7 @@ class CpuProvider(Provider):
             "linear": quantized.linear,
         }
         experts = CpuExperts(self._library)
-        _add(registry, experts.calls("none", group_size), name="cpu", dtypes=CpuFunctions.dtypes)
+        _add(registry, experts.calls("none", group_size), name="cpu", dtypes=CpuExperts.dtypes)
         for quantization, calls in {"int8": int8, "int4": int4}.items():
             mixture = experts.calls(quantization, group_size)
             _add(registry, calls | mixture, name="cpu", dtypes=CpuQuantized.dtypes, quantization=quantization)

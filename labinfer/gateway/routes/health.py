@@ -36,8 +36,9 @@ async def health(call: Call) -> Response:
 
 
 async def ready(call: Call) -> Response:
-    """``GET /ready``: requests are taken now."""
+    """``GET /ready``: requests are taken now, long prompts and new forms of answers included."""
     call.service.model(None)
+    call.service.check_room()
     return call.json(Readiness("ready", call.service.model_names))
 
 

@@ -126,6 +126,12 @@ def test_arena_without_room_for_two_experts_is_refused(tmp_path):
         arena(tmp_path, slots=1, experts=1)
 
 
+def test_experts_of_two_sizes_are_refused(tmp_path):
+    made, _ = arena(tmp_path, slots=4, experts=1)
+    with pytest.raises(UserError, match="experts of one size; those of this checkpoint take 5000 and 1200 bytes"):
+        made.write(torch.zeros(1200, dtype=torch.uint8))
+
+
 def test_arena_in_a_folder_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--expert-offload: no file for experts in"):
@@ -154,7 +160,9 @@ def test_experts_of_the_reference_cannot_be_offloaded(tmp_path):
 
 
 @pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
-@pytest.mark.parametrize(("quantization", "dtype"), [("none", torch.bfloat16), ("int8", torch.float32)])
+@pytest.mark.parametrize(
+    ("quantization", "dtype"), [("none", torch.bfloat16), ("none", torch.float32), ("int8", torch.float32)]
+)
 def test_offloaded_experts_give_the_same_bits(compiled_functions, tmp_path, quantization, dtype):
     """Two layers of eight experts, with room for five of the sixteen."""
     torch.manual_seed(0)

@@ -8,17 +8,14 @@ import pytest
 import torch
 from published_formats import PUBLISHED, Published, gptq, packed, write_published
 from safetensors.torch import load_file, save_file
-from tiny_llama import model_of, write
+from tiny_llama import model_of, prompt_logits, write
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.errors import UserError
-from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.quantized import dequantize
-from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.layers.matrix import Matrix
 from labinfer.models.llama import LlamaForCausalLM
 from labinfer.models.registry import load_config
@@ -162,32 +159,13 @@ def test_rank_reads_only_its_ranges(checkpoints):
 # Products.
 
 
-def logits(model, num_tokens: int = 9) -> torch.Tensor | None:
-    """Of a prompt's tokens."""
-    model.make_rotary_tables(16, CPU)
-    attention = model.model.layers["0"].self_attn
-    caches = [LayerCache(*(torch.zeros(1, 16, attention._shard.num_kv, 32) for _ in range(2)))]
-    positions = torch.arange(num_tokens)
-    batch = ModelInputBatch(
-        token_ids_T=positions * 3,
-        positions_T=positions,
-        attention=AttentionBatch.build([0, num_tokens], [num_tokens], [[0]], CPU),
-        slots_T=positions,
-        sample_rows_B=positions,
-        prompt_rows=[],
-        pooled=[],
-    )
-    with torch.inference_mode():
-        return model.logits(model(batch, None, caches))
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_logits_of_decoded_weights_are_those_of_the_oracle(checkpoints, name):
     directory, twin = checkpoints(name)
-    wanted = logits(load(twin))
+    wanted = prompt_logits(load(twin))
     for size in (1, 2, 3):
         ranks = LocalCommunicator.run(
-            size, lambda comm: logits(load(directory, comm.rank, comm.size, comm=comm, quantization="none"))
+            size, lambda comm: prompt_logits(load(directory, comm.rank, comm.size, comm=comm, quantization="none"))
         )
         torch.testing.assert_close(ranks[0], wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from checkpoints import make_checkpoint
 from serving import serving, wait_for
 
 
-def test_loads_of_experts_are_told_while_a_model_is_served(tmp_path):
-    directory = make_checkpoint(tmp_path / "mixture", "glm4-moe")
+def test_loads_of_experts_are_told_while_a_model_is_served(work):
     offloaded = ("--quantization", "int8", "--expert-offload", "0.0001")
-    with serving(
-        "--model", str(directory), "--num-kv-blocks", "64", "--no-enable-prefix-caching", *offloaded
-    ) as server:
+    model = str(work / "glm4-moe")
+    with serving("--model", model, "--num-kv-blocks", "64", "--no-enable-prefix-caching", *offloaded) as server:
 
         def loads() -> list[dict]:
             return server.get("/v1/cluster")[1]["experts"]
