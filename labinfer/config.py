@@ -25,6 +25,7 @@ QUANTIZATIONS = ("auto", "none", "int8", "int4")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
+PROGRESS = ("auto", "jsonl", "none")
 MAX_TIMEOUT = 1e9
 """Seconds."""
 TRANSPORTS = ("auto", "mpi", "torch")
@@ -252,7 +253,24 @@ class JobOptions:
     max_line_size: int = option(
         16, "MiB of a line of --input; longer ones are answered with an error", metavar="MIB", least=1
     )
-    output: str = option("", "JSONL file of results, - for standard output (default for --input)", metavar="FILE")
+    output: str = option(
+        "",
+        "JSONL file of results, - for standard output (default for --input); the answers to --input are journaled in "
+        "FILE.journal, for --resume",
+        metavar="FILE",
+    )
+    overwrite: bool = option(False, "empty --output of what an earlier run wrote; without this it is refused")
+    resume: bool = option(
+        False,
+        "go on with an earlier run of the same --input, --output, model and sampling that was broken off, on any layout; "
+        "with nothing there yet it begins",
+    )
+    retry_errors: bool = option(False, "--resume, and try the lines again that have an error for an answer")
+    progress: str = option(
+        "auto",
+        "what is said on standard error while a job runs: a line for people, jsonl with a JSON object each second, or none",
+        choices=PROGRESS,
+    )
     report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
 
 

@@ -239,16 +239,19 @@ class Stream:
 
 
 @contextmanager
-def serving(*args: str, launcher: str = "single", ranks: int = 1, script: str = LAUNCH, **env: str) -> Iterator[Server]:
+def serving(
+    *args: str, launcher: str = "single", ranks: int = 1, script: str = LAUNCH, supervised: bool = False, **env: str
+) -> Iterator[Server]:
     """A server that takes requests; afterwards nothing of it is left.
 
     Args:
         args: flags. Without ``--port`` it is on one that was free; ``--port 0`` lets it choose.
     """
+    supervisor = [*command("single", 1, LAUNCH, "supervise"), "--"] if supervised else []
     flags = [] if "--port" in args else ["--port", str(free_port())]
     with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            command(launcher, ranks, script, "serve", *flags, *args),
+            [*supervisor, *command(launcher, ranks, script, "serve", *flags, *args)],
             cwd=ROOT,
             env=environment(**env),
             stdin=subprocess.DEVNULL,

@@ -42,9 +42,9 @@ def checkpoint(request, tmp_path_factory):
     return directory, "int8" if request.param == "fp8" else "auto", transformers_logprobs(twin, PROMPTS)
 
 
-def run(directory, **options) -> tuple[list[float], int]:
+def run(directory, dtype: str = "float32", **options) -> tuple[list[float], int]:
     """Logprobs of the prompts' tokens, and the bytes of the weights."""
-    with LLM(str(directory), dtype="float32", num_kv_blocks=100, threads=1, **options) as llm:
+    with LLM(str(directory), dtype=dtype, num_kv_blocks=100, threads=1, **options) as llm:
         outputs = llm.generate(PROMPTS, PARAMS)
         place = llm.layout.topology.place(0)
         num_bytes = llm.layout.meta(place).weight_bytes
@@ -94,3 +94,5 @@ def test_experts_in_codes_differ_by_their_activations_alone(mixture):
     assert num_bytes < 0.45 * all_bytes
     offloaded, _ = run(directory, quantization=quantization, expert_offload=5e-4)
     assert offloaded == held
+    in_16_bits, _ = run(directory, dtype="bfloat16", quantization=quantization)  # whose functions are tuned
+    assert statistics.fmean(abs(a - b) for a, b in zip(in_16_bits, exact, strict=True)) < 0.07 * statistics.stdev(exact)

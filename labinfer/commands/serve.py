@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import logging
-import socket
 from pathlib import Path
 
 import msgspec
@@ -13,10 +12,10 @@ import msgspec
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
-from labinfer.errors import BrokenLink, UserError
+from labinfer.errors import BrokenLink
 from labinfer.gateway.access import ApiKeys
-from labinfer.gateway.options import BACKLOG, ServerOptions
-from labinfer.gateway.process import GatewayProcess
+from labinfer.gateway.options import ServerOptions
+from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
 from labinfer.group.signals import GRACE_SECONDS
 from labinfer.host.engine_host import EngineHost
 from labinfer.llm import LLM, follow_all
@@ -39,9 +38,12 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
             keys = ApiKeys.load(own.api_key, own.api_key_file)  # a bad file is refused before anything is loaded
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
-            listener = _listen(own)
-            port = listener.getsockname()[1]
-            gateway = GatewayProcess(listener, own, list(models), cpus, level)
+            if supervisor := session.environment.supervisor:
+                gateway, port = SupervisorsGateway(supervisor, list(models)), own.port
+            else:
+                listener = listen(own)
+                port = listener.getsockname()[1]
+                gateway = GatewayProcess(listener, own, list(models), cpus, level)
     llms: dict[str, LLM] = {}
     for name, model in models.items():
         share = 1 / (len(models) - len(llms))  # the first of three models takes a third of what is free
@@ -77,19 +79,6 @@ def _model_options(options: EngineOptions, model: str, share: float) -> EngineOp
         model=dataclasses.replace(options.model, model=model),
         cache=dataclasses.replace(options.cache, memory_utilization=options.cache.memory_utilization * share),
     )
-
-
-def _listen(options: ServerOptions) -> socket.socket:
-    """Raises:
-    UserError: the address is taken, or none of this machine's.
-    """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; choose another --port or --host"
-        ) from None
 
 
 def _announce_address(host: str, port: int, num_keys: int, names: list[str]) -> None:

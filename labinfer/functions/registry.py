@@ -69,8 +69,8 @@ class ByRows:
     def __init__(self, calls: Sequence[Callable]):
         self._calls = tuple(calls)
 
-    def __call__(self, first: torch.Tensor, *others, **named):
-        return self._calls[bisect_left(ROW_CLASSES, first.shape[0])](first, *others, **named)
+    def __call__(self, argument: torch.Tensor, /, *others, **named):
+        return self._calls[bisect_left(ROW_CLASSES, argument.shape[0])](argument, *others, **named)
 
 
 class FunctionRegistry:

@@ -159,7 +159,7 @@ class ActiveCall:
         if isinstance(error, Cancelled):
             return api_errors.cancelled(str(error))
         if isinstance(error, EngineFailed):
-            return api_errors.engine_failed()
+            return api_errors.engine_failed(str(error))
         return api_errors.draining(RETRY_SECONDS)
 
     def _note(self, number: int, delta: Delta) -> None:

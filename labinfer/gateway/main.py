@@ -28,6 +28,7 @@ from labinfer.gateway.client_connection import ClientConnection
 from labinfer.gateway.host_link import HostListener
 from labinfer.gateway.options import BACKLOG, MIB, Setup
 from labinfer.gateway.service import Service
+from labinfer.group.signals import die_with_parent
 
 M_MMAP_THRESHOLD = -3
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ def main(hosts: int, listener: int) -> None:
         signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and brings things to an orderly end
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     setup = _read_setup()
+    if setup.outlives_host:
+        die_with_parent(signal.SIGKILL)
     os.sched_setaffinity(0, setup.cpus)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
@@ -72,7 +75,7 @@ def _return_large_blocks() -> None:
 
 
 async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) -> None:
-    engine = AsyncLLMEngine()
+    engine = AsyncLLMEngine(outlives_host=setup.outlives_host)
     service = Service(setup.options, setup.model_names, engine)
     config = uvicorn.Config(
         make_app(service),

@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labinfer.gateway.access import ApiKeys
@@ -46,6 +46,15 @@ class Model:
         """The model with its tokenizer, which rank 0 has loaded before."""
         reader = InputProcessor(Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len)
         return cls(info, reader, Preparation(reader, options))
+
+    def reads_as(self, info: ModelFacts) -> bool:
+        """Whether prompts and answers of the model of another host are read in the same way."""
+        names = ("tokenizer", "needs_tokenizer", "response_template", "max_model_len")
+        return all(getattr(self.info, name) == getattr(info, name) for name in names)
+
+    def again(self, info: ModelFacts) -> Model:
+        """The same model on another host."""
+        return replace(self, info=info)
 
     def chat_defaults(self) -> SamplingParams:
         """Sampling of a chat request that says nothing: as long an answer as there is room for."""
@@ -99,11 +108,12 @@ class Service:
     def _attach(self, models: list[ModelFacts]) -> None:
         self._attached.put_nowait((self._num_hosts, models))
 
-    def _end(self) -> None:
-        """Have no models until another host has loaded them."""
-        for model in self.models.values():
-            model.reader.close()
-        self.models = {}
+    def _end(self, is_final: bool) -> None:
+        """Have no models until another host has loaded them, unless it only has to take up the work of the one before."""
+        if is_final:
+            for model in self.models.values():
+                model.reader.close()
+            self.models = {}
         self._num_hosts += 1
         self.history.end()
 
@@ -115,7 +125,12 @@ class Service:
         """
         while True:
             number, models = await self._attached.get()
-            loaded = [await asyncio.to_thread(Model.load, info, self.options) for info in models]
+            loaded = [
+                before.again(info)
+                if (before := self.models.get(info.name)) is not None and before.reads_as(info)
+                else await asyncio.to_thread(Model.load, info, self.options)
+                for info in models
+            ]
             if number == self._num_hosts:  # else that host is gone
                 self.models = {model.info.name: model for model in loaded}
 

@@ -118,7 +118,7 @@ class EngineHost:
             model.last_step = self._clock()
         try:
             model.llm.check_processors(frame.request)  # the engine checks the rest
-            model.llm.driver.add(request_id, frame.request)
+            model.llm.driver.add(request_id, frame.request, frame.admitted)
             model.unread_prompts[request_id] = len(frame.request.prompt_token_ids)
         except QueueFull as error:
             self._link.send(Refused(request_id, str(error), queue_is_full=True))

@@ -168,9 +168,8 @@ def internal(request_id: str | None = None) -> ApiError:
     return ApiError(500, f"the server failed on this request{hint}", SERVER_ERROR, code="internal_error")
 
 
-def engine_failed() -> ApiError:
+def engine_failed(message: str) -> ApiError:
     """The engine has ended on its own; what went wrong stands in the log."""
-    message = "the engine has failed, and the server ends; send the request to another one, or try again later"
     return ApiError(500, message, SERVER_ERROR, code="engine_failed")
 
 

@@ -31,7 +31,7 @@ ALL = {
     "rate_limited": api_errors.rate_limited("the budget is used up", 2.1, "tokens"),
     "cancelled": api_errors.cancelled(),
     "internal": api_errors.internal("req-1"),
-    "engine_failed": api_errors.engine_failed(),
+    "engine_failed": api_errors.engine_failed("the engine has failed"),
     "overloaded": api_errors.overloaded("1024 requests are open", 0.2),
     "draining": api_errors.draining(20),
 }

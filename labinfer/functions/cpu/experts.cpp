@@ -146,11 +146,11 @@ Panels panels_of(const uint8_t* expert, const Layout<Form>& layout, bool is_down
           load<float>(expert + layout.units() + is_down * sizeof(float)), begin, end};
 }
 
-// Products of rows with panels. take(first, count) is a block of rows; soon(panel, row) is called before each(panel, row,
-// sums), which is given 32 outputs of a row. Panels are read from memory for every block of rows, so blocks are of like size
-// and rather a half larger than the part of the cache that is theirs than one more.
-template <typename Form, typename Take, typename Soon, typename Each>
-void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Soon soon, Each each) {
+// Products of rows with panels. take(first, count) is a block of rows; each(panel, row, sums) is given 32 outputs of a row.
+// Panels are read from memory for every block of rows, so blocks are of like size and rather a half larger than the part of
+// the cache that is theirs than one more.
+template <typename Form, typename Take, typename Each>
+void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Each each) {
   constexpr int ROWS = Form::ROWS;
   alignas(64) float block[ROWS * PANEL];
   int64_t blocks = std::max<int64_t>(1, (rows * form.padded() * Rows<Form>::NUMBER + CACHE / 2) / CACHE);
@@ -162,7 +162,6 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, S
     for (int64_t panel = panels.begin; panel < panels.end; ++panel)
       for (int64_t row = 0; row < count; row += step) {
         int now = int(std::min(step, count - row));
-        for (int i = 0; i < now; ++i) soon(panel, first + row + i);
         Rows<Form>::multiply(form, rows_in, row, now, panels.data + panel * form.panel_bytes(),
                              panels.scales ? panels.scales + panel * PANEL : nullptr, panels.unit, block);
         for (int i = 0; i < now; ++i) each(panel, first + row + i, block + i * PANEL);
@@ -189,8 +188,7 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
       auto take = [&](int64_t row, int64_t count) {
         return rows_in.gather(layout.gate_up, &routing.token[first + row], count);
       };
-      auto soon = [](int64_t, int64_t) {};
-      multiply(layout.gate_up, own, rows, take, soon, [&](int64_t panel, int64_t row, const float* sums) {
+      multiply(layout.gate_up, own, rows, take, [&](int64_t panel, int64_t row, const float* sums) {
         floats gate = load<floats>(sums), up = load<floats>(sums + WIDTH);
         store_floats(out + ((first + row) * panels + panel) * WIDTH, gate / (1.0f + exponential(-gate)) * up);
       });
@@ -214,16 +212,13 @@ void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, c
     for (int64_t i = 0; i < active; ++i) {
       int64_t first = routing.begin[i], rows = routing.begin[i + 1] - first;
       auto take = [&](int64_t row, int64_t count) { return rows_in.take(layout.down, first + row, count); };
-      auto sums_of = [&](int64_t panel, int64_t row) { return sums + routing.token[first + row] * width + panel * PANEL; };
-      auto soon = [&](int64_t panel, int64_t row) {  // sums of many tokens are in no near cache
-        for (int half = 0; half < PANEL; half += WIDTH) __builtin_prefetch(sums_of(panel, row) + half, 1);
-      };
-      auto each = [&](int64_t panel, int64_t row, const float* products) {
-        float *to = sums_of(panel, row), weight = routing.weight[first + row];
-        for (int half = 0; half < PANEL; half += WIDTH)
-          store(to + half, load<floats>(to + half) + load<floats>(products + half) * weight);
-      };
-      multiply(layout.down, panels_of(experts[routing.experts[i]], layout, true, begin, end), rows, take, soon, each);
+      multiply(layout.down, panels_of(experts[routing.experts[i]], layout, true, begin, end), rows, take,
+               [&](int64_t panel, int64_t row, const float* products) {
+                 float* to = sums + routing.token[first + row] * width + panel * PANEL;
+                 float weight = routing.weight[first + row];
+                 for (int half = 0; half < PANEL; half += WIDTH)
+                   store(to + half, load<floats>(to + half) + load<floats>(products + half) * weight);
+               });
     }
     for (int64_t token = 0; call.is_last && token < call.tokens; ++token) {
       const float* from = sums + token * width + column;

@@ -59,6 +59,8 @@ def test_the_class_of_rows_says_which_implementation_runs():
     assert linear_by_rows(functions.matrices["layer"]) == [names[i] for i in (0, 1, 1, 2, 2, 3, 3, 4, 4)]
     assert linear_by_rows(functions.matrices["vocabulary"]) == ["packed-too"] * 9  # the preferred one
     assert functions.matrices["layer"].pack_weight(None) == "packed pack_weight"
+    both = ByRows([lambda x_TD, *, first: ("few", first), *[lambda x_TD, *, first: ("many", first)] * 4])
+    assert both(torch.ones(1, 2), first=3) == ("few", 3) and both(torch.ones(99, 2), first=3) == ("many", 3)
     same = packing_registry().select(CPU, torch.float32, choice={"layer.linear": ["packed"] * 5})
     assert not isinstance(same.matrices["layer"].linear, ByRows)
 
