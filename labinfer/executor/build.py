@@ -199,6 +199,10 @@ def _build_placed(
             context = dataclasses.replace(context, functions=offload(context.functions, arena))
         with torch.device("meta"):
             model = model_class(config)(config, context).eval()
+        for functions in filter(None, (provider.loading() for provider in providers)):
+            checkpoint.functions = functions
+        if device.type == "cpu":
+            keep_freed_memory()  # a matrix goes where the one before it was decoded
         load_weights(model, checkpoint, device, on_progress)
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
     capacity = agree_on_blocks(group, options, layout, place)
@@ -222,8 +226,6 @@ def _build_placed(
             num_host_states=capacity.num_host_states,
         )
         model.make_rotary_tables(capacity.max_model_len, device)
-    if device.type == "cpu":
-        keep_freed_memory()
     logger.debug("KV cache and rotary tables are made")
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions)
     recorder = Recorder()

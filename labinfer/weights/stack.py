@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from labinfer.weights.formats.format import TensorReader
@@ -31,6 +33,7 @@ class StackReader:
 
     def __init__(self, tensors: TensorReader, matrix: MatrixSlice):
         self._tensors, self._stack = tensors, matrix.stack
+        self.functions = tensors.functions
         self._parts = matrix.stack.shape[1] // matrix.outputs
         self._part = matrix.stack.first_row // matrix.outputs
 
@@ -51,26 +54,32 @@ class StackReader:
         self._tensors.expect(stored, self._stack_shape(stored, shape), dtype)
 
     def read_into(self, tensor: TensorSlice) -> None:
-        name, shape, index = self.stored_name(tensor.name), tensor.shape, self._stack.index
-        stack_shape = self._stack_shape(name, shape)
-        ranges = tensor.ranges or tuple((0, size) for size in shape[:1])
-        if len(stack_shape) > 1 and stack_shape[1] != shape[0]:
-            (begin, end), offset = ranges[0], self._part * shape[0]
-            ranges = ((offset + begin, offset + end), *ranges[1:])
-        self._tensors.read_into(
-            TensorSlice(
-                name=name,
-                shape=stack_shape,
-                ranges=((index, index + 1), *ranges),
-                destination=tensor.destination.unsqueeze(0),
-            )
-        )
+        name, shape, ranges = self._place(tensor.name, tensor.shape, tensor.ranges)
+        destination = tensor.destination.unsqueeze(0)
+        self._tensors.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
+
+    def pieces(
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        return self._tensors.pieces(*self._place(name, shape, ranges), unit, skip + 1)
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
         sizes = [end - begin for begin, end in ranges]
-        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype)
+        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
         self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
         return destination
+
+    def _place(
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...]
+    ) -> tuple[str, tuple[int, ...], tuple[Range, ...]]:
+        """Name and shape of the stack's tensor, and the ranges in it."""
+        name, index = self.stored_name(name), self._stack.index
+        stack_shape = self._stack_shape(name, shape)
+        ranges = ranges or tuple((0, size) for size in shape[:1])
+        if len(stack_shape) > 1 and stack_shape[1] != shape[0]:
+            (begin, end), offset = ranges[0], self._part * shape[0]
+            ranges = ((offset + begin, offset + end), *ranges[1:])
+        return name, stack_shape, ((index, index + 1), *ranges)
 
     def _own_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one projection's part."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from labinfer.native.memory import use_huge_pages
 from labinfer.weights.codes import CodeForm
 from labinfer.weights.slices import WeightSlice
 
@@ -38,6 +39,8 @@ class WeightedModule(nn.Module):
         # Not by to_empty, which computes on the meta device: for that torch imports sympy, which takes a fifth of a start.
         for name, tensor in [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]:
             memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            if device.type == "cpu":
+                use_huge_pages(memory.data_ptr(), memory.nbytes)
             setattr(
                 self, name, nn.Parameter(memory, requires_grad=False) if isinstance(tensor, nn.Parameter) else memory
             )

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "text": "weights structured_outputs nesting",
     "observe": "plan rank_stats",
     "plan": "",
-    "weights": "",
+    "weights": "native",
     "spmd": "",
     "config": "sampling_params",
     "native": "",

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from labinfer.functions.cpu.bfloat16 import has_dot
-from labinfer.functions.cpu.library import readable
+from labinfer.functions.cpu.library import new_bytes, readable
 from labinfer.functions.cpu.quantized import PANEL
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
@@ -88,7 +88,7 @@ class CpuPackedExperts:
         self.expert_bytes: int = library.expert_bytes(ctypes.byref(self.compiled))
         """Bytes of one expert, scales included."""
         if data_EB is None:
-            data_EB = torch.empty(num_experts, self.expert_bytes, dtype=torch.uint8, device=device)
+            data_EB = new_bytes(num_experts * self.expert_bytes, device).view(num_experts, self.expert_bytes)
         self.data_EB = data_EB
         self.addresses_E = torch.arange(num_experts, device="cpu") * self.expert_bytes + data_EB.data_ptr()
         self.compiled.data = self.addresses_E.data_ptr()

@@ -25,6 +25,41 @@ inline void transpose(words* rows) {
 #undef STAGE
 }
 
+// So many of a vector's words, from or to memory; all of them without a call.
+inline words load_some(const void* from, int64_t count) {
+  if (count == WIDTH) return load<words>(from);
+  words value{};
+  std::memcpy(&value, from, 4 * count);
+  return value;
+}
+inline void store_some(void* to, words value, int64_t count) {
+  if (count == WIDTH) store(to, value);
+  else std::memcpy(to, &value, 4 * count);
+}
+
+// 16 rows of 16 words or fewer, stride words apart: put(i, word i of all rows), with zeros for rows that are missing.
+template <typename Put>
+inline void transpose_block(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
+  words block[WIDTH];
+  if (rows == WIDTH && columns == WIDTH)
+    for (int row = 0; row < WIDTH; ++row) block[row] = load<words>(from + row * stride);
+  else
+    for (int row = 0; row < WIDTH; ++row) block[row] = row < rows ? load_some(from + row * stride, columns) : words{};
+  transpose(block);
+  if (columns == WIDTH)
+    for (int i = 0; i < WIDTH; ++i) put(i, block[i]);
+  else
+    for (int64_t i = 0; i < columns; ++i) put(i, block[i]);
+}
+
+// 16 rows or fewer of so many words, stride words apart: put(i, word i of all rows).
+template <typename Put>
+inline void transpose_rows(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
+  for (int64_t word = 0; word < columns; word += WIDTH)
+    transpose_block(from + word, stride, rows, std::min<int64_t>(WIDTH, columns - word),
+                    [&](int64_t i, words column) { put(word + i, column); });
+}
+
 // 32 rows of an even size to a panel.
 inline void pack_panel(const bf16* const* rows, int64_t size, bf16* to) {
   for (int first = 0; first < PANEL; first += WIDTH, to += 2 * WIDTH) {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from labinfer.functions.cpu.library import readable
+from labinfer.functions.cpu.library import new_bytes, readable
 from labinfer.functions.packed_weight import QuantizedWeight
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
@@ -35,7 +35,7 @@ class CpuQuantized:
         outputs, inputs = weight_OI.shape
         weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         rows = _up_to(outputs, PANEL)
-        data = weight_OI.new_empty(rows * _up_to(inputs, QUAD), dtype=torch.uint8)
+        data = new_bytes(rows * _up_to(inputs, QUAD))
         scales_O = weight_OI.new_empty(rows, dtype=torch.float32)
         self._library.quantize_int8(
             weight_OI.data_ptr(),
@@ -53,7 +53,7 @@ class CpuQuantized:
         weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         groups = _up_to(inputs, group) // group
         unit = scale_unit(weight_OI)
-        data = weight_OI.new_empty(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2), dtype=torch.uint8)
+        data = new_bytes(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2))
         self._library.quantize_int4(
             weight_OI.data_ptr(),
             data.data_ptr(),
@@ -95,7 +95,7 @@ class CpuQuantized:
         if group:
             row_bytes = groups * (SCALE_BYTES * (1 if zeros_OG is None else 2) + group * bits // 8)
             unit = shared_unit(scales_OG)
-        data = words_OW.new_empty(rows * row_bytes, dtype=torch.uint8)
+        data = new_bytes(rows * row_bytes)
         output_scales = scales_OG.new_empty(0 if group else rows)
         self._library.pack_codes(
             words_OW.data_ptr(),

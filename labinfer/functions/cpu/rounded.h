@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dot4.h"
+#include "panel.h"
 
 namespace {
 
@@ -215,8 +216,8 @@ void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs
 }
 
 // Of 8 codes of 4 bits the first four in the low halves of the bytes, the others in the high ones.
-inline uint32_t in_halves(uint32_t codes) {
-  auto spread = [](uint32_t four) {
+inline words in_halves(words codes) {
+  auto spread = [](words four) {
     four = (four | four << 8) & 0x00ff00ff;
     return (four | four << 4) & 0x0f0f0f0f;
   };
@@ -248,12 +249,9 @@ void pack(const Int8& form, const Codes& codes, Rows rows, uint8_t* data, float*
   for (int64_t half = 0; half < 2 * panels; ++half) {
     Half own = rows(half);
     uint8_t* at = data + half / 2 * form.panel_bytes() + half % 2 * WIDTH * 4;
-    for (int64_t i = 0; i < WIDTH; ++i) {
-      bool present = i < own.count;
-      scales[half * WIDTH + i] = present ? codes.scales[own.row + i] : 0.0f;
-      for (int64_t quad = 0; quad < quads; ++quad)
-        store(at + (quad * PANEL + i) * 4, present ? codes.words[(own.row + i) * quads + quad] : 0u);
-    }
+    for (int64_t i = 0; i < WIDTH; ++i) scales[half * WIDTH + i] = i < own.count ? codes.scales[own.row + i] : 0.0f;
+    transpose_rows(codes.words + own.row * quads, quads, own.count, quads,
+                   [&](int64_t quad, words column) { store(at + quad * PANEL * 4, column); });
   }
 }
 
@@ -261,7 +259,10 @@ void pack(const Int8& form, const Codes& codes, Rows rows, uint8_t* data, float*
 template <int BITS, bool ZEROS, typename Rows>
 void pack(const Grouped<BITS, ZEROS>& form, const Codes& codes, Rows rows, uint8_t* data, float*, int64_t panels, float unit,
           int threads) {
-  int64_t groups = form.groups(), group_words = form.group * BITS / 32;
+  int64_t groups = form.groups(), group_words = form.group * BITS / 32, row_words = groups * group_words;
+  std::vector<int64_t> places(row_words);  // of the words of a row in a panel
+  for (int64_t i = 0; i < row_words; ++i)
+    places[i] = i / group_words * form.group_bytes() + (ZEROS ? 4 : 2) * PANEL + i % group_words * PANEL * 4;
 #pragma omp parallel for num_threads(threads)
   for (int64_t half = 0; half < 2 * panels; ++half) {
     Half own = rows(half);
@@ -272,13 +273,11 @@ void pack(const Grouped<BITS, ZEROS>& form, const Codes& codes, Rows rows, uint8
         int64_t place = half % 2 * WIDTH + i, index = (own.row + i) * groups + number;
         store(at + 2 * place, narrow_float16(present ? codes.scales[index] / unit : 0.0f));
         if (ZEROS) store(at + 2 * (PANEL + place), narrow_float16(present ? codes.zeros[index] : 0.0f));
-        uint8_t* to = at + (ZEROS ? 4 : 2) * PANEL + place * 4;
-        for (int64_t word = 0; word < group_words; ++word) {
-          uint32_t four = present ? codes.words[index * group_words + word] : 0;
-          store(to + word * PANEL * 4, BITS == 4 ? in_halves(four) : four);
-        }
       }
     }
+    uint8_t* at = data + half / 2 * form.panel_bytes() + half % 2 * WIDTH * 4;
+    transpose_rows(codes.words + own.row * row_words, row_words, own.count, row_words,
+                   [&](int64_t i, words column) { store(at + places[i], BITS == 4 ? in_halves(column) : column); });
   }
 }
 

@@ -20,6 +20,7 @@ from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.quantized import dequantize
 from labinfer.layers.experts import Experts
 from labinfer.models.registry import load_config
+from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights
 
@@ -136,7 +137,8 @@ def test_experts_of_several_forms_are_decoded(checkpoints):
         assert all(map(torch.equal, own, exact))
 
 
-def test_rank_reads_only_its_ranges_of_experts(checkpoints):
+def test_rank_reads_only_its_ranges_of_experts(checkpoints, monkeypatch):
+    monkeypatch.setattr(tensor_files, "SHORTEST_GAP", 1)  # rows of so small experts would be read as a whole
     config, num_read = load_config(checkpoints("w4a16")[0]), {}
     for cut in ("columns", "whole"):
         for size in (1, 3):
@@ -311,7 +313,7 @@ def test_experts_that_were_left_out_without_a_word_are_values(checkpoints, tmp_p
         ("w8a16", {}, r"gate_up_proj.weight_packed has shape \[3, 1408, 32\], but the config asks for \[3, 2816, 16\]"),
         (
             "fp8",
-            {"quantization_config": None},
+            {"quantization_config": fp8("block")[0] | {"modules_to_not_convert": [".*experts.*"]}},
             r"experts in tensor \S+gate_up_proj are stored in F8_E4M3, and quantization_con",
         ),
         ("fp8", {"num_experts": 4}, r"has shape"),
