@@ -30,7 +30,7 @@ from labinfer.observe.table import format_table
 
 GIB = 1 << 30
 NUM_PARTS, DEPTHS = 256, (1, 4, 16)
-"""Of the file that the disk's rate is measured with, and the numbers of reads that are under way at once."""
+"""Parts of the file that the disk's rate is measured with, and numbers of reads that are under way at once."""
 
 
 def main() -> None:

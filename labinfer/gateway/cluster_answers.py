@@ -96,7 +96,7 @@ class RankExpertReads(Answer):
 
     rank: Count
     hits: Count
-    """Those that found their expert in memory."""
+    """Uses that found their expert in memory."""
     misses: Count
     bytes_read: Count
     stall_seconds: float

@@ -59,7 +59,7 @@ READ_COUNTERS: tuple[tuple[str, str, Callable[[ExpertReads], float]], ...] = (
     ("labinfer:expert_read_bytes", "Bytes of experts that a rank read from its file.", lambda e: e.bytes_read),
     ("labinfer:expert_stall_seconds", "Time that a rank waited for experts to be read.", lambda e: e.stall_time),
 )
-"""Only of ranks that keep experts in a file."""
+"""Counters of ranks that keep experts in a file."""
 
 
 class EngineMetrics(Collector):
