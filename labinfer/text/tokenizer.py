@@ -13,7 +13,7 @@ from labinfer.errors import PromptTooLong, UserError, is_failure
 from labinfer.text.reply_format import ReplyFormat, choose_format
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.spelling import Spelling, spell
-from labinfer.weights.json_file import read_json
+from labinfer.weights.json_file import need_plain_file, read_json
 
 if TYPE_CHECKING:
     from labinfer.text.chat_template import ChatTemplate
@@ -192,6 +192,8 @@ class Tokenizer:
     def __init__(self, directory: Path, response_template: str = ""):
         self._directory = directory
         self._backend: _Backend
+        for name in ("tokenizer.json", "tokenizer.model", "chat_template.jinja"):
+            need_plain_file(directory / name)
         if (directory / "tokenizer.json").exists():
             self._backend = _FastBackend(directory / "tokenizer.json")
         elif (directory / "tokenizer.model").exists():
