@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import logging
-from pathlib import Path
 
 import msgspec
 
@@ -29,17 +28,16 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
     """
-    if own.api_key_file:  # the gateway has another working directory
-        own = dataclasses.replace(own, api_key_file=str(Path(own.api_key_file).resolve()))
     group, gateway = session.join(), None
     is_rank0 = group.rank == 0
     with group.together():
         if is_rank0:
+            own = own.absolute()
             keys = ApiKeys.load(own.api_key, own.api_key_file)  # a bad file is refused before anything is loaded
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
             if supervisor := session.environment.supervisor:
-                gateway, port = SupervisorsGateway(supervisor, list(models)), own.port
+                gateway, port = SupervisorsGateway(supervisor, list(models)), supervisor.port
             else:
                 listener = listen(own)
                 port = listener.getsockname()[1]
@@ -55,7 +53,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             announce(llms)
-            _announce_address(own.host, port, len(keys), list(llms))
+            _announce_address(own.scheme, own.host, port, len(keys), list(llms))
             try:
                 host.run()
             except BrokenLink as error:
@@ -81,9 +79,9 @@ def _model_options(options: EngineOptions, model: str, share: float) -> EngineOp
     )
 
 
-def _announce_address(host: str, port: int, num_keys: int, names: list[str]) -> None:
+def _announce_address(scheme: str, host: str, port: int, num_keys: int, names: list[str]) -> None:
     shown = f"[{host}]" if ":" in host else host
-    logger.info("serving %s at http://%s:%d/v1", ", ".join(names), shown, port)
+    logger.info("serving %s at %s://%s:%d/v1", ", ".join(names), scheme, shown, port)
     who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
     logger.info("authentication: %s", who)
     if not num_keys and not _is_own(host):

@@ -11,7 +11,7 @@ from labinfer.gateway.process import listen
 from labinfer.group.signals import SignalGuard
 from labinfer.link.local_socket import private_directory
 from labinfer.observe.logs import set_up_logging
-from labinfer.spmd.environment import supervised
+from labinfer.spmd.environment import SupervisorAddress, supervised
 from labinfer.supervisor.options import SuperviseOptions
 from labinfer.supervisor.restarts import Restarts
 from labinfer.supervisor.supervised_gateway import SupervisedGateway
@@ -40,14 +40,16 @@ def run(
         again: what starts the group after a death.
 
     Raises:
-        UserError: the server's address is taken, or there is no place for a local socket.
+        UserError: the server's address is taken, its certificate cannot be used, or there is no place for a local socket.
     """
     set_up_logging(0, log_level)
     signals.running, signals.grace_seconds = True, GRACE_SECONDS
     token = secrets.token_hex(16)
     with private_directory() as directory:
         gateway = None
+        port = 0
         if server is not None:
+            server = server.absolute()
             setup = Setup(
                 options=server,
                 model_names=model_names,
@@ -56,12 +58,14 @@ def run(
                 token=token,
                 outlives_host=True,
             )
-            gateway = SupervisedGateway(setup, directory, listen(server))
+            listener = listen(server)
+            port = listener.getsockname()[1]
+            gateway = SupervisedGateway(setup, directory, listener)
         supervisor = Supervisor(
             command,
             again,
             directory=directory,
-            environment=supervised(directory, token if gateway else ""),
+            environment=supervised(SupervisorAddress(str(directory), token, port)),
             restarts=Restarts(own.max_restarts),
             signum=lambda: signals.signum,
             gateway=gateway,

@@ -85,6 +85,8 @@ async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) ->
         lifespan="off",
         server_header=False,
         backlog=BACKLOG,
+        ssl_certfile=setup.options.ssl_certfile or None,
+        ssl_keyfile=setup.options.ssl_keyfile or None,
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     server = Server(config)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -35,6 +36,10 @@ class ServerOptions:
         secret=True,
     )
     api_key_file: str = option("", "file of such keys: one a line, alone or after a name and a space", metavar="FILE")
+    ssl_certfile: str = option(
+        "", "certificate in PEM, with those that vouch for it; the server then speaks HTTPS only", metavar="FILE"
+    )
+    ssl_keyfile: str = option("", "key of that certificate, where it is not in the same file", metavar="FILE")
     max_concurrent_requests: int = option(0, "requests of one caller at once; 0 for any number", metavar="N")
     max_waiting_per_caller: int = option(
         0, "requests of one caller that wait for their turn beyond those; further ones are refused", metavar="N"
@@ -75,9 +80,38 @@ class ServerOptions:
     )
     log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
 
+    @property
+    def scheme(self) -> str:
+        """``http`` or ``https``."""
+        return "https" if self.ssl_certfile else "http"
+
+    def absolute(self) -> ServerOptions:
+        """The same with whole paths: the gateway has another working directory.
+
+        Raises:
+            UserError: the certificate cannot be used.
+        """
+        names = ("api_key_file", "ssl_certfile", "ssl_keyfile")
+        paths = {name: str(Path(path).resolve()) for name in names if (path := getattr(self, name))}
+        if self.ssl_certfile:
+            import ssl  # here, because every command reads this file
+
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                    self.ssl_certfile, self.ssl_keyfile or None
+                )
+            except OSError as error:  # as SSLError is one, too
+                raise UserError(
+                    f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile or '(not given)'} cannot be "
+                    f"used: {error.strerror or error}"
+                ) from None
+        return replace(self, **paths)
+
     def __post_init__(self) -> None:
         if self.port > MAX_PORT:
             raise UserError(f"--port must be at most {MAX_PORT}, not {self.port}")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise UserError(f"--ssl-keyfile {self.ssl_keyfile} is the key of a certificate; add --ssl-certfile")
         if self.max_waiting_per_caller and not self.max_concurrent_requests:
             raise UserError(
                 f"--max-waiting-per-caller {self.max_waiting_per_caller} says how many wait when "

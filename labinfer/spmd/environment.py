@@ -33,7 +33,15 @@ class SupervisorAddress:
     directory: str
     """A private one: the gateway's local socket, and the file for the status of an orderly end."""
     token: str = field(repr=False)
-    """Secret for the gateway; empty for a job, which has none."""
+    """Secret for the gateway."""
+    port: int
+    """Port on which the gateway listens; 0 for a job, which has no gateway."""
+
+    @classmethod
+    def read(cls, text: str) -> SupervisorAddress:
+        """The address as ``supervised`` writes it."""
+        token, port, directory = text.split(":", 2)
+        return cls(directory, token, int(port))
 
     def write_status(self, status: int) -> None:
         """Leave the status of an orderly end, which launchers hide."""
@@ -100,8 +108,7 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
         "api_key": env.get("LABINFER_API_KEY", ""),
     }
     if supervisor := env.get(SUPERVISOR):
-        token, _, directory = supervisor.partition(":")
-        common["supervisor"] = SupervisorAddress(directory, token)
+        common["supervisor"] = SupervisorAddress.read(supervisor)
     omp = env.get("OMP_NUM_THREADS", "")
     outermost = omp.split(",")[0]  # a list sets nested levels
     if outermost.isascii() and outermost.isdigit():
@@ -163,9 +170,9 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
         env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
 
 
-def supervised(directory: Path, token: str) -> dict[str, str]:
-    """This process's environment for a group that it supervises; see ``SupervisorAddress``."""
-    return os.environ | {SUPERVISOR: f"{token}:{directory}"}
+def supervised(address: SupervisorAddress) -> dict[str, str]:
+    """This process's environment for a group that it supervises."""
+    return os.environ | {SUPERVISOR: f"{address.token}:{address.port}:{address.directory}"}
 
 
 def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:
