@@ -99,7 +99,7 @@ class LLM:
         with self.group.together():
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
-        self._parts = parts = build_rank(self.group, options, on_progress, channel)
+        self._parts = parts = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
         self._trace: OutputFile | None = None
