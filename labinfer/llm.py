@@ -99,7 +99,7 @@ class LLM:
         with self.group.together():
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
-        self._parts = parts = build_rank(self.group, options, on_progress, channel)
+        self._parts = parts = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
         self._trace: OutputFile | None = None
@@ -126,6 +126,7 @@ class LLM:
             self._executor = SpmdExecutor(
                 parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=len(others)
             )
+            self.guides = GuideMaker(self._inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
             self.engine: LLMEngine = make_engine(
                 self.facts,
                 self._executor,
@@ -133,7 +134,7 @@ class LLM:
                 scheduling=options.scheduler,
                 clock=self.clock,
                 recorder=parts.recorder,
-                guides=GuideMaker(self._inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids),
+                guides=self.guides,
             )
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
 
