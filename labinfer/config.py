@@ -71,7 +71,8 @@ class ModelOptions:
     tokenizer: str = option("", "tokenizer directory (default: the model's)", metavar="DIR")
     response_template: str = option(
         "",
-        "how chat replies are read: one of the built-in formats (docs/response-templates.md), a JSON file, or none "
+        "how chat replies are read: one of the built-in formats (deepseek_v3, deepseek_v31, deepseek_v32, ernie, glm, "
+        "harmony, hermes, hunyuan, kimi, llama3, minimax, mistral, mistral_json, qwen_xml, think), a JSON file, or none "
         "(default: the checkpoint's own response_template, else the format that its chat template shows)",
         metavar="NAME|FILE",
     )

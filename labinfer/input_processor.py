@@ -21,6 +21,8 @@ from labinfer.text.tools import ToolUse
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables with which chat templates switch thoughts on and off."""
+EFFORT = "reasoning_effort"
+"""Variable that says how long thoughts are to be."""
 
 
 class InputProcessor:
@@ -148,14 +150,18 @@ class InputProcessor:
     def _template_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
         """Variables for the chat template; see ``TemplateUse``."""
         variables = dict(prompt.template_use.chat_template_kwargs or {})
-        if (effort := prompt.template_use.reasoning_effort) is None:
-            return variables
+        effort = prompt.template_use.reasoning_effort
+        if effort is None and not variables:
+            return {}
         tokenizer, tools = self.need_tokenizer(), prompt.tool_use.offered
-        reads_effort = tokenizer.template_reads("reasoning_effort", tools)
-        switches = [name for name in THINKING_SWITCHES if tokenizer.template_reads(name, tools)]
-        if not reads_effort and not switches:
-            raise UserError(f"reasoning_effort={effort!r}: this model's chat template does not read it; leave it out")
-        known = {"reasoning_effort": effort} if reads_effort else {}
+        unread = [name for name in (EFFORT, *THINKING_SWITCHES) if not tokenizer.template_reads(name, tools)]
+        for name in unread:  # clients send them to models without thoughts, too
+            variables.pop(name, None)
+        if effort is None:
+            return variables
+        reads_effort = EFFORT not in unread
+        switches = [name for name in THINKING_SWITCHES if name not in unread]
+        known = {EFFORT: effort} if reads_effort else {}
         if effort == "none" or not reads_effort:
             known |= dict.fromkeys(switches, effort != "none")
         return known | variables

@@ -239,8 +239,9 @@ def broken(directory, target, change, **values) -> str:
     return str(target)
 
 
-def test_layers_that_draft_tokens_are_left_out(made, tmp_path, caplog):
-    directory, wanted = made("glm4-moe")
+@pytest.mark.parametrize("kind", ["glm4-moe", "minimax-m2"])
+def test_layers_that_draft_tokens_are_left_out(made, tmp_path, caplog, kind):
+    directory, wanted = made(kind)
     extra = {
         "model.layers.4.eh_proj.weight": torch.ones(2, 2),
         "model.layers.4.mlp.experts.0.up_proj.weight": torch.ones(3),

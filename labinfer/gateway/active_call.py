@@ -100,12 +100,13 @@ class ActiveCall:
 
         return EventStream(events, self._call.headers, self.give_up, end, self._call.service.clock)
 
-    def usage(self) -> Usage:
-        """Tokens of all requests so far."""
+    def usage(self, reasoning: int | None = None) -> Usage:
+        """Tokens of all requests so far; ``reasoning`` of them are thoughts, None where those are not told apart."""
         return count_usage(
             sum(len(opened.request.prompt_token_ids) for opened in self.opened),
             sum(opened.num_output_tokens for opened in self.opened),
             sum(opened.num_cached_tokens for opened in self.opened),
+            reasoning,
         )
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from labinfer.errors import is_failure
 from labinfer.gateway.access import Denied
-from labinfer.gateway.call import Call
+from labinfer.gateway.call import JSON, Call
 from labinfer.gateway.cluster_answers import Cluster, StatsEvent, TraceEvent, TraceFile
 from labinfer.gateway.host_check import AllowedHosts, HostCheck
 from labinfer.gateway.limits import LimitReached, ServerFull
@@ -54,7 +55,13 @@ async def openapi(call: Call) -> Response:
     """``GET /openapi.json``."""
     service = call.service
     vocab_size = max((model.info.vocab_size for model in service.models.values()), default=0)
-    return call.json(describe_api(API, service.model_names, vocab_size, service.keys.required))
+    document = _document(tuple(service.model_names), vocab_size, service.keys.required)
+    return Response(document, headers=call.headers, media_type=JSON)
+
+
+@lru_cache(2)
+def _document(model_names: tuple[str, ...], vocab_size: int, needs_key: bool) -> bytes:
+    return msgspec.json.encode(describe_api(API, list(model_names), vocab_size, needs_key))
 
 
 API = (
@@ -214,16 +221,11 @@ PAGES = (
     Endpoint(method="GET", path="/webui/{path:path}", handler=pages.file, needs_key=False, logged=False),
 )
 """Endpoints for people."""
-COMPRESSED = Middleware(GZipMiddleware, compresslevel=6)  # the level 9 takes four times as long for 1 % less
 
 
 def make_app(service: Service) -> Starlette:
     """The application over one service."""
-    routes = [Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method]) for endpoint in API]
-    routes += [
-        Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method], middleware=[COMPRESSED])
-        for endpoint in PAGES
-    ]
+    routes = [Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method]) for endpoint in (*API, *PAGES)]
 
     async def on_http_exception(http: Request, error: Exception) -> Response:
         call = Call(service, http, NO_ROUTE)

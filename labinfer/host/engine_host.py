@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 0.25
 """Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
 
+SOON_SECONDS = 0.01
+"""The same while a request waits for its model's guides."""
+
 
 class EngineHost:
     """Steps the engines as long as there is work, and sleeps when there is none.
@@ -64,6 +67,7 @@ class EngineHost:
         self._link = GatewayLink(connection)
         self._check, self._drain_seconds, self._clock = check, drain_seconds, clock
         self._open: dict[str, HostedModel] = {}  # by the id of a request
+        self._early: dict[str, Add] = {}  # by the same, requests that wait for their model's guides
         lifeline = next(iter(models.values())).group.lifeline
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, lifeline, clock)
         self._drain_until: float | None = None
@@ -79,8 +83,10 @@ class EngineHost:
         self._link.send(Attach([model.describe() for model in self._models.values()]))
         while not self._is_over():
             working = [model for model in self._models.values() if model.llm.engine.has_work]
-            for frame in self._link.receive(0.0 if working else IDLE_SECONDS):
+            for frame in self._link.receive(0.0 if working else SOON_SECONDS if self._early else IDLE_SECONDS):
                 self._handle(frame)
+            for frame in list(self._early.values()):
+                self._add(frame)
             for model in working:
                 self._step(model)
             self._telemetry.send_if_due(bool(working))
@@ -100,7 +106,7 @@ class EngineHost:
                     what = "1 request is open; it has" if count == 1 else f"{count} requests are open; they have"
                     logger.info("%s %g seconds to end. A second signal ends all at once", what, self._drain_seconds)
             return False
-        return not self._open or self._clock() > self._drain_until
+        return not (self._open or self._early) or self._clock() > self._drain_until
 
     def _handle(self, frame: FromGateway) -> None:
         if isinstance(frame, Add):
@@ -114,6 +120,10 @@ class EngineHost:
 
     def _add(self, frame: Add) -> None:
         model, request_id = self._models[frame.model], frame.request.key
+        self._early.pop(request_id, None)
+        if frame.request.sampling.structured_outputs is not None and not model.llm.guides.get_ready():
+            self._early[request_id] = frame  # others' steps do not wait for that
+            return
         if not model.llm.engine.has_work:
             model.last_step = self._clock()
         try:
@@ -136,6 +146,7 @@ class EngineHost:
         self._link.send(Accepted(request_id))
 
     def _abort(self, frame: Abort) -> None:
+        self._early.pop(frame.request_id, None)
         model = self._open.get(frame.request_id)
         if model is None:  # it has just ended by itself
             return

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from labinfer.functions.calls import ExpertsCall
+from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.packed_experts import ExpertForm, PackedExperts
 from labinfer.layers.context import StageContext
 from labinfer.layers.sharding import shard_columns, shard_experts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
@@ -12,7 +13,7 @@ from labinfer.errors import PromptTooLong, UserError, is_failure
 from labinfer.text.reply_format import ReplyFormat, choose_format
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.spelling import Spelling, spell
-from labinfer.weights.json_file import read_json
+from labinfer.weights.json_file import need_plain_file, read_json
 
 if TYPE_CHECKING:
     from labinfer.text.chat_template import ChatTemplate
@@ -92,39 +93,90 @@ def _panics_as_errors(text: str) -> Iterator[None]:
         ) from None
 
 
+GUARD = "\ue000"
+"""Character of no vocabulary: behind it SentencePiece neither puts nor drops a space at the beginning of a text."""
+
+
 class _SentencePieceBackend:
-    """``tokenizer.model`` (SentencePiece), with the beginning-of-sequence token Llama expects."""
+    """``tokenizer.model`` (SentencePiece), with the beginning-of-sequence token Llama expects.
+
+    SentencePiece itself reads a text as letters throughout. Here its control symbols, and tokens that the checkpoint adds, are
+    found in the text, as chat templates write them; what follows one begins with no space of SentencePiece's own, unless
+    the checkpoint asks for its ``legacy`` way.
+    """
 
     def __init__(self, path: Path):
         from sentencepiece import SentencePieceProcessor
 
+        config, self.special_tokens, self.added_tokens = _read_optional(path.with_name("tokenizer_config.json")), {}, {}
         try:
             self._processor = SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
             raise UserError(f"{path} is not a valid SentencePiece model: {str(error).splitlines()[0]:.120}") from None
-        self.added_tokens: dict[str, int] = {}
-        self.special_tokens: dict[str, int] = {}
+        self._guard, self._is_legacy = self._processor.encode(GUARD), bool(config.get("legacy"))
+        for token_id in range(self._processor.get_piece_size()):
+            if self._processor.is_control(token_id) or self._processor.is_unknown(token_id):
+                self.special_tokens[self._processor.id_to_piece(token_id)] = token_id
+        for content, token_id, is_special in _added_tokens(path.parent, config):
+            (self.special_tokens if is_special else self.added_tokens)[content] = token_id
+        self.added_tokens |= self.special_tokens
+        self._names = {token_id: content for content, token_id in self.added_tokens.items()}
+        self._hidden = frozenset(self.special_tokens.values())
+        longest_first = sorted(filter(None, self.added_tokens), key=len, reverse=True)
+        self._marks = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         bos = self._processor.bos_id()
-        return [bos] * (add_special_tokens and bos >= 0) + self._processor.encode(text)
+        ids = [bos] * (add_special_tokens and bos >= 0)
+        for index, part in enumerate(self._marks.split(text)):
+            if index % 2:
+                ids.append(self.added_tokens[part])
+            elif index and (part.startswith(" ") or not self._is_legacy):
+                ids += self._processor.encode(GUARD + part)[len(self._guard) :]
+            else:
+                ids += self._processor.encode(part)
+        return ids
 
     def decode(self, token_ids: list[int], shown: Collection[int] = ()) -> str:
-        known = [
-            token
-            for token in token_ids
-            if token < self._processor.get_piece_size() and not self._processor.is_control(token)
-        ]
-        return self._processor.decode(known)
+        return self._join([token for token in token_ids if token not in self._hidden or token in shown])
 
-    decode_all = decode
+    def decode_all(self, token_ids: list[int]) -> str:
+        return self._join(token_ids)
+
+    def _join(self, token_ids: list[int]) -> str:
+        decode, text, run, guarded = self._processor.decode, "", [], self._processor.decode(self._guard)
+        for token_id in token_ids:
+            if token_id in self._names:
+                text, run = text + decode(run).removeprefix(guarded) + self._names[token_id], list(self._guard)
+            elif token_id < self._processor.get_piece_size():
+                run.append(token_id)
+        return text + decode(run).removeprefix(guarded)
 
     def name(self, token_id: int) -> str | None:
+        if token_id in self._names:
+            return self._names[token_id]
         return self._processor.id_to_piece(token_id) if token_id < self._processor.get_piece_size() else None
 
     @property
     def vocab_size(self) -> int:
-        return self._processor.get_piece_size()
+        return max([self._processor.get_piece_size(), *(token_id + 1 for token_id in self._names)])
+
+
+def _added_tokens(directory: Path, config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
+    """Text, id and whether it is special of each token that a checkpoint adds to SentencePiece's."""
+    try:
+        for content, token_id in _read_optional(directory / "added_tokens.json").items():
+            yield content, int(token_id), False
+        for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+            yield token["content"], int(token_id), bool(token.get("special"))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{directory} has added tokens without text or id in added_tokens.json or tokenizer_config.json"
+        ) from None
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
 
 
 class Tokenizer:
@@ -140,6 +192,8 @@ class Tokenizer:
     def __init__(self, directory: Path, response_template: str = ""):
         self._directory = directory
         self._backend: _Backend
+        for name in ("tokenizer.json", "tokenizer.model", "chat_template.jinja"):
+            need_plain_file(directory / name)
         if (directory / "tokenizer.json").exists():
             self._backend = _FastBackend(directory / "tokenizer.json")
         elif (directory / "tokenizer.model").exists():
@@ -303,8 +357,7 @@ def _load_templates(
     directory: Path, response_template: str
 ) -> tuple[ChatTemplate | None, ChatTemplate | None, ReplyFormat | None]:
     """The chat template, another for conversations with tools where the checkpoint has one, and the format of replies."""
-    config_path = directory / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.exists() else {}
+    config = _read_optional(directory / "tokenizer_config.json")
     source = config.get("chat_template")
     if (directory / "chat_template.jinja").exists():
         source = (directory / "chat_template.jinja").read_text(encoding="utf-8")

@@ -125,12 +125,14 @@ class Codes:
 
     def put_groups(self, scales: torch.Tensor, zeros: torch.Tensor | None, size: int, begin: int) -> None:
         """Take scales and zero points, (outputs, groups), of a checkpoint's groups of this size from number ``begin`` on."""
-        index = torch.zeros(self.scales.shape[1], dtype=torch.int64)
-        if size:
-            index = (self.first + torch.arange(len(index)) * self.form.group) // size - begin
-        self.scales.copy_(scales[:, index])
+        if size != self.form.group:  # a group of the checkpoint's is several of these
+            index = torch.zeros(self.scales.shape[1], dtype=torch.int64)
+            if size:
+                index = (self.first + torch.arange(len(index)) * self.form.group) // size - begin
+            scales, zeros = scales[:, index], None if zeros is None else zeros[:, index]
+        self.scales.copy_(scales)
         if self.zeros is not None:
-            self.zeros.copy_(zeros[:, index])
+            self.zeros.copy_(zeros)
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from labinfer.weights.formats.format import TensorReader
+from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
 
@@ -33,9 +34,12 @@ class StackReader:
 
     def __init__(self, tensors: TensorReader, matrix: MatrixSlice):
         self._tensors, self._stack = tensors, matrix.stack
-        self.functions = tensors.functions
         self._parts = matrix.stack.shape[1] // matrix.outputs
         self._part = matrix.stack.first_row // matrix.outputs
+
+    @property
+    def functions(self) -> LoadFunctions:
+        return self._tensors.functions
 
     def stored_name(self, name: str) -> str:
         """The checkpoint's name of a tensor; the plainest one if there is none."""

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from labinfer.errors import UserError
 from labinfer.weights.codes import Range
 from labinfer.weights.files import weight_files
+from labinfer.weights.json_file import need_plain_file
 from labinfer.weights.loading import LoadFunctions, TorchLoading
 from labinfer.weights.slices import TensorSlice
 
@@ -183,6 +184,7 @@ class TensorFiles:
 
 def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Every tensor of a file, by name."""
+    need_plain_file(path)
     try:
         with safe_open(str(path), framework="pt"):  # it checks the header, and that the file is as long as that says
             pass

@@ -54,7 +54,6 @@ REASONS = (
     "the chat template refuses these messages",
     "this model's chat template has no place for tools",
     "chat_template_kwargs",
-    "reasoning_effort=",
 )
 """Why a request may be refused that breaks no rule a JSON schema has."""
 

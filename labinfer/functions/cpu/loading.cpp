@@ -37,6 +37,17 @@ void decode_run(const uint8_t* numbers, float zero, float scale, T* out, int64_t
   for (; i < count; ++i) set(out[i], (Source::one(numbers[i]) - zero) * scale);
 }
 
+// The nearest whole numbers, ties to even.
+inline ints nearest(floats value) {
+#ifdef __AVX512F__
+  return (ints)_mm512_cvtps_epi32((__m512)value);
+#else
+  ints whole;
+  for (int i = 0; i < WIDTH; ++i) whole[i] = int32_t(std::nearbyint(value[i]));
+  return whole;
+#endif
+}
+
 struct Stored {
   const uint8_t* numbers;  // (rows, bytes), stride bytes apart, the first skip of no column; with halves two in a byte
   const float* scales;     // (rows, groups), group_stride apart
@@ -200,7 +211,10 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
       scales[row * scale_stride + number] = scale;
       float factor = scale > 0 ? 1.0f / scale : 0.0f;
       std::memset(to + number * group, 128, begin - number * group);
-      for (i = begin; i < end; ++i) to[i] = uint8_t(int32_t(std::nearbyint(from[i] * factor)) + 128);
+      i = begin;
+      for (; i + WIDTH <= end; i += WIDTH)
+        store(to + i, __builtin_convertvector(nearest(load<floats>(from + i) * factor), few_bytes) ^ int8_t(-128));
+      for (; i < end; ++i) to[i] = uint8_t(int32_t(std::nearbyint(from[i] * factor)) + 128);
       std::memset(to + end, 128, (number + 1) * group - end);
     }
   }

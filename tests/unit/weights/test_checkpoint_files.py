@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,15 @@ def test_directory_without_safetensors_is_refused(tmp_path):
 def test_broken_header_is_refused_by_path(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match=r"model.safetensors is not a valid safetensors file .* download it again"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX_FILE])
+def test_named_pipe_is_refused_and_not_waited_for(tmp_path, name):
+    write(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name} is no plain file"):
         Checkpoint(tmp_path)
 
 
@@ -97,6 +107,7 @@ def test_tensor_in_two_files_is_refused(tmp_path):
         {"a": 5},
         {"a": ["b"]},
         {"a": 5, "b": "c"},
+        {"a": "model\0.safetensors"},
     ],
 )
 def test_index_that_makes_no_sense_is_refused_by_path(tmp_path, weight_map):
