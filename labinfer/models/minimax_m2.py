@@ -27,7 +27,8 @@ class MiniMaxM2ForCausalLM(Decoder):
             "gate_proj": "w1",
             "down_proj": "w2",
             "up_proj": "w3",
-        }
+        },
+        has_draft_layers=True,
     )
 
     @classmethod
