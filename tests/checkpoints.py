@@ -194,9 +194,9 @@ FAMILIES = (
 )
 
 
-def make_checkpoint(directory: Path, kind: str) -> Path:
+def make_checkpoint(directory: Path, kind: str, seed: int = 0) -> Path:
     """Write one of the named checkpoints into ``directory``; seeded, so that every process makes the same."""
-    torch.manual_seed(sum(map(ord, kind)))
+    torch.manual_seed(sum(map(ord, kind)) + 10_000 * seed)
     model = auto_class(kind).from_config(CONFIGS[kind]())
     randomize(model, norms=kind not in KINDS)
     model.save_pretrained(directory, max_shard_size="100KB" if "sharded" in kind else "5GB")
@@ -206,7 +206,13 @@ def make_checkpoint(directory: Path, kind: str) -> Path:
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module, norms: bool = True) -> None:
-    """Random biases and norms: Transformers starts them at zero and at one, where a forgotten one would not show."""
+    """Random biases and norms: Transformers starts them at zero and at one, where a forgotten one would not show.
+
+    The row of the padding token as well: of zeros, all experts would be as good.
+    """
+    embedding = model.get_input_embeddings()
+    if embedding.padding_idx is not None:
+        embedding.weight[embedding.padding_idx].normal_(0.0, 0.2)
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith("bias"):
             parameter.normal_(0.0, 0.2)
@@ -298,9 +304,21 @@ def transformers_beams(
 
 
 @torch.no_grad()
-def transformers_choices(directory: Path, sequences: list[list[int]]) -> dict[int, list[list[int]]]:
-    """By layer with experts, for each token of these sequences the token, its position, and its experts in ascending order."""
+def transformers_choices(
+    directory: Path, sequences: list[list[int]], noise: float = 0.0
+) -> tuple[dict[int, list[list[int]]], list[list[int]]]:
+    """What Transformers chooses for each token of these sequences.
+
+    Args:
+        noise: by how much embeddings are off, relative to what they are.
+
+    Returns:
+        By layer with experts, the token, its position and its experts in ascending order, for all tokens; and by sequence
+        the likeliest next tokens.
+    """
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    weight = model.get_input_embeddings().weight
+    weight.mul_(1 + noise * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5)))
     choices: dict[int, list[list[int]]] = {}
     ran: list[int] = []
 
@@ -313,10 +331,11 @@ def transformers_choices(directory: Path, sequences: list[list[int]]) -> dict[in
     for number, layer in enumerate(model.model.layers):
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
+    next_tokens = []
     for sequence in sequences:
         ran[:] = sequence
-        model(torch.tensor([sequence]))
-    return choices
+        next_tokens.append(model(torch.tensor([sequence])).logits[0].argmax(dim=1).tolist())
+    return choices, next_tokens
 
 
 def worst_vector_error(vectors: list[list[float]], states: list[torch.Tensor], pooling: str) -> float:

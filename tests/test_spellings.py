@@ -46,7 +46,8 @@ def older_config(values: dict) -> dict:
         values["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     kind = rope.pop("rope_type")
     values["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
-    values["torch_dtype"] = values.pop("dtype")
+    if "dtype" in values:
+        values["torch_dtype"] = values.pop("dtype")
     if values["model_type"] in ("qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         values["num_experts"] = values.pop("num_local_experts", None) or values["num_experts"]
     return values
