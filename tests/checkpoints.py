@@ -306,7 +306,7 @@ def transformers_beams(
 @torch.no_grad()
 def transformers_choices(
     directory: Path, sequences: list[list[int]], noise: float = 0.0
-) -> tuple[dict[int, list[list[int]]], list[list[int]]]:
+) -> tuple[dict[int, list[list[int]]], list[torch.Tensor]]:
     """What Transformers chooses for each token of these sequences.
 
     Args:
@@ -314,7 +314,7 @@ def transformers_choices(
 
     Returns:
         By layer with experts, the token, its position and its experts in ascending order, for all tokens; and by sequence
-        the likeliest next tokens.
+        the logits, (T, V).
     """
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     weight = model.get_input_embeddings().weight
@@ -331,11 +331,11 @@ def transformers_choices(
     for number, layer in enumerate(model.model.layers):
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
-    next_tokens = []
+    logits = []
     for sequence in sequences:
         ran[:] = sequence
-        next_tokens.append(model(torch.tensor([sequence])).logits[0].argmax(dim=1).tolist())
-    return choices, next_tokens
+        logits.append(model(torch.tensor([sequence])).logits[0])
+    return choices, logits
 
 
 def worst_vector_error(vectors: list[list[float]], states: list[torch.Tensor], pooling: str) -> float:

@@ -125,7 +125,11 @@ def test_null_in_a_text_config_leaves_what_is_around_it(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "complaint"),
     [
-        ("qwen3.5", {"layer_types": ["linear_attention"] * 3}, "layer_types should be a list of 4 times linear_attention"),
+        (
+            "qwen3.5",
+            {"layer_types": ["linear_attention"] * 3},
+            "layer_types should be a list of 4 times linear_attention",
+        ),
         ("qwen3.5", {"layer_types": ["sliding_attention"] * 4}, "layer_types should be a list of 4 times"),
         ("qwen3.5", {"attn_output_gate": False}, "attn_output_gate false is not supported"),
         ("qwen3.5-moe", {"linear_num_value_heads": 7}, "linear_num_value_heads 7 is not a multiple of .* 5"),
