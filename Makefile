@@ -1,5 +1,5 @@
 # make run    set up and answer examples/prompts.jsonl with the model that comes with LABInfer
-# make test   set up and run the tests (some 20 minutes on 2 cores)
+# make test   set up and run the tests (some 15 minutes on 2 cores)
 # make help   all targets
 
 PYTHON ?= python3
@@ -12,8 +12,8 @@ TORCH ?= torch==2.13.0
 WHEELS ?= $(wildcard wheels)
 PIP_INSTALL = $(BIN)/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
 MODEL ?= demo
-# Parts of the tests that "make test" runs at the same time, of those that launch nothing. All that launches ranks, servers or a
-# browser has the machine to itself.
+# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait. All that
+# launches several ranks or a browser has the machine to itself.
 JOBS ?= 2
 # The tests that a part runs: all but those of the full matrices, unless another choice is given.
 SAMPLE ?= -m "not slow"
@@ -43,13 +43,13 @@ $(VENV)/.setup-test: $(VENV)/.setup
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl $(ARGS)
 
-ALONE := test-cluster test-online test-server test-browser test-mpi-3
-PAIRED := test-features test-unit
-LAUNCHING := tests/test_chat.py tests/test_offline.py tests/test_online.py tests/test_signals.py
+ALONE := test-cluster test-browser test-mpi-3
+PAIRED := test-server test-online test-features test-unit
+LAUNCHING := tests/test_chat.py tests/test_offline.py tests/test_signals.py
 
 test: lint ## everything a change must pass: lint, the parts, and alone what measures times
-	@$(MAKE) --no-print-directory -j 1 SAMPLE='-m "not slow and not timing"' $(ALONE)
-	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target SAMPLE='-m "not slow and not timing"' $(PAIRED)
+	@$(MAKE) --no-print-directory -j 1 $(ALONE)
+	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory -j $(JOBS) --output-sync=target SAMPLE='-m "not slow and not timing"' $(PAIRED)
 	@$(MAKE) --no-print-directory test-timing
 
 test-all: SAMPLE =
@@ -61,7 +61,7 @@ test-unit: $(VENV)/.setup-test ## every room by itself: no process group
 test-features: $(VENV)/.setup-test ## what users see of a feature, in one process
 	$(LIMIT) 600 $(BIN)/python -m pytest $(filter-out $(LAUNCHING),$(wildcard tests/test_*.py)) $(SAMPLE)
 
-test-online: $(VENV)/.setup-test ## what users see of a server, a job and a chat
+test-online: $(VENV)/.setup-test ## what users see of a job and of a chat
 	$(LIMIT) 600 $(BIN)/python -m pytest $(LAUNCHING) $(SAMPLE)
 
 test-server: $(VENV)/.setup-test ## the gateway, and servers on one rank
@@ -82,7 +82,7 @@ test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
 	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster $(SAMPLE)
 
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
-	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests)
+	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/test_*.py)
 
 lint: $(VENV)/.setup-test ## check style, and that Python 3.10 suffices
 	$(BIN)/ruff check .
@@ -94,7 +94,7 @@ format: $(VENV)/.setup-test ## put style right
 	$(BIN)/ruff format .
 
 size: ## list files over 400 lines
-	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 400 && $$2 != "total" { print; found = 1 } END { if (!found) print "no file over 400 lines" }'
+	@git ls-files '*.py' '*.cpp' '*.h' '*.js' ':!:labinfer/webui/vendor' | xargs wc -l | awk '$$1 > 400 && $$2 != "total" { print; found = 1 } END { if (!found) print "no file over 400 lines" }'
 
 bench: bench-comm bench-schedules bench-policies bench-engine bench-workloads bench-start ## measure this machine
 

@@ -1,22 +1,23 @@
-"""Half of a mixture's experts in memory, all in a file: decoding beside what reading that file allows.
+"""Half of a mixture's experts in memory, all in a file: decoding beside what the disk allows.
 
     python tools/random_checkpoint.py --shape qwen3-moe --dtype bfloat16 DIR
     python benchmarks/expert_offload.py --model DIR --quantization int4
 
 W1 of ``workloads.py`` with all experts in memory and with half, in turn; figures are medians. The bound is the longer of the
-run in memory and of reading as many bytes, an expert at a time, from a file beside it. As in the run, that file may be in the
-system's page cache; give ``--drop-caches`` (root alone can) to measure the disk itself.
+run in memory and of reading as many bytes at the disk's rate: that of reading as large parts of a file here and there, with the
+best number of reads under way. Neither goes through the system's page cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import random
 import statistics
 import tempfile
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 from launched import launched
 from workloads import BLOCKS, CONTEXT, draw_workloads
@@ -28,6 +29,8 @@ from labinfer.native import compiler
 from labinfer.observe.table import format_table
 
 GIB = 1 << 30
+NUM_PARTS, DEPTHS = 256, (1, 4, 16)
+"""Parts of the file that the disk's rate is measured with, and numbers of reads that are under way at once."""
 
 
 def main() -> None:
@@ -36,7 +39,6 @@ def main() -> None:
     parser.add_argument("--quantization", default="auto")
     parser.add_argument("--part", type=float, default=0.5, help="of the experts that are in memory")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--drop-caches", action="store_true")
     args = parser.parse_args()
 
     base = {
@@ -53,23 +55,29 @@ def main() -> None:
         expert_bytes = meta.expert_bytes // sum(call.num_experts * meta.calls[call] for call in calls)
         options = EngineOptions.from_flat(base | {"expert_offload": meta.expert_bytes * args.part / GIB})
         half = LLM.from_options(whole.group, options)
-        rows = [measure(whole, half, expert_bytes, args.drop_caches) for _ in range(args.rounds + 1)][1:]
+        rows = [measure(whole, half, expert_bytes) for _ in range(args.rounds + 1)][1:]
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    header = ("in memory, s", "read, MB", "reading alone, s", "offloaded, s", "stalled, s", "hits %", "of the bound")
+    header = (
+        "in memory, s",
+        "read, MB",
+        "disk, MB/s",
+        "reading alone, s",
+        "offloaded, s",
+        "stalled, s",
+        "hits %",
+        "of the bound",
+    )
     print(format_table(header, [tuple(f"{value:.2f}" for value in medians)]))
 
 
-def measure(whole: LLM, half: LLM, expert_bytes: int, drop: bool) -> tuple[float, ...]:
-    """One row of the table: a run of each, and reading alone."""
-    in_memory = decode_seconds(whole)
-    if drop:
-        drop_caches()
-    offloaded = decode_seconds(half)
-    reads = half.report.workers[0].expert_reads
-    alone = read_seconds(reads.bytes_read // expert_bytes, expert_bytes, drop)
+def measure(whole: LLM, half: LLM, expert_bytes: int) -> tuple[float, ...]:
+    """One row of the table: a run of each, and the disk alone."""
+    in_memory, offloaded = decode_seconds(whole), decode_seconds(half)
+    reads, rate = half.report.workers[0].expert_reads, disk_rate(expert_bytes)
+    alone = reads.bytes_read / rate
     hits = 100 * reads.hits / (reads.hits + reads.misses)
     bound = max(in_memory, alone) / offloaded
-    return in_memory, reads.bytes_read / 1e6, alone, offloaded, reads.stall_time, hits, bound
+    return in_memory, reads.bytes_read / 1e6, rate / 1e6, alone, offloaded, reads.stall_time, hits, bound
 
 
 def decode_seconds(llm: LLM) -> float:
@@ -78,23 +86,32 @@ def decode_seconds(llm: LLM) -> float:
     return llm.report.wall_time
 
 
-def read_seconds(count: int, size: int, drop: bool) -> float:
-    """So many experts, here and there in a file of 256."""
-    draw, buffer = random.Random(0), bytearray(size)
-    with tempfile.TemporaryFile(dir=compiler.default_cache(), buffering=0) as file:
-        for _ in range(256):
-            file.write(bytes(size))
-        if drop:
-            drop_caches()
-        begin = time.perf_counter()
-        for _ in range(count):
-            os.preadv(file.fileno(), [buffer], draw.randrange(256) * size)
-        return time.perf_counter() - begin
+def disk_rate(size: int) -> float:
+    """Bytes a second that are read from the disk under the cache folder, so many here and so many there."""
+    size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    with tempfile.NamedTemporaryFile(dir=compiler.default_cache(), buffering=0) as file:
+        for _ in range(NUM_PARTS):
+            file.write(os.urandom(size))
+        os.fsync(file.fileno())
+        direct = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        try:
+            return max(_read_rate(direct, size, depth) for depth in DEPTHS)
+        finally:
+            os.close(direct)
 
 
-def drop_caches() -> None:
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("1")
+def _read_rate(file: int, size: int, depth: int) -> float:
+    order = random.Random(depth).sample(range(NUM_PARTS), NUM_PARTS)
+
+    def read(numbers: list[int]) -> None:
+        buffer = mmap.mmap(-1, size)  # begins with a page, as such reads want it
+        for number in numbers:
+            assert os.preadv(file, [buffer], number * size) == size
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(depth) as readers:
+        list(readers.map(read, (order[first::depth] for first in range(depth))))
+    return NUM_PARTS * size / (time.perf_counter() - begin)
 
 
 if __name__ == "__main__":

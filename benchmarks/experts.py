@@ -18,8 +18,9 @@ from collections.abc import Callable
 
 import torch
 
-from labinfer.functions.calls import CallSetting, ExpertsCall, LinearCall
+from labinfer.functions.calls import CallSetting, LinearCall
 from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.providers import make_registry
 from labinfer.functions.registry import FunctionRegistry
 from labinfer.observe.table import format_table

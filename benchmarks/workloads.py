@@ -20,8 +20,8 @@ import torch
 from launched import launched, medians
 
 from labinfer import SamplingParams
-from labinfer.functions.calls import ExpertsCall
 from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.llm import LLM
 from labinfer.observe.report import RunReport
 from labinfer.observe.table import format_table

@@ -49,8 +49,10 @@ from labinfer.config import (
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.gateway.options import ServerOptions
 from labinfer.group.signals import SignalGuard
+from labinfer.observe.output_file import STANDARD
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
+from labinfer.supervisor.options import SuperviseOptions
 from labinfer.terminal.conversation import MANY_ANSWERS
 from labinfer.terminal.options import ChatOptions
 from labinfer.weights.read_ahead import start_reading_ahead
@@ -73,6 +75,11 @@ COMMANDS = {
         "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
         "checkpoint or the server would have it, and an answer may fill the context. In the chat, /help lists the commands.",
         (ChatOptions, SamplingOptions, *ENGINE_SECTIONS),
+    ),
+    "supervise": (
+        "Start a server or a job again when its ranks die, as in launch.py supervise -- mpirun -n 2 python launch.py serve. "
+        "A server's clients see a pause, and no error; a job goes on where it was.",
+        (SuperviseOptions,),
     ),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench latency": (
@@ -98,6 +105,8 @@ COMMANDS = {
         (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
     ),
 }
+PROGRAMS = ("launch.py", "labinfer")
+"""Names of this program in command lines."""
 MODULES = {"plan": "layout"}
 """Modules of ``labinfer.commands`` that are not named like their command."""
 REPEATED = ("prompt", "stop", "api_key")
@@ -114,6 +123,7 @@ LEFT_OUT_BY_COMMAND = {"chat": MANY_ANSWERS}
 EPILOG = """other commands:
   launch.py serve              OpenAI's API over HTTP
   launch.py chat               talk to a model in the terminal
+  launch.py supervise -- …     start a server or a job again when its ranks die
   launch.py plan               show which rank would hold what
   launch.py bench latency      time of a fixed batch
   launch.py bench throughput   requests and tokens a second
@@ -155,10 +165,22 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     signals = SignalGuard()
     shorten_openmp_spins()
-    rank = 0
     try:
+        if arguments[:1] == ["supervise"]:
+            return _supervise(signals, arguments[1:])
         environment = detect()
-        rank = environment.rank
+    except UserError as error:
+        sys.stderr.write(f"labinfer: error: {error}\n")
+        return ExitStatus.USAGE
+    status = _run(environment, signals, arguments)
+    if environment.rank == 0 and environment.supervisor and status != ExitStatus.INTERNAL:
+        environment.supervisor.write_status(status)
+    return status
+
+
+def _run(environment: LaunchEnvironment, signals: SignalGuard, arguments: list[str]) -> int:
+    rank = environment.rank
+    try:
         name, args = _parse(arguments, rank)
         models = _take_models(args) if name == "serve" else {}
         given = _given(args, *SECTIONS)
@@ -181,8 +203,9 @@ def main(argv: list[str] | None = None) -> int:
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )
     gc.disable()  # imported modules are no garbage, so collecting while they load only costs time
-    from labinfer.commands.session import Session, set_up_logging
+    from labinfer.commands.session import Session
     from labinfer.group.failure import end_process_with, leave_agreed
+    from labinfer.observe.logs import set_up_logging
 
     command = _import_command(name, own)
     gc.freeze()
@@ -354,6 +377,47 @@ def _check_alone(environment: LaunchEnvironment, engine: dict[str, Any]) -> None
             raise UserError(
                 f"{flag_name(name)} is for a model of one's own, and the server has it; leave it or --url out"
             )
+
+
+def _supervise(signals: SignalGuard, arguments: list[str]) -> int:
+    """``launch.py supervise [flags] -- LAUNCHER … launch.py [serve] …``.
+
+    Raises:
+        UserError: a flag of either is wrong, or there is nothing that could be started again.
+    """
+    here = arguments.index("--") if "--" in arguments else len(arguments)
+    own = convert_section(
+        SuperviseOptions, _given(build_parser("supervise").parse_args(arguments[:here]), SuperviseOptions)
+    )
+    check_bounds(own)
+    command = arguments[here + 1 :]
+    programs = [index for index, word in enumerate(command) if os.path.basename(word) in PROGRAMS]
+    if not programs:
+        raise UserError(
+            "supervise needs a command that starts ranks, as in supervise -- mpirun -n 2 python launch.py serve"
+        )
+    name, args = _parse(command[programs[0] + 1 :], 0)
+    again, server, models = command, None, {}
+    if name == "serve":
+        models = _take_models(args)
+        server = _check_own(name, args)["own"]
+    elif name == "generate" and args.input and args.output not in (None, STANDARD):
+        _check_job(args)
+        again = command if args.resume else [*command, "--resume"]
+    else:
+        raise UserError("supervise starts serve again, or a job with --input FILE and --output FILE; give one of them")
+    options = EngineOptions.from_flat(_given(args, *SECTIONS))
+    from labinfer.commands.supervise import run
+
+    return run(
+        signals,
+        own,
+        command,
+        again=again,
+        server=server,
+        model_names=list(models),
+        log_level=options.runtime.log_level,
+    )
 
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:

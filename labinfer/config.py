@@ -25,6 +25,7 @@ QUANTIZATIONS = ("auto", "none", "int8", "int4")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
+PROGRESS = ("auto", "jsonl", "none")
 MAX_TIMEOUT = 1e9
 """Seconds."""
 TRANSPORTS = ("auto", "mpi", "torch")
@@ -70,7 +71,8 @@ class ModelOptions:
     tokenizer: str = option("", "tokenizer directory (default: the model's)", metavar="DIR")
     response_template: str = option(
         "",
-        "how chat replies are read: one of the built-in formats (docs/response-templates.md), a JSON file, or none "
+        "how chat replies are read: one of the built-in formats (deepseek_v3, deepseek_v31, deepseek_v32, ernie, glm, "
+        "harmony, hermes, hunyuan, kimi, llama3, minimax, mistral, mistral_json, qwen_xml, think), a JSON file, or none "
         "(default: the checkpoint's own response_template, else the format that its chat template shows)",
         metavar="NAME|FILE",
     )
@@ -249,7 +251,27 @@ class JobOptions:
     )
     raw: bool = option(False, "give --prompt to the model as it is, without its chat template")
     input: str = option("", "JSONL file of requests, - for standard input", metavar="FILE")
-    output: str = option("", "JSONL file of results, - for standard output (default for --input)", metavar="FILE")
+    max_line_size: int = option(
+        16, "MiB of a line of --input; longer ones are answered with an error", metavar="MIB", least=1
+    )
+    output: str = option(
+        "",
+        "JSONL file of results, - for standard output (default for --input); the answers to --input are journaled in "
+        "FILE.journal, for --resume",
+        metavar="FILE",
+    )
+    overwrite: bool = option(False, "empty --output of what an earlier run wrote; without this it is refused")
+    resume: bool = option(
+        False,
+        "go on with an earlier run of the same --input, --output, model and sampling that was broken off, on any layout; "
+        "with nothing there yet it begins",
+    )
+    retry_errors: bool = option(False, "--resume, and try the lines again that have an error for an answer")
+    progress: str = option(
+        "auto",
+        "what is said on standard error while a job runs: a line for people, jsonl with a JSON object each second, or none",
+        choices=PROGRESS,
+    )
     report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
 
 

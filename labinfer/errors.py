@@ -21,6 +21,10 @@ class UserError(ValueError):
     """A mistake that the user can correct. The text is one line: what was wrong, its value, what to do."""
 
 
+class PromptTooLong(UserError):
+    """A prompt that cannot fit in the model's context."""
+
+
 class AgreedError(UserError):
     """A ``UserError`` that every rank of the group raises; only rank 0 prints it."""
 
@@ -43,3 +47,9 @@ class Interrupted(Exception):
     def __init__(self, signum: int):
         super().__init__(f"interrupted by signal {signum}")
         self.signum = signum
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception is the failure of some work, and not the end of this process. A panic of a library in Rust is a
+    failure, too, though its class, which cannot be imported, says otherwise."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

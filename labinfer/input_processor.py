@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ import msgspec
 
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
-from labinfer.prompts import ChatPrompt, Prompt, PromptLike, TokensPrompt
+from labinfer.prompts import ChatPrompt, Prompt, PromptLike, TextPrompt, TokensPrompt
 from labinfer.sampling_params import SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.grammar_trial import GrammarTrial
 from labinfer.text.reply_grammar import before_form, forced_calls
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tokenizing import PromptText, TokenizingProcess
 from labinfer.text.tools import ToolUse
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables with which chat templates switch thoughts on and off."""
+EFFORT = "reasoning_effort"
+"""Variable that says how long thoughts are to be."""
 
 
 class InputProcessor:
@@ -28,12 +32,16 @@ class InputProcessor:
         directory: of the tokenizer.
         required: whether to refuse a directory without one; otherwise only prompts that need it are refused.
         response_template: how chat replies are read; see ``choose_format``.
+        max_prompt_tokens: the longest prompt that can be used; what is far longer is refused before it is tokenized.
 
     Raises:
         UserError: there is no tokenizer, or it is broken; the response template cannot be used.
     """
 
-    def __init__(self, directory: Path, required: bool, response_template: str = ""):
+    def __init__(
+        self, directory: Path, required: bool, response_template: str = "", max_prompt_tokens: int = sys.maxsize
+    ):
+        self._max_prompt_tokens = max_prompt_tokens
         self.tokenizer: Tokenizer | None = None
         self._error: UserError | None = None
         try:
@@ -43,6 +51,8 @@ class InputProcessor:
                 raise
             self._error = error
         self._trial = GrammarTrial(self.need_tokenizer)
+        self.tokenizing = TokenizingProcess(directory, response_template, max_prompt_tokens)
+        """A process for long prompts, where others must not wait for them."""
 
     def process(
         self,
@@ -50,17 +60,22 @@ class InputProcessor:
         prompt: Prompt,
         sampling: SamplingParams,
         *,
+        token_ids: list[int] | None = None,
         cache_salt: str = "",
         priority: int = 0,
         user: str = "",
         pooling: str = "",
     ) -> Request:
-        """Make the request of a prompt. For ``key`` and all that is given by name see ``Request``.
+        """Make the request of a prompt. For ``key`` and what else is given by name see ``Request``.
+
+        Args:
+            token_ids: those of the prompt, where they are known.
 
         Raises:
             UserError: the prompt does not become tokens.
         """
-        token_ids = self.encode(prompt)
+        if token_ids is None:
+            token_ids = self.encode(prompt)
         if sampling.stop:
             self.need_tokenizer()
         before = ""
@@ -90,9 +105,19 @@ class InputProcessor:
         if request.sampling.structured_outputs is not None:
             self._trial.check(request.sampling.structured_outputs, request.before_form)
 
+    def knows_form(self, request: Request) -> bool:
+        """Whether ``check_form`` takes no time.
+
+        Raises:
+            UserError: this checkpoint has no tokenizer for forms.
+        """
+        form = request.sampling.structured_outputs
+        return form is None or self._trial.is_known(form, request.before_form)
+
     def close(self) -> None:
-        """End the process that tries forms."""
+        """End the processes, if they run."""
         self._trial.close()
+        self.tokenizing.close()
 
     def _force_call(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
         """Give answers the form of a call, where ``tool_choice`` demands one."""
@@ -125,14 +150,18 @@ class InputProcessor:
     def _template_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
         """Variables for the chat template; see ``TemplateUse``."""
         variables = dict(prompt.template_use.chat_template_kwargs or {})
-        if (effort := prompt.template_use.reasoning_effort) is None:
-            return variables
+        effort = prompt.template_use.reasoning_effort
+        if effort is None and not variables:
+            return {}
         tokenizer, tools = self.need_tokenizer(), prompt.tool_use.offered
-        reads_effort = tokenizer.template_reads("reasoning_effort", tools)
-        switches = [name for name in THINKING_SWITCHES if tokenizer.template_reads(name, tools)]
-        if not reads_effort and not switches:
-            raise UserError(f"reasoning_effort={effort!r}: this model's chat template does not read it; leave it out")
-        known = {"reasoning_effort": effort} if reads_effort else {}
+        unread = [name for name in (EFFORT, *THINKING_SWITCHES) if not tokenizer.template_reads(name, tools)]
+        for name in unread:  # clients send them to models without thoughts, too
+            variables.pop(name, None)
+        if effort is None:
+            return variables
+        reads_effort = EFFORT not in unread
+        switches = [name for name in THINKING_SWITCHES if name not in unread]
+        known = {EFFORT: effort} if reads_effort else {}
         if effort == "none" or not reads_effort:
             known |= dict.fromkeys(switches, effort != "none")
         return known | variables
@@ -141,13 +170,25 @@ class InputProcessor:
         """Token ids of a prompt; see ``process``."""
         if isinstance(prompt, TokensPrompt):
             return prompt.token_ids
+        return self.encode_text(self.prompt_text(prompt))
+
+    def encode_text(self, text: PromptText) -> list[int]:
+        """Token ids of a prompt from ``prompt_text``."""
+        return text.encode(self.need_tokenizer(), self._max_prompt_tokens)
+
+    def prompt_text(self, prompt: TextPrompt | ChatPrompt) -> PromptText:
+        """A prompt as it goes to the tokenizer.
+
+        Raises:
+            UserError: it is empty, or its chat template does not read what it says.
+        """
         if isinstance(prompt, ChatPrompt):
-            return self.need_tokenizer().encode_chat(
-                prompt.messages, prompt.tool_use.offered, self._template_kwargs(prompt)
-            )
+            variables = self._template_kwargs(prompt)
+            return PromptText(messages=prompt.messages, tools=prompt.tool_use.offered, template_kwargs=variables)
         if not prompt.text:
             raise UserError("the prompt is empty; give at least one token")
-        return self.need_tokenizer().encode(prompt.text)
+        self.need_tokenizer().check_length(prompt.text, self._max_prompt_tokens)
+        return PromptText(text=prompt.text)
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Each word as it is spelled in the middle of a text and at its beginning: after a space and without one."""

@@ -4,8 +4,8 @@ format (API reference, "Batch": ``custom_id``, ``method``, ``url``, ``body``).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -37,8 +37,6 @@ from labinfer.protocol import (
 from labinfer.sampling_params import SamplingParams
 from labinfer.text.messages import Message
 
-MAX_LINE_BYTES = 64 * 1024 * 1024
-
 
 class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
     """``{"prompt": …}``, ``{"prompt_token_ids": […]}`` or ``{"messages": […]}``, with an ``id`` if you like."""
@@ -66,6 +64,11 @@ class BatchProbe(msgspec.Struct):
 
     custom_id: msgspec.Raw = msgspec.Raw()
     body: msgspec.Raw = msgspec.Raw()
+
+
+class _Ids(msgspec.Struct):
+    custom_id: msgspec.Raw = msgspec.Raw()
+    id: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +100,6 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
     Raises:
         UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
     """
-    if len(line) > MAX_LINE_BYTES:
-        raise UserError(f"the line has {len(line)} bytes; at most {MAX_LINE_BYTES} are read")
     kind = BatchLine if _is_batch(line) else SimpleLine
     parsed = decode(line, kind)
     if isinstance(parsed, SimpleLine):
@@ -144,24 +145,21 @@ def _embedding(line: BatchLine) -> ParsedLine:
     )
 
 
-def read_custom_id(line: bytes) -> str | None:
-    """The ``custom_id`` of a batch line, so that even a refused one can be answered by it."""
-    custom_id = _field(line, "custom_id")
-    return custom_id if isinstance(custom_id, str) else None
-
-
-def read_own_id(line: bytes) -> str | int | None:
-    """The ``id`` of a simple line, so that even a refused one can be answered by it."""
-    own_id = _field(line, "id")
-    return own_id if isinstance(own_id, (str, int)) and not isinstance(own_id, bool) else None
-
-
-def _field(line: bytes, name: str):
+def read_ids(line: bytes) -> tuple[str | None, str | int | None]:
+    """The ``custom_id`` of a batch line and the ``id`` of a simple one, so that even a refused one can be answered by it;
+    None for those that are not there. Nothing else of the line is made objects of."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        probe = msgspec.json.decode(line, type=_Ids)
+        return _convert(probe.custom_id, str), _convert(probe.id, str | int)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, None
+
+
+def _convert(raw: msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return value.get(name) if isinstance(value, dict) else None
 
 
 def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:

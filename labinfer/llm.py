@@ -43,7 +43,7 @@ from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import detect
 from labinfer.spmd.topology import Place
 from labinfer.text.guidance import GuideMaker
-from labinfer.text.reply_format import NONE, choose_format
+from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.worker.logits_processors.registry import check_processors, find_processors
 
@@ -99,7 +99,7 @@ class LLM:
         with self.group.together():
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
-        self._parts = parts = build_rank(self.group, options, on_progress, channel)
+        self._parts = parts = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
         self._trace: OutputFile | None = None
@@ -112,20 +112,21 @@ class LLM:
                 self._inputs = InputProcessor(
                     Path(own) if own else parts.directory,
                     required=bool(own),
+                    max_prompt_tokens=self.facts.max_model_len,
                     response_template=options.model.response_template,
                 )
                 self.tokenizer = self._inputs.tokenizer
                 self._processors = find_processors()
-                reply_format = self.tokenizer and self.tokenizer.reply_format
-                logger.debug(
-                    "the tokenizer is loaded; chat replies are read as %s", reply_format.name if reply_format else NONE
-                )
+                if self.tokenizer is not None and self.tokenizer.has_chat_template:
+                    told = describe_choice(self.tokenizer.reply_format, options.model.response_template)
+                    logger.log(logging.DEBUG if self.tokenizer.reply_format else logging.INFO, told)
                 if path := options.observe.trace:
                     self._trace = OutputFile(path, "--trace")
         if self.is_rank0:
             self._executor = SpmdExecutor(
                 parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=len(others)
             )
+            self.guides = GuideMaker(self._inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
             self.engine: LLMEngine = make_engine(
                 self.facts,
                 self._executor,
@@ -133,7 +134,7 @@ class LLM:
                 scheduling=options.scheduler,
                 clock=self.clock,
                 recorder=parts.recorder,
-                guides=GuideMaker(self._inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids),
+                guides=self.guides,
             )
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
 

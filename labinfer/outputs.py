@@ -161,13 +161,13 @@ class RequestState:
         answer, now = self.answers[update.index], self._clock()
         if not self.request.pooling:
             answer.first_token_time = answer.first_token_time or now
+        if update.index == 0 and not answer.token_ids:  # one that goes on finds its own tokens in the cache as well
+            self.num_cached_tokens = update.num_cached_tokens
         answer.token_ids += update.token_ids
         answer.logprobs += update.logprobs
         if update.queue_seconds is not None:
             answer.queue_seconds = update.queue_seconds
         answer.finish_reason = update.finish_reason
-        if update.index == 0:
-            self.num_cached_tokens = update.num_cached_tokens
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
         self._beams, self.embedding = update.beams, update.embedding

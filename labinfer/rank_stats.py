@@ -16,6 +16,8 @@ class StepTimes(msgspec.Struct, frozen=True):
     """Seconds from the end of a stage's step to the beginning of the next stage's; 0 with one stage."""
     swapped_block: float = 0.0
     """Seconds to move a KV block to the host pool and back; 0 without a host pool."""
+    swapped_state: float = 0.0
+    """The same for the state of a sequence; 0 where there is none."""
 
     def at(self, stage: int, size: float) -> float:
         """Seconds of a stage's step of ``size`` decoding sequences, by straight lines through the measured times."""
@@ -31,7 +33,8 @@ class StepTimes(msgspec.Struct, frozen=True):
         steps = [f"{max(times[i] for times in self.by_stage) * 1e3:.1f} ms for {n}" for i, n in enumerate(self.sizes)]
         text = f"a step of the slowest stage takes {', '.join(steps)} decoding sequences"
         text += f", a hop {self.hop * 1e3:.2f} ms" if self.hop else ""
-        return text + (f", a swapped KV block {self.swapped_block * 1e3:.2f} ms" if self.swapped_block else "")
+        text += f", a swapped KV block {self.swapped_block * 1e3:.2f} ms" if self.swapped_block else ""
+        return text + (f", a swapped state {self.swapped_state * 1e3:.2f} ms" if self.swapped_state else "")
 
     @property
     def per_token(self) -> float:

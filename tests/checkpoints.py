@@ -274,6 +274,17 @@ def transformers_greedy(directory: Path, prompts: list[list[int]], num_tokens: i
 
 
 @torch.no_grad()
+def transformers_logprobs(directory: Path, prompts: list[list[int]]) -> list[float]:
+    """Transformers' own logprobs of the tokens of all prompts, but for each one's first."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    logprobs: list[float] = []
+    for prompt in prompts:
+        predicted = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+        logprobs += [float(predicted[i, token]) for i, token in enumerate(prompt[1:])]
+    return logprobs
+
+
+@torch.no_grad()
 def transformers_states(directory: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
     """Transformers' own hidden states of each prompt's tokens after the final norm: (T, D)."""
     model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()

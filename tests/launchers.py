@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAUNCH = str(ROOT / "launch.py")
+IN_TURN = str(ROOT / "tests" / "in_turn_driver.py")
 BIN = Path(sys.executable).parent
 LAUNCHERS = ("mpirun", "torchrun")
 FIRST_PORT, NUM_PORT_RANGES, PORTS_EACH = 20_000, 120, 100
@@ -150,6 +152,30 @@ class Output(threading.Thread):
 def run(launcher: str, ranks: int, script: str, *args: str, timeout: float = 120, **env: str) -> Finished:
     """Start and wait."""
     return finish(start(command(launcher, ranks, script, *args), **env), timeout)
+
+
+def run_in_turn(
+    launcher: str, ranks: int, cases: dict[str, list], directory: Path, timeout: float = 240, **env: str
+) -> dict[str, Finished]:
+    """How commands end, by name, that the same ranks are given one after another: one launch, so one time of imports.
+
+    Args:
+        cases: what follows ``launch.py``, by a name for the case.
+        directory: an empty one, for what ranks say.
+    """
+    (directory / "cases.json").write_text(json.dumps([list(map(str, arguments)) for arguments in cases.values()]))
+    done = run(launcher, ranks, IN_TURN, directory, timeout=timeout, **env)
+    ended = {}
+    for number, name in enumerate(cases):
+        files = [directory / f"{number}.{rank}.json" for rank in range(ranks)]
+        assert all(file.exists() for file in files), f"{name!r} ended the ranks\n{done.text}"
+        results = [json.loads(file.read_text()) for file in files]
+        assert len({result["status"] for result in results}) == 1, (name, results)
+        text = "".join((directory / f"{number}.{rank}.txt").read_text(errors="replace") for rank in range(ranks))
+        seconds = max(result["seconds"] for result in results)
+        ended[name] = Finished(results[0]["status"], "", text, seconds, seconds)
+    assert done.returncode == 0, done.text
+    return ended
 
 
 def kill_tree(process: subprocess.Popen) -> None:

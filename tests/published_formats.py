@@ -60,11 +60,13 @@ def values_of(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, gr
     return ((codes.double() - zeros.double()[:, groups]) * scales.double()[:, groups]).float()
 
 
-def gptq(bits: int, size: int, *, sym: bool, version: str = "gptq", act_order: bool = False):
+def gptq(bits: int, size: int, *, sym: bool, version: str = "gptq", act_order: bool = False, is_trivial: bool = False):
+    """``is_trivial``: inputs are in order after all."""
+
     def store(outputs: int, inputs: int):
         groups = groups_of(inputs, size)
         count = int(groups.max()) + 1
-        if act_order:
+        if act_order and not is_trivial:
             groups = groups[torch.randperm(inputs)]
         codes = torch.randint(0, 2**bits, (outputs, inputs))
         zeros = torch.full((outputs, count), 2 ** (bits - 1)) if sym else torch.randint(0, 2**bits, (outputs, count))
@@ -111,7 +113,7 @@ def awq(size: int):
     return config | {"modules_to_not_convert": None}, store
 
 
-def compressed(layout: str, weights: dict, *, ignore: tuple[str, ...] = ("lm_head",)) -> dict:
+def compressed(layout: str, weights: dict, *, ignore: tuple[str, ...] = ("lm_head", r"re:.*mlp\.gate$")) -> dict:
     scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",
@@ -122,11 +124,21 @@ def compressed(layout: str, weights: dict, *, ignore: tuple[str, ...] = ("lm_hea
     }
 
 
-def packed(bits: int, size: int, *, sym: bool, dtype: torch.dtype = torch.bfloat16, act_order: bool = False):
+def packed(
+    bits: int,
+    size: int,
+    *,
+    sym: bool,
+    dtype: torch.dtype = torch.bfloat16,
+    act_order: bool = False,
+    is_trivial: bool = False,
+):
+    """``is_trivial``: as for ``gptq``."""
+
     def store(outputs: int, inputs: int):
         groups = groups_of(inputs, size)
         count = int(groups.max()) + 1
-        if act_order:
+        if act_order and not is_trivial:
             groups = groups[torch.randperm(inputs)]
         half = 2 ** (bits - 1)
         codes = torch.randint(-half, half, (outputs, inputs))
@@ -180,25 +192,57 @@ def float8(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
     return bits.to(torch.uint8).view(torch.float8_e4m3fn), torch.where(bits >= 128, -size, size)
 
 
-def fp8(strategy: str, *, is_compressed: bool = False):
-    name = "weight_scale" if is_compressed or strategy != "block" else "weight_scale_inv"
+def normal_float8(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal weights rounded to e4m3, the largest near its end, as a quantiser leaves them."""
+    stored = (torch.randn(outputs, inputs) * 90).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return stored, stored.double()
+
+
+def fp8(
+    strategy: str,
+    *,
+    is_compressed: bool = False,
+    scale_name: str = "",
+    scale_dtype: torch.dtype = torch.float32,
+    scale_shape: tuple[int, ...] | None = None,
+    activation: str = "",
+    says_block: bool = True,
+    numbers: Callable = float8,
+):
+    """
+    Args:
+        scale_name, scale_dtype, scale_shape: others than usual.
+        activation: name of the scale of activations, where that is static.
+        says_block: whether the config has the size of blocks, or null where there are none.
+    """
+    name = scale_name or ("weight_scale" if is_compressed or strategy != "block" else "weight_scale_inv")
 
     def store(outputs: int, inputs: int):
-        stored, values = float8(outputs, inputs)
+        stored, values = numbers(outputs, inputs)
         shape = {"tensor": (1,), "channel": (outputs, 1), "block": (-(-outputs // 128), -(-inputs // 128))}[strategy]
-        scales = (torch.rand(*shape) + 0.5) / 2000
+        if scale_dtype in (torch.uint8, torch.float8_e8m0fnu):
+            exponents = torch.randint(110, 125, shape)
+            scales, stored_scales = 2.0 ** (exponents.double() - 127), exponents.to(torch.uint8).view(scale_dtype)
+        else:
+            stored_scales = ((torch.rand(*shape) + 0.5) / 2000).to(scale_dtype)
+            scales = stored_scales.double()
         by_output = torch.arange(outputs) // 128 if strategy == "block" else torch.arange(outputs)
         by_input = torch.arange(inputs) // 128 if strategy == "block" else torch.zeros(inputs).long()
         spread = scales.view(1, 1).expand(outputs, 1) if strategy == "tensor" else scales
-        values = (values * spread.double()[by_output][:, by_input]).float()
-        return {"weight": stored, name: scales}, values
+        values = (values * spread[by_output][:, by_input]).float()
+        tensors = {
+            "weight": stored,
+            name: stored_scales.reshape(scale_shape) if scale_shape is not None else stored_scales,
+        }
+        return tensors | ({activation: torch.rand(1)} if activation else {}), values
 
     if is_compressed:
         block = {"block_structure": [128, 128]} if strategy == "block" else {}
         weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy} | block
         return compressed("float-quantized", weights), store
-    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-    return config | ({"weight_block_size": [128, 128]} if strategy == "block" else {}), store
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "static" if activation else "dynamic"}
+    block = {"weight_block_size": [128, 128] if strategy == "block" else None} if says_block else {}
+    return config | block, store
 
 
 def _mixed_gptq() -> Published:
@@ -225,15 +269,19 @@ PUBLISHED: dict[str, Published] = {
     "gptq-8-channel": Published(*gptq(8, -1, sym=True), (8, 0, False)),
     "gptq-act-order": Published(*gptq(4, 128, sym=True, act_order=True), (8, 128, False), exact=False),
     "gptq-act-order-asym": Published(*gptq(8, 64, sym=False, act_order=True), (8, 128, False), exact=False),
+    "gptq-trivial-order": Published(*gptq(4, 128, sym=True, act_order=True, is_trivial=True), (4, 128, False)),
+    "gptq-act-order-channel": Published(*gptq(4, -1, sym=False, act_order=True), (4, 128, True)),
     "gptq-mixed": _mixed_gptq(),
     "awq": Published(*awq(128), (4, 128, True)),
     "awq-32": Published(*awq(32), (4, 32, True)),
+    "awq-channel": Published(*awq(-1), (4, 128, True)),
     "w4a16": Published(*packed(4, 128, sym=True), (4, 128, False)),
     "w4a16-32-half": Published(*packed(4, 32, sym=True, dtype=torch.float16), (4, 32, False)),
     "w4a16-asym": Published(*packed(4, 64, sym=False), (4, 64, True)),
     "w4a16-channel": Published(*packed(4, -1, sym=True), (4, 128, False)),
     "w4a16-channel-asym": Published(*packed(4, -1, sym=False), (4, 128, True)),
     "w4a16-act-order": Published(*packed(4, 128, sym=True, act_order=True), (8, 128, False), exact=False),
+    "w4a16-trivial-order": Published(*packed(4, 128, sym=True, act_order=True, is_trivial=True), (4, 128, False)),
     "w8a16": Published(*packed(8, 128, sym=True), (8, 128, False)),
     "w8a16-channel": Published(*packed(8, -1, sym=True), (8, 0, False)),
     "w8a8": Published(*whole("channel"), (8, 0, False)),
@@ -242,6 +290,22 @@ PUBLISHED: dict[str, Published] = {
     "w8a8-group": Published(*whole("group", size=128), (8, 128, False)),
     "fp8": Published(*fp8("block"), None),
     "fp8-tensor": Published(*fp8("tensor"), None),
+    "fp8-powers": Published(*fp8("block", scale_dtype=torch.float8_e8m0fnu), None),
+    "fp8-powers-as-bytes": Published(*fp8("block", scale_name="scale", scale_dtype=torch.uint8), None),
+    "fp8-unsaid-blocks": Published(*fp8("block", scale_dtype=torch.bfloat16, says_block=False), None),
+    "fp8-static": Published(*fp8("tensor", activation="input_scale", says_block=False), None),
+    "fp8-mistral": Published(
+        *fp8(
+            "tensor",
+            scale_name="weight_scale_inv",
+            scale_dtype=torch.bfloat16,
+            scale_shape=(),
+            activation="activation_scale",
+        ),
+        None,
+    ),
+    "fp8-mistral-blocks": Published(*fp8("block", scale_name="qscale_weight", activation="qscale_act"), None),
+    "fp8-normal": Published(*fp8("block", numbers=normal_float8), None),
     "fp8-compressed-channel": Published(*fp8("channel", is_compressed=True), None),
     "fp8-compressed-block": Published(*fp8("block", is_compressed=True), None),
 }

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -57,6 +58,8 @@ class Server:
     process: subprocess.Popen
     url: str
     log: Path
+    certificate: str = ""
+    """File of the one that it has to show, where it speaks HTTPS."""
 
     @property
     def text(self) -> str:
@@ -97,8 +100,12 @@ class Server:
         self, method: str, path: str, body: Any = None, key: str = "", **headers: str
     ) -> tuple[socket.socket, http.client.HTTPResponse]:
         """A connection of its own, and the head of its response."""
-        address = self.url.removeprefix("http://")
-        client = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
+        scheme, _, address = self.url.partition("://")
+        if scheme == "https":
+            context = ssl.create_default_context(cafile=self.certificate)
+            client = http.client.HTTPSConnection(address, timeout=ANSWER_SECONDS, context=context)
+        else:
+            client = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         client.request(method, path, data, _authorization(key) | {"Content-Type": "application/json"} | headers)
         connection = client.sock
@@ -239,16 +246,19 @@ class Stream:
 
 
 @contextmanager
-def serving(*args: str, launcher: str = "single", ranks: int = 1, script: str = LAUNCH, **env: str) -> Iterator[Server]:
+def serving(
+    *args: str, launcher: str = "single", ranks: int = 1, script: str = LAUNCH, supervised: bool = False, **env: str
+) -> Iterator[Server]:
     """A server that takes requests; afterwards nothing of it is left.
 
     Args:
         args: flags. Without ``--port`` it is on one that was free; ``--port 0`` lets it choose.
     """
+    supervisor = [*command("single", 1, LAUNCH, "supervise"), "--"] if supervised else []
     flags = [] if "--port" in args else ["--port", str(free_port())]
     with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            command(launcher, ranks, script, "serve", *flags, *args),
+            [*supervisor, *command(launcher, ranks, script, "serve", *flags, *args)],
             cwd=ROOT,
             env=environment(**env),
             stdin=subprocess.DEVNULL,
@@ -256,7 +266,8 @@ def serving(*args: str, launcher: str = "single", ranks: int = 1, script: str = 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(process, "", Path(log.name))
+    certificate = str(args[args.index("--ssl-certfile") + 1]) if "--ssl-certfile" in args else ""
+    server = Server(process, "", Path(log.name), certificate)
     try:
         _wait_ready(server)
         yield server
@@ -272,7 +283,7 @@ def serving(*args: str, launcher: str = "single", ranks: int = 1, script: str = 
 def _wait_ready(server: Server) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
-        if found := re.search(r"serving .* at (http://\S+)/v1", server.text):
+        if found := re.search(r"serving .* at (https?://\S+)/v1", server.text):
             server.url = found[1].replace("0.0.0.0", "127.0.0.1")
             if server.get("/ready")[0] == 200:
                 return

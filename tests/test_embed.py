@@ -11,9 +11,11 @@ from checkpoints import make_checkpoint, mixed_prompts, transformers_states, wor
 
 from labinfer import LLM, SamplingParams
 from labinfer.batch.job import BatchJob
+from labinfer.batch.job_output import JobOutput
+from labinfer.batch.progress import JobProgress
 from labinfer.batch.reader import JsonlReader
+from labinfer.config import JobOptions
 from labinfer.errors import UserError
-from labinfer.observe.output_file import OutputFile
 from labinfer.plan import POOLINGS
 
 TOLERANCE = 1e-4
@@ -121,7 +123,7 @@ def test_beside_requests_that_generate_and_preempt_them(checkpoint, states, monk
         sequences = []
         add_request = llm.engine.add_request
         monkeypatch.setattr(
-            llm.engine, "add_request", lambda request: sequences.extend(add_request(request)) or sequences[-1:]
+            llm.engine, "add_request", lambda *given: sequences.extend(add_request(*given)) or sequences[-1:]
         )
         requests = [llm.make_request(("text", index), prompt, greedy) for index, prompt in enumerate(generating)]
         requests += [
@@ -153,7 +155,11 @@ def test_job_answers_each_line_of_inputs_with_one_line(checkpoint, states, tmp_p
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     with LLM(str(checkpoint), **SMALL, max_num_seqs=3) as llm:
-        job = BatchJob(JsonlReader(str(source)), OutputFile(str(out)), SamplingParams(), "name")
+        output = JobOutput(JobOptions(input=str(source), output=str(out)), {}, {})
+        output.begin({})
+        progress = JobProgress("none", llm.clock, None, 0)
+        reader = JsonlReader(str(source), 1 << 20)
+        job = BatchJob(reader, output, progress, defaults=SamplingParams(), model_name="name")
         job.run(llm, lambda: None)
         texts = [output.embedding for output in llm.embed(["the quick", "0123"])]
     assert (job.num_answered, job.num_failed) == (4, 2)

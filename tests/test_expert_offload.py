@@ -10,7 +10,8 @@ from labinfer.errors import UserError
 
 PROMPTS = mixed_prompts(4)
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
-OPTIONS = {"quantization": "int8", "num_kv_blocks": 64}
+OPTIONS = {"num_kv_blocks": 64, "autotune": False}
+PACKED = [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
 
 
 @pytest.fixture(scope="module")
@@ -18,14 +19,15 @@ def mixture(tmp_path_factory) -> str:
     return str(make_checkpoint(tmp_path_factory.mktemp("offload") / "qwen3-moe", "qwen3-moe"))
 
 
-def test_offloaded_experts_give_the_same_tokens_and_are_told_of(mixture):
+@pytest.mark.parametrize("packed", PACKED, ids=str)
+def test_offloaded_experts_give_the_same_tokens_and_are_told_of(mixture, packed):
     def tokens(llm: LLM) -> list[list[int]]:
         return [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
 
-    with LLM(mixture, **OPTIONS) as llm:
+    with LLM(mixture, **OPTIONS, **packed) as llm:
         expected, meta = tokens(llm), llm.layout.meta(llm.place)
         assert "experts in memory" not in llm.report.format()
-    with LLM(mixture, **OPTIONS, expert_offload=meta.expert_bytes / 2 / 2**30) as llm:
+    with LLM(mixture, **OPTIONS, **packed, expert_offload=meta.expert_bytes / 2 / 2**30) as llm:
         assert tokens(llm) == expected
         reads = llm.report.workers[0].expert_reads
         assert reads.hits > 0 and reads.misses > 0 and reads.bytes_read > 0
@@ -41,6 +43,6 @@ def test_offload_without_experts_is_refused():
         LLM("demo", expert_offload=1)
 
 
-def test_offload_of_float32_experts_is_refused(mixture):
+def test_offload_of_the_references_experts_is_refused(mixture):
     with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
-        LLM(mixture, expert_offload=1, num_kv_blocks=64)
+        LLM(mixture, expert_offload=1, num_kv_blocks=64, functions="reference")

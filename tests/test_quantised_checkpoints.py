@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 import torch
-from checkpoints import VOCAB, make_checkpoint, mixed_prompts, write_tokenizer
+from checkpoints import VOCAB, mixed_prompts, transformers_logprobs, write_tokenizer
 from published_formats import PUBLISHED, write_published
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
 from labinfer import LLM, SamplingParams
 
@@ -25,6 +25,7 @@ SHAPE = {
     "bos_token_id": 0,
     "tie_word_embeddings": True,
 }
+PROMPTS = mixed_prompts(4)
 PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0, ignore_eos=True)
 FORMATS = ["gptq-asym", "gptq-act-order", "awq", "w4a16", "w8a8", "fp8"]
 
@@ -38,24 +39,13 @@ def checkpoint(request, tmp_path_factory):
     AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE)).save_pretrained(directory)
     write_tokenizer(directory)
     write_published(directory, twin, PUBLISHED[request.param])
-    return directory, "int8" if request.param == "fp8" else "auto", transformers_logprobs(twin)
+    return directory, "int8" if request.param == "fp8" else "auto", transformers_logprobs(twin, PROMPTS)
 
 
-def transformers_logprobs(twin) -> list[float]:
-    """Logprobs of the prompts' tokens."""
-    model = AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32).eval()
-    logprobs: list[float] = []
-    for prompt in mixed_prompts(4):
-        with torch.no_grad():
-            predicted = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
-        logprobs += [float(predicted[i, token]) for i, token in enumerate(prompt[1:])]
-    return logprobs
-
-
-def run(directory, **options) -> tuple[list[float], int]:
+def run(directory, dtype: str = "float32", **options) -> tuple[list[float], int]:
     """Logprobs of the prompts' tokens, and the bytes of the weights."""
-    with LLM(str(directory), dtype="float32", num_kv_blocks=100, threads=1, **options) as llm:
-        outputs = llm.generate(mixed_prompts(4), PARAMS)
+    with LLM(str(directory), dtype=dtype, num_kv_blocks=100, threads=1, **options) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS)
         place = llm.layout.topology.place(0)
         num_bytes = llm.layout.meta(place).weight_bytes
     return [one.logprob for output in outputs for one in output.prompt_logprobs], num_bytes
@@ -76,10 +66,33 @@ def test_checkpoint_in_codes_differs_by_its_activations_alone(checkpoint):
     assert num_bytes < all_bytes
 
 
-@pytest.mark.parametrize("name", ["gptq-asym", "w4a16", "fp8"])
-def test_quantised_experts_are_decoded(tmp_path, name):
-    """Their router is in floating point, and nothing in the config says so."""
-    directory = make_checkpoint(tmp_path / "model", "qwen3-moe")
-    write_published(directory, tmp_path / "twin", PUBLISHED[name])
+@pytest.fixture(scope="module", params=["gptq-asym", "w4a16", "fp8"])
+def mixture(request, tmp_path_factory):
+    """The same of a Qwen3-MoE. Its router is in floating point, and nothing in the config says so."""
+    directory = tmp_path_factory.mktemp("mixture") / "model"
+    twin = directory.parent / "twin"
+    torch.manual_seed(3)
+    experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 3 * 128, "norm_topk_prob": True}
+    AutoModelForCausalLM.from_config(Qwen3MoeConfig(**SHAPE | experts, head_dim=32)).save_pretrained(directory)
+    write_tokenizer(directory)
+    write_published(directory, twin, PUBLISHED[request.param])
+    return directory, "int8" if request.param == "fp8" else "auto", transformers_logprobs(twin, PROMPTS)
+
+
+def test_decoded_experts_have_transformers_logprobs(mixture):
+    directory, _, exact = mixture
     got, _ = run(directory, quantization="none")
-    assert got == pytest.approx(transformers_logprobs(tmp_path / "twin"), rel=1e-4, abs=1e-4)
+    assert got == pytest.approx(exact, rel=1e-4, abs=1e-4)
+
+
+def test_experts_in_codes_differ_by_their_activations_alone(mixture):
+    directory, quantization, exact = mixture
+    _, all_bytes = run(directory, quantization="none")
+    held, num_bytes = run(directory, quantization=quantization)
+    errors = [abs(a - b) for a, b in zip(held, exact, strict=True)]
+    assert statistics.fmean(errors) < 0.05 * statistics.stdev(exact)
+    assert num_bytes < 0.45 * all_bytes
+    offloaded, _ = run(directory, quantization=quantization, expert_offload=5e-4)
+    assert offloaded == held
+    in_16_bits, _ = run(directory, dtype="bfloat16", quantization=quantization)  # whose functions are tuned
+    assert statistics.fmean(abs(a - b) for a, b in zip(in_16_bits, exact, strict=True)) < 0.07 * statistics.stdev(exact)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import re
 from collections import deque
 from pathlib import Path
 
 import gguf
 import llama_cpp as lib
 import numpy as np
-from harness import Generate, run
+from harness import Generate, Unavailable, run
 
 FILE_TYPES = {"int8": lib.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": lib.LLAMA_FTYPE_MOSTLY_Q4_0}
 CONTEXT, BATCH_TOKENS, MICRO_BATCH_TOKENS, SEQUENCES = 16384, 2048, 512, 32
@@ -23,18 +24,23 @@ NAMES = {
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+ARCHITECTURES = {"qwen2": "qwen2", "qwen3_moe": "qwen3moe"}
+"""llama.cpp's names by model type, of those that the converter knows."""
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """A GGUF file of a bfloat16 Qwen2 checkpoint without its tokenizer, quantised by llama.cpp where that is asked."""
+    """A GGUF file of a bfloat16 Qwen2 or Qwen3-MoE checkpoint without its tokenizer, quantised by llama.cpp where that is asked."""
     plain = args.model.with_suffix(".bf16")
     _write_gguf(args.checkpoint, plain if args.precision in FILE_TYPES else args.model)
     if args.precision in FILE_TYPES:
@@ -96,7 +102,9 @@ def load(args: argparse.Namespace) -> Generate:
 
 def _write_gguf(checkpoint: Path, path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "qwen2")
+    if config["model_type"] not in ARCHITECTURES:
+        raise Unavailable(f"model type {config['model_type']}; this converter knows {', '.join(ARCHITECTURES)}")
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[config["model_type"]])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -107,12 +115,26 @@ def _write_gguf(checkpoint: Path, path: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    stacks: dict[str, dict[int, np.ndarray]] = {}  # by name: the experts' matrices, which are one tensor there
     for file in sorted(checkpoint.glob("*.safetensors")):
         for name, bits in _read_bfloat16(file):
-            if bits.ndim == 1:  # norms and biases are in float32 there
+            if expert := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj\.weight", name):
+                layer, number, part = expert.groups()
+                stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(number)] = bits
+            elif bits.ndim == 1 or name.endswith(".mlp.gate.weight"):  # norms, biases and routers are in float32 there
                 writer.add_tensor(_gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
             else:
                 writer.add_tensor(_gguf_name(name), bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    for name, experts in stacks.items():
+        bits_EOI = np.stack([experts[number] for number in sorted(experts)])
+        writer.add_tensor(name, bits_EOI.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

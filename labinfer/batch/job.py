@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from labinfer.batch.reader import JsonlReader
+from labinfer.batch.job_output import JobOutput
+from labinfer.batch.journal import line_digest
+from labinfer.batch.progress import JobProgress
+from labinfer.batch.reader import JsonlReader, LongLine
 from labinfer.batch.records import embedding_record, error_record, result_record
 from labinfer.engine.request import Request
-from labinfer.errors import UserError
-from labinfer.jsonl import ParsedLine, parse_line, read_custom_id, read_own_id
+from labinfer.errors import UserError, is_failure
+from labinfer.jsonl import ParsedLine, parse_line, read_ids
 from labinfer.llm import LLM
-from labinfer.observe.output_file import OutputFile
-from labinfer.observe.progress_line import ProgressLine
 from labinfer.outputs import RequestOutput
 from labinfer.pooling import EmbeddingOutput
 from labinfer.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 200
+"""Characters of what a library says of its own failure."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class JobLine:
     """An input line that became a request, or one for each of its inputs."""
 
     number: int
+    digest: bytes
+    """See ``line_digest``."""
     parsed: ParsedLine
     num_requests: int
     outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
@@ -39,20 +49,32 @@ class BatchJob:
         model_name: for the ``model`` field of batch results.
     """
 
-    def __init__(self, reader: JsonlReader, output: OutputFile, defaults: SamplingParams, model_name: str):
-        self._reader, self._output, self._defaults, self._model_name = reader, output, defaults, model_name
-        self._line = ProgressLine()
+    def __init__(
+        self,
+        reader: JsonlReader,
+        output: JobOutput,
+        progress: JobProgress,
+        *,
+        defaults: SamplingParams,
+        model_name: str,
+    ):
+        self._reader, self._output, self._progress = reader, output, progress
+        self._defaults, self._model_name = defaults, model_name
+        self._custom_ids: dict[str, int] = {}  # lines by them
         self.num_answered = self.num_failed = 0  # lines
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
         """Run to the end of the input. ``check`` may raise ``Interrupted``; what has finished is written by then."""
-        begin = llm.clock()
 
         def each_step() -> None:
             check()
-            if self._line.due():
-                rate = llm.report.output_tokens / (llm.clock() - begin)
-                self._line.update(f"{llm.report.num_finished} done, {llm.engine.describe()}, {rate:.1f} tokens/s")
+            if self._progress.due():
+                self._progress.show(
+                    num_done=self.num_answered + self.num_failed,
+                    num_failed=self.num_failed,
+                    output_tokens=llm.report.output_tokens,
+                    load=llm.engine.load(),
+                )
 
         try:
             with contextlib.closing(llm.run(self._requests(llm, each_step), each_step)) as outputs:
@@ -60,10 +82,10 @@ class BatchJob:
                     line, index = output.key
                     line.outputs[index] = output
                     if len(line.outputs) == line.num_requests:
-                        self._output.write_json(self._record(line, llm))
+                        self._output.write(self._record(line, llm), line.number, line.digest)
                         self.num_answered += 1
         finally:
-            self._line.close()
+            self._progress.close()
             llm.report.num_failed = self.num_failed
 
     def _requests(self, llm: LLM, each_line: Callable[[], None]) -> Iterator[Request | None]:
@@ -73,16 +95,51 @@ class BatchJob:
                 continue
             each_line()  # a job may have nothing but bad lines for a long time
             number, text = line
+            digest = line_digest(b"%d" % text.num_bytes if isinstance(text, LongLine) else text)
+            ids = (None, None) if isinstance(text, LongLine) else read_ids(text)
+            first = self._first_line(number, ids[0])
+            if self._is_done(number, digest):
+                continue
+            if isinstance(text, LongLine):
+                message = f"the line has {text.num_bytes} bytes, more than --max-line-size; shorten it"
+                self._refuse(number, digest, ids, message)
+                continue
             try:
-                requests = self._make_requests(llm, number, parse_line(text, self._defaults))
+                if first != number:
+                    raise UserError(f"custom_id is that of line {first} already; give each line one of its own")
+                requests = self._make_requests(llm, number, digest, parse_line(text, self._defaults))
             except UserError as error:
-                self._output.write_json(error_record(number, read_custom_id(text), read_own_id(text), str(error)))
-                self.num_failed += 1
+                self._refuse(number, digest, ids, str(error))
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                logger.error("line %d fails\n%s", number, traceback.format_exc().rstrip())
+                self._refuse(number, digest, ids, f"it fails with {type(error).__name__}: {str(error)[:MAX_REASON]}")
             else:
                 yield from requests
 
+    def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
+        """Answer a line with an error; for the ids see ``read_ids``."""
+        self._output.write(error_record(number, *ids, message), number, digest, failed=True)
+        self.num_failed += 1
+
+    def _is_done(self, number: int, digest: bytes) -> bool:
+        """Whether an earlier run has answered the line.
+
+        Raises:
+            UserError: it answered another line of this number.
+        """
+        before = self._output.digests.get(number)
+        if before not in (None, digest):
+            raise UserError(f"--resume: line {number} is another one than was answered; --overwrite begins anew")
+        return before is not None
+
+    def _first_line(self, number: int, custom_id: str | None) -> int:
+        """The first line with this ``custom_id``, which is line ``number`` itself where there is none."""
+        return number if custom_id is None else self._custom_ids.setdefault(custom_id, number)
+
     @staticmethod
-    def _make_requests(llm: LLM, number: int, parsed: ParsedLine) -> list[Request]:
+    def _make_requests(llm: LLM, number: int, digest: bytes, parsed: ParsedLine) -> list[Request]:
         """Raises:
         UserError: one of the line's requests can never run; then none of them is.
         """
@@ -90,7 +147,7 @@ class BatchJob:
         if (body := parsed.embedding) is not None:
             body.check_dimensions(llm.facts.hidden_size)
             prompts, pooling = body.prompts(), body.pooling
-        line = JobLine(number, parsed, len(prompts))
+        line = JobLine(number, digest, parsed, len(prompts))
         return [
             llm.make_request(
                 (line, index),

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from labinfer.jsonl import ParsedLine
 from labinfer.openai.answer import Answer, plain_logprobs, total_usage
 from labinfer.openai.api_errors import INVALID_REQUEST, ErrorAnswer, ErrorDetails
-from labinfer.openai.chat import CHAT_PREFIX, ChatCompletion, chat_choice, chat_message
+from labinfer.openai.chat import CHAT_PREFIX, ChatCompletion, ChatMessage, chat_choice, chat_messages
 from labinfer.openai.completions import COMPLETION_PREFIX, Echo, TextCompletion, text_choice
 from labinfer.openai.embeddings import embedding_list
 from labinfer.outputs import Completion, RequestOutput
@@ -26,24 +26,27 @@ def result_record(
 ) -> dict[str, Any]:
     """The output line of a request that finished. ``number`` is its input line's."""
     echoed = _prompt_text(line, output, tokenizer) if line.echo else ""
+    messages, usage = [None] * len(output.completions), total_usage([output])
+    if isinstance(line.prompt, ChatPrompt):
+        messages, usage = chat_messages(output, tokenizer, line.prompt.tool_use)
+    answers = list(zip(output.completions, messages, strict=True))
     if not line.is_batch:
-        answers = [_simple_answer(completion, echoed, line, output, tokenizer) for completion in output.completions]
-        usage = msgspec.to_builtins(total_usage([output]))
-        record = {"id": number if line.id is None else line.id, **answers[0], "usage": usage}
-        if len(answers) > 1:
-            record["choices"] = [{"index": index, **answer} for index, answer in enumerate(answers)]
+        simple = [_simple_answer(completion, message, echoed) for completion, message in answers]
+        own_id = number if line.id is None else line.id
+        record = {"id": own_id, **simple[0], "usage": msgspec.to_builtins(usage)}
+        if len(simple) > 1:
+            record["choices"] = [{"index": index, **answer} for index, answer in enumerate(simple)]
         if output.prompt_logprobs is not None:
             record["prompt_logprobs"] = msgspec.to_builtins(plain_logprobs(output.prompt_logprobs))
         return record
     body: ChatCompletion | TextCompletion
     if line.url == CHAT_URL:
-        tool_use = line.prompt.tool_use
         body = ChatCompletion(
             id=f"{CHAT_PREFIX}{number}",
             created=int(time.time()),
             model=line.model or model,
-            choices=[chat_choice(completion, output, tokenizer, tool_use) for completion in output.completions],
-            usage=total_usage([output]),
+            choices=[chat_choice(completion, message, output, tokenizer) for completion, message in answers],
+            usage=usage,
         )
     else:
         echo = Echo(echoed, output.prompt_token_ids, output.prompt_logprobs) if line.echo else None
@@ -54,7 +57,7 @@ def result_record(
             choices=[
                 text_choice(completion, output, tokenizer, echo, completion.index) for completion in output.completions
             ],
-            usage=total_usage([output]),
+            usage=usage,
         )
     return _batch_record(number, line.custom_id, 200, body)
 
@@ -72,12 +75,9 @@ def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer |
     return tokenizer.decode(output.prompt_token_ids) if tokenizer else ""
 
 
-def _simple_answer(
-    completion: Completion, echoed: str, line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None
-) -> dict[str, Any]:
+def _simple_answer(completion: Completion, message: ChatMessage | None, echoed: str) -> dict[str, Any]:
     text, thoughts = completion.text, {}
-    if isinstance(line.prompt, ChatPrompt):
-        message = chat_message(completion, output, tokenizer, line.prompt.tool_use)
+    if message is not None:
         text, thoughts = message.content, {} if message.reasoning is UNSET else {"reasoning": message.reasoning}
     answer: dict[str, Any] = {
         "text": None if text is None else echoed + text,

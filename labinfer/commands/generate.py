@@ -8,17 +8,20 @@ import logging
 import sys
 from dataclasses import dataclass
 
+from labinfer.batch.fingerprint import input_fingerprint, model_fingerprint, options_fingerprint
 from labinfer.batch.job import BatchJob
+from labinfer.batch.job_output import JobOutput
+from labinfer.batch.progress import JobProgress
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import result_record
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
-from labinfer.config import JobOptions
+from labinfer.config import EngineOptions, JobOptions
 from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.jsonl import ParsedLine
 from labinfer.llm import LLM
-from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.output_file import OutputFile
 from labinfer.outputs import RequestOutput
 from labinfer.prompts import ChatPrompt, Prompt, TextPrompt
 from labinfer.sampling_params import SamplingParams
@@ -36,7 +39,7 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams) -> int:
     files = None
     with group.together():
         if group.rank == 0:
-            files = JobFiles.open(job, session.options.observe.trace)
+            files = JobFiles.open(job, session.options, sampling)
     llm = load(session)
     prompts: list[Prompt] = []
     requests: list[Request] = []
@@ -60,21 +63,23 @@ class JobFiles:
     """Files that rank 0 reads and writes, opened before anything heavy is done."""
 
     reader: JsonlReader | None
-    output: OutputFile
+    output: JobOutput
     report: OutputFile | None
+    num_lines: int | None
+    """Lines of the input; None of a pipe, which has no end yet."""
 
     @classmethod
-    def open(cls, job: JobOptions, trace: str) -> JobFiles:
-        """Args:
-            trace: what ``--trace`` names; it is opened by whoever writes it.
-
-        Raises:
-        UserError: a file cannot be read or written, or is given twice.
+    def open(cls, job: JobOptions, options: EngineOptions, sampling: SamplingParams) -> JobFiles:
+        """Raises:
+        UserError: a file cannot be read or written, is given twice, or has what the job would destroy.
         """
-        reader = JsonlReader(job.input) if job.input else None
-        output = OutputFile(job.output or STANDARD, "--output", {"--input": job.input, "--trace": trace})
-        others = {"--input": job.input, "--output": job.output, "--trace": trace}
-        return cls(reader, output, OutputFile(job.report, "--report", others) if job.report else None)
+        reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
+        others = {"--input": job.input, "--trace": options.observe.trace}
+        file, num_lines = input_fingerprint(job.input)
+        given = {"input": file, "options": options_fingerprint(options, sampling)}
+        output = JobOutput(job, others, given)
+        report = OutputFile(job.report, "--report", others | {"--output": job.output}) if job.report else None
+        return cls(reader, output, report, num_lines)
 
 
 @dataclass(frozen=True)
@@ -90,21 +95,27 @@ class Rank0Job:
     def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
         """Run, write the results as they come, and the figures at the end."""
         announce({self.session.options.model.model: self.llm})
-        self.files.output.begin()
+        output = self.files.output
+        output.begin(model_fingerprint(self.llm.directory))
+        if output.digests:
+            logger.info("%d lines are done already; going on with the others", len(output.digests))
         job, model = None, self.session.options.model.model
         try:
             if self.files.reader is not None:
-                job = BatchJob(self.files.reader, self.files.output, self.sampling, model)
+                progress = JobProgress(self.job.progress, self.llm.clock, self.files.num_lines, len(output.digests))
+                job = BatchJob(self.files.reader, output, progress, defaults=self.sampling, model_name=model)
                 job.run(self.llm, self.session.signals.check)
             else:
                 self._answer(prompts, requests)
         except Interrupted:
-            logger.info("interrupted; what was finished is written")
+            hint = "; --resume goes on from there" if self.files.output.is_journaled else ""
+            logger.info("interrupted; what was finished is written%s", hint)
         report = self.llm.report
         sys.stderr.write("\n" + report.format() + "\n")
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
+        output.close()
         if job is not None and job.num_failed:
             total = job.num_failed + job.num_answered
             logger.info("%d of %d lines failed; their output lines say why", job.num_failed, total)
@@ -122,13 +133,13 @@ class Rank0Job:
                     record = result_record(
                         output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
                     )
-                    self.files.output.write_json(record)
+                    self.files.output.write(record, output.key + 1)
                     continue
                 ready[output.key] = output
                 while next_shown in ready:
                     title = f"--- {self.job.prompt[next_shown]}\n" if len(self.job.prompt) > 1 else ""
                     for completion in ready.pop(next_shown).completions:
-                        self.files.output.write(f"{title}{completion.text}\n")
+                        self.files.output.write_text(f"{title}{completion.text}\n")
                     next_shown += 1
 
 

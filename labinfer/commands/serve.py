@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import logging
-import socket
-from pathlib import Path
 
 import msgspec
 
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
-from labinfer.errors import BrokenLink, UserError
+from labinfer.errors import BrokenLink
 from labinfer.gateway.access import ApiKeys
-from labinfer.gateway.options import BACKLOG, ServerOptions
-from labinfer.gateway.process import GatewayProcess
+from labinfer.gateway.options import ServerOptions
+from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
 from labinfer.group.signals import GRACE_SECONDS
 from labinfer.host.engine_host import EngineHost
 from labinfer.llm import LLM, follow_all
@@ -30,18 +28,20 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
     """
-    if own.api_key_file:  # the gateway has another working directory
-        own = dataclasses.replace(own, api_key_file=str(Path(own.api_key_file).resolve()))
     group, gateway = session.join(), None
     is_rank0 = group.rank == 0
     with group.together():
         if is_rank0:
+            own = own.absolute()
             keys = ApiKeys.load(own.api_key, own.api_key_file)  # a bad file is refused before anything is loaded
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
-            listener = _listen(own)
-            port = listener.getsockname()[1]
-            gateway = GatewayProcess(listener, own, list(models), cpus, level)
+            if supervisor := session.environment.supervisor:
+                gateway, port = SupervisorsGateway(supervisor, list(models)), supervisor.port
+            else:
+                listener = listen(own)
+                port = listener.getsockname()[1]
+                gateway = GatewayProcess(listener, own, list(models), cpus, level)
     llms: dict[str, LLM] = {}
     for name, model in models.items():
         share = 1 / (len(models) - len(llms))  # the first of three models takes a third of what is free
@@ -53,7 +53,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             announce(llms)
-            _announce_address(own.host, port, len(keys), list(llms))
+            _announce_address(own.scheme, own.host, port, len(keys), list(llms))
             try:
                 host.run()
             except BrokenLink as error:
@@ -79,22 +79,9 @@ def _model_options(options: EngineOptions, model: str, share: float) -> EngineOp
     )
 
 
-def _listen(options: ServerOptions) -> socket.socket:
-    """Raises:
-    UserError: the address is taken, or none of this machine's.
-    """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; choose another --port or --host"
-        ) from None
-
-
-def _announce_address(host: str, port: int, num_keys: int, names: list[str]) -> None:
+def _announce_address(scheme: str, host: str, port: int, num_keys: int, names: list[str]) -> None:
     shown = f"[{host}]" if ":" in host else host
-    logger.info("serving %s at http://%s:%d/v1", ", ".join(names), shown, port)
+    logger.info("serving %s at %s://%s:%d/v1", ", ".join(names), scheme, shown, port)
     who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
     logger.info("authentication: %s", who)
     if not num_keys and not _is_own(host):

@@ -46,14 +46,17 @@ class EngineDriver:
         """Whether this owner's request has not ended."""
         return owner in self._sequences
 
-    def add(self, owner: Owner, request: Request) -> None:
+    def add(self, owner: Owner, request: Request, admitted: bool = False) -> None:
         """Queue a request; never blocks.
+
+        Args:
+            admitted: it has been in a queue before, and is not to be refused where this one is full.
 
         Raises:
             QueueFull: too many are waiting; try again when some have been admitted.
             UserError: it can never run.
         """
-        sequences = self.engine.add_request(request)
+        sequences = self.engine.add_request(request, admitted)
         self._sequences[owner] = sequences
         self._owners |= {sequence.seq_id: owner for sequence in sequences}
 

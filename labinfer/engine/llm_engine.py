@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 
 from labinfer.config import SchedulerOptions
@@ -30,6 +31,16 @@ class EngineState(Enum):
     SCHEDULING = "scheduling"
     WAITING_WORKER = "waiting for a worker"
     ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """An engine's present load."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    """Part of the KV blocks that is in use."""
 
 
 class QueueFull(UserError):
@@ -79,8 +90,11 @@ class LLMEngine:
         """Whether fewer requests wait than could run beside each other."""
         return len(self.scheduler.waiting) < self._options.max_num_seqs
 
-    def add_request(self, request: Request) -> list[Sequence]:
+    def add_request(self, request: Request, admitted: bool = False) -> list[Sequence]:
         """Queue a request; never blocks. The tokens of its answers appear in these sequences as ``step`` is called.
+
+        Args:
+            admitted: see ``EngineDriver.add``.
 
         Raises:
             QueueFull: too many are waiting; try again when some have been admitted.
@@ -88,7 +102,7 @@ class LLMEngine:
         """
         sampling = request.sampling
         self._check_choices(sampling)
-        if not self.scheduler.has_room(sampling.num_choices):
+        if not admitted and not self.scheduler.has_room(sampling.num_choices):
             raise QueueFull(f"{len(self.scheduler.waiting)} sequences are waiting already; try again later")
         self.check_request(request)
         ends = sorted(token for token in request.ends(self.scheduler.eos_token_ids) if token < self._vocab_size)
@@ -278,10 +292,13 @@ class LLMEngine:
         self.state = EngineState.SCHEDULING if self.has_work else EngineState.IDLE
         return advanced
 
-    def describe(self) -> str:
-        """The present load in a few words."""
-        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        return f"{running} running, {waiting} waiting, KV {100 * self.blocks.usage:.0f} %"
+    def load(self) -> EngineLoad:
+        """The present load."""
+        return EngineLoad(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            kv_usage=self.blocks.usage,
+        )
 
     def drain(self) -> None:
         """Abort every request and take back what is in flight."""

@@ -12,19 +12,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import msgspec
-
 from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.drafts import Drafts
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
+from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
 from labinfer.engine.policies import ORDERS, SPLITS, Load, Split, balanced
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
-from labinfer.plan import NO_SLOT, BatchEntry, BatchPlan, BatchResult, SequenceStart
+from labinfer.plan import BatchPlan, BatchResult
 from labinfer.rank_stats import StepTimes
 
 
@@ -61,7 +61,6 @@ class Scheduler:
         proposer: Proposer | None = None,
     ):
         self._options = options
-        self.proposer = proposer
         self._tables, self._blocks = tables, tables.blocks
         self._schedule = make_schedule(options.pipeline_schedule)
         self._micro_batches = MicroBatchCount(num_stages, times, options.max_inflight)
@@ -79,6 +78,7 @@ class Scheduler:
         self.counts: Counter[str] = Counter()
         """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
         (how many of them were in the cache), drafted (tokens that were guessed), accepted (how many of them were right)."""
+        self.drafts = Drafts(proposer, tables, options.chunked_prefill_size, self.counts)
 
     @property
     def tables(self) -> BlockTables:
@@ -154,19 +154,11 @@ class Scheduler:
                     advanced.append(group.members[0])
             elif brought.token_ids:
                 reason = sequence.extend(brought.token_ids, brought.logprobs, self.eos_token_ids)
-                if entry.num_samples > 1:
-                    self._forget_rejected(sequence, entry)
+                self.drafts.settle(sequence, entry.num_samples - 1)
                 if reason is not None:
                     self.finish(sequence, reason)
                 advanced.append(sequence)
         return advanced
-
-    def _forget_rejected(self, sequence: Sequence, entry: BatchEntry) -> None:
-        """Keep the keys and values of drafted tokens only as far as they were right."""
-        num_rejected = sequence.num_scheduled - (len(sequence.token_ids) - 1)
-        self.counts["accepted"] += entry.num_samples - 1 - num_rejected
-        if num_rejected:
-            self._tables.truncate(sequence.cache, sequence.cache.num_tokens - num_rejected)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence now, with all beams of its request, and free its blocks.
@@ -218,44 +210,13 @@ class Scheduler:
         limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
         num_decodes = self._choose_from(decoding, chosen, limit)
         left = self._options.max_num_batched_tokens - num_decodes
-        if self.proposer is not None and self._tables.states is None:  # a state could not forget wrong guesses
-            left -= self._draft(chosen, left)
+        left -= self.drafts.extend(chosen, left, self.eos_token_ids)
         room = min(budget.num_prefill_tokens, left)
         room -= self._choose_from(prefilling, chosen, room)
         if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
             self._admit(chosen, room)
         self._is_prefilling = len(chosen) > num_decodes
         return chosen
-
-    def _draft(self, chosen: dict[Sequence, int], room: int) -> int:
-        """Let the decodes that were chosen run drafted tokens, too. Returns how many.
-
-        A draft takes free blocks only, nobody is preempted for it; and it stays in front of where the context is shifted,
-        which so happens between the same tokens as without drafts.
-        """
-        num_drafted = 0
-        for sequence in chosen:
-            cache = sequence.cache
-            limit = min(
-                room - num_drafted,
-                self._options.chunked_prefill_size - 1,
-                sequence.max_context - cache.num_tokens,
-                sequence.max_tokens - sequence.num_output_tokens - 1,
-            )
-            if limit <= 0 or not sequence.may_draft:
-                continue
-            proposed = self.proposer.propose(sequence, limit)
-            assert len(proposed) <= limit, f"{len(proposed)} tokens were drafted where {limit} have room"
-            sequence.set_draft(proposed, self.eos_token_ids)
-            count = len(sequence.draft)
-            if count and not self._tables.reserve(cache, count):
-                sequence.set_draft((), self.eos_token_ids)
-                continue
-            self._tables.advance(cache, sequence.token_ids, count)
-            chosen[sequence] += count
-            num_drafted += count
-        self.counts["drafted"] += num_drafted
-        return num_drafted
 
     def _load(self, num_decoding: int, prefilling: list[Sequence]) -> Load:
         prefill_tokens = sum(sequence.num_unscheduled for sequence in prefilling)
@@ -372,37 +333,13 @@ class Scheduler:
         mode, num_tokens = self._options.preemption_mode, victim.cache.num_tokens
         if mode != "auto" or self._times is None:
             return mode == "swap"
-        swap = self._blocks.blocks_for(num_tokens) * self._times.swapped_block
+        swap = self._blocks.blocks_for(num_tokens) * self._times.swapped_block + self._times.swapped_state
         return swap < victim.num_scheduled * self._times.per_token
 
     def _make_plan(self, chosen: dict[Sequence, int]) -> BatchPlan:
-        starts, entries, result_bytes = [], [], BatchResult.max_bytes(len(chosen))
-        for sequence, count in chosen.items():
-            cache, begin = sequence.cache, sequence.num_scheduled - count
-            if not sequence.started:
-                starts.append(self._start(sequence))
-            num_samples = 0
-            if sequence.num_unscheduled == 0 and not sequence.request.pooling:
-                num_samples = 1 + len(sequence.draft)
-            is_decode = num_samples == count and begin >= sequence.num_prompt_tokens
-            is_plain = is_decode and count == 1
-            result_bytes += sequence.decode_bytes if is_plain else sequence.result_bytes(begin, num_samples)
-            entries.append(
-                BatchEntry(
-                    seq_id=sequence.seq_id,
-                    num_tokens=count,
-                    begin=begin,
-                    position=cache.num_tokens - count,
-                    first_block=cache.num_known,
-                    new_blocks=cache.blocks[cache.num_known :],
-                    new_tokens=(*sequence.token_ids[sequence.num_told :], *sequence.draft),
-                    num_samples=num_samples,
-                    masks=sequence.masks if num_samples and sequence.guide is not None else (),
-                    is_decode=is_decode,
-                )
-            )
-            sequence.num_in_flight += 1
-            sequence.num_told, cache.num_known = len(sequence.token_ids), len(cache.blocks)
+        starts = [make_start(sequence) for sequence in chosen if not sequence.started]
+        entries = [make_entry(sequence, count) for sequence, count in chosen.items()]
+        result_bytes = BatchResult.max_bytes(len(entries)) + sum(map(max_result_bytes, chosen, entries))
         plan = BatchPlan(
             step_id=self.next_step_id,
             starts=starts,
@@ -414,15 +351,6 @@ class Scheduler:
         self.next_step_id += 1
         self.in_flight.append(InFlight(plan, list(chosen)))
         return plan
-
-    def _start(self, sequence: Sequence) -> SequenceStart:
-        """Tell the workers of a sequence, with all its tokens."""
-        sampling = sequence.token_sampling
-        if not sequence.measures_prompt:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-        sequence.started, sequence.num_told = True, len(sequence.token_ids)
-        slot = sequence.cache.state_slot
-        return SequenceStart(sequence.seq_id, list(sequence.token_ids), sampling, NO_SLOT if slot is None else slot)
 
     def _withdraw(self, sequence: Sequence) -> None:
         """Take a sequence out of the queues, and have the workers forget it."""

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
-from labinfer.executor.measure import StepMeter, time_swap
+from labinfer.executor.measure import StepMeter
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
 from labinfer.functions.expert_arena import ExpertArena, offload
@@ -93,11 +93,13 @@ def build_rank(
     options: EngineOptions,
     on_progress: Callable[[int, int], None],
     channel: ControlChannel | None = None,
+    shares_channel: bool = False,
 ) -> RankParts | None:
     """Load this rank's share and connect it; collective over the group. None on a spare rank.
 
     Args:
-        channel: that of another model of this group, which it is to share; None makes one.
+        channel: that of another model of this group, which it is to share; None on a spare rank.
+        shares_channel: whether there is another model; without one a channel is made.
 
     Raises:
         AgreedError: the layout, the checkpoint or the memory is not as it should be, on any rank.
@@ -105,11 +107,10 @@ def build_rank(
     directory, config = find_model(group, options)
     with group.together():
         layout = make_layout(options, config, group.everyone)
-    links = _link(group, layout, channel)
-    if len(layout.topology.placed_ranks) == group.size:
-        return _build_placed(links, options, config, directory, layout, on_progress=on_progress)
-    with group.together():  # spare ranks wait here, and hear of refusals
-        if group.rank in layout.topology.placed_ranks:
+    links = _link(group, layout, channel, shares_channel)
+    placed = layout.topology.placed_ranks
+    with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
+        if group.rank in placed:
             return _build_placed(links, options, config, directory, layout, on_progress=on_progress)
         group.progress.label = f"rank {group.rank} (spare)"
     return None
@@ -126,17 +127,19 @@ class Links:
     activations: Communicator | None
     results: Communicator | None
     """Both None where there is one stage."""
-    channel: ControlChannel
+    channel: ControlChannel | None
+    """None on a spare rank whose first model has made it."""
 
 
-def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None) -> Links:
+def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shares_channel: bool) -> Links:
     """Make the communicators; collective over all ranks, also spare ones, as ``torch.distributed`` wants it."""
     topology, everyone = layout.topology, range(group.size)
     placed = topology.placed_ranks
     stages = [topology.stage_ranks(stage) for stage in range(topology.num_stages)]
     spare = [(rank,) for rank in everyone if rank not in placed]
     carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
-    new_channel = ControlChannel(group.comm.split([everyone]), Command, WorkerStats, placed[1:])
+    if not shares_channel:
+        channel = ControlChannel(group.comm.split([everyone]), Command, WorkerStats, placed[1:])
     has_pipeline = topology.num_stages > 1
     carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
     return Links(
@@ -144,7 +147,7 @@ def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None) -> L
         stage=group.comm.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
         activations=group.comm.split([everyone], [carrier]) if has_pipeline else None,
         results=group.comm.split([everyone]) if has_pipeline else None,
-        channel=channel or new_channel,
+        channel=channel,
     )
 
 
@@ -193,10 +196,13 @@ def _build_placed(
         arena = None
         if layout.expert_memory:
             arena = ExpertArena(layout.expert_memory, cache_folder() or Path(tempfile.gettempdir()))
-            experts = offload(context.functions.experts, arena)
-            context = dataclasses.replace(context, functions=dataclasses.replace(context.functions, experts=experts))
+            context = dataclasses.replace(context, functions=offload(context.functions, arena))
         with torch.device("meta"):
             model = model_class(config)(config, context).eval()
+        for functions in filter(None, (provider.loading() for provider in providers)):
+            checkpoint.functions = functions
+        if device.type == "cpu":
+            keep_freed_memory()  # a matrix goes where the one before it was decoded
         load_weights(model, checkpoint, device, on_progress)
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
     capacity = agree_on_blocks(group, options, layout, place)
@@ -220,8 +226,6 @@ def _build_placed(
             num_host_states=capacity.num_host_states,
         )
         model.make_rotary_tables(capacity.max_model_len, device)
-    if device.type == "cpu":
-        keep_freed_memory()
     logger.debug("KV cache and rotary tables are made")
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions)
     recorder = Recorder()
@@ -238,9 +242,7 @@ def _build_placed(
     )
     times = None
     if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):
-        meter = StepMeter(layout, place, worker, pipeline)
-        swap_seconds = time_swap(cache) if capacity.num_host_blocks else 0.0
-        times = meter.measure(group, options.scheduler, swap_seconds)
+        times = StepMeter(layout, place, worker, pipeline, cache).measure(group, options.scheduler, capacity)
         worker.reset_counters()
         if arena is not None:
             arena.reset_stats()

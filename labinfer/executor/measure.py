@@ -1,4 +1,4 @@
-"""StepMeter: times of a step by its size, of a hop and of a swapped block, measured once before the first request."""
+"""StepMeter: times of a step by its size, of a hop and of what is swapped, measured once before the first request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ import torch
 from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.config import SchedulerOptions
 from labinfer.group.rank_group import RankGroup
+from labinfer.layout.kv_capacity import KVCapacity
 from labinfer.layout.layout import Layout
-from labinfer.plan import BatchEntry, BatchPlan, BatchResult, CacheMove, EntryResult, SequenceStart, TokenSampling
+from labinfer.plan import (
+    BatchEntry,
+    BatchPlan,
+    BatchResult,
+    CacheMove,
+    EntryResult,
+    MoveKind,
+    SequenceStart,
+    TokenSampling,
+)
 from labinfer.rank_stats import StepTimes
 from labinfer.spmd.topology import Place
 from labinfer.worker.kv_cache import KVCacheManager
@@ -24,16 +34,6 @@ BATCH_SIZES = (1, 8, 64)
 ROUNDS = 3
 """Repetitions of which the fastest counts: others run on the machine too."""
 RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
-
-
-def time_swap(cache: KVCacheManager) -> float:
-    """Seconds to move one block to the host pool and back. The KV cache must be unused."""
-    seconds = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        cache.move([CacheMove("swap_out", [0], [0]), CacheMove("swap_in", [0], [0])])
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
 
 
 @dataclass(frozen=True)
@@ -48,40 +48,57 @@ class MadeUp:
 
 @dataclass(frozen=True)
 class StepMeter:
-    """Runs steps of made-up sequences through this rank's part of the model."""
+    """Runs steps of made-up sequences through this rank's part of the model.
+
+    They differ as those of requests do: a mixture sends each token to experts of its own, and each sequence has a state.
+    """
 
     layout: Layout
     place: Place
     worker: Worker
     pipeline: PipelineCommunicator | None
+    cache: KVCacheManager
+    """Unused so far."""
 
-    def measure(self, group: RankGroup, options: SchedulerOptions, swap_seconds: float) -> StepTimes:
-        """Time steps and hops, and gather what all ranks measured; collective. The KV cache must be unused."""
-        most = min(options.max_num_seqs, options.max_num_batched_tokens)
+    def measure(self, group: RankGroup, options: SchedulerOptions, capacity: KVCapacity) -> StepTimes:
+        """Time steps, hops and swaps, and gather what all ranks measured; collective."""
+        most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
-        mine = [min(self._time_step(size) for _ in range(ROUNDS)) for size in sizes]
+        mine = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
+        swaps = [
+            self._time_swap("swap_out", "swap_in") if capacity.num_host_blocks else 0.0,
+            self._time_swap("swap_out_state", "swap_in_state") if capacity.num_host_states else 0.0,
+        ]
         hop = 0.0
         if self.pipeline is not None:
             rings = [self._time_ring(group, number) for number in range(2 * ROUNDS)]
             hop = statistics.median(rings) / (self.layout.topology.num_stages - (not self.pipeline.results_travel))
         of_rank = {
-            rank: msgspec.msgpack.decode(data, type=tuple[list[float], float, float])
-            for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, hop, swap_seconds))).items()
+            rank: msgspec.msgpack.decode(data, type=tuple[list[float], float, list[float]])
+            for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, hop, swaps))).items()
         }
         topology = self.layout.topology
         of_stage = [
             [max(times) for times in zip(*(of_rank[rank][0] for rank in topology.stage_ranks(stage)), strict=True)]
             for stage in range(topology.num_stages)
         ]
-        return StepTimes(sizes, of_stage, of_rank[0][1], max(swap for _, _, swap in of_rank.values()))
+        swapped_block, swapped_state = (
+            max(times) for times in zip(*(swaps for _, _, swaps in of_rank.values()), strict=True)
+        )
+        return StepTimes(sizes, of_stage, of_rank[0][1], swapped_block, swapped_state)
 
-    def _time_step(self, size: int) -> float:
-        """Seconds of a step of so many sequences; all of them write to the first block."""
-        sequences = range(size)
+    def _time_step(self, size: int, number: int) -> float:
+        """Seconds of a step of so many sequences, with tokens from all over the vocabulary; all write to the first block.
+
+        Args:
+            number: of the round; each has tokens of its own.
+        """
+        sequences, vocab_size = range(size), self.layout.config.vocab_size
+        tokens = [(seq_id * ROUNDS + number) * vocab_size // (size * ROUNDS) for seq_id in sequences]
         sampling = TokenSampling(num_prompt_tokens=1)
         plan = BatchPlan(
             step_id=0,
-            starts=[SequenceStart(seq_id, [0], sampling, state_slot=0) for seq_id in sequences],
+            starts=[SequenceStart(seq_id, [tokens[seq_id]], sampling, state_slot=seq_id) for seq_id in sequences],
             finished=[],
             moves=[],
             entries=[
@@ -91,7 +108,7 @@ class StepMeter:
                 for seq_id in sequences
             ],
         )
-        arrival = None if self.place.stage == 0 else MadeUp(self._hidden(size))
+        arrival = None if self.place.stage == 0 else MadeUp(self._hidden(size, number))
         begin = time.perf_counter()
         batch, hidden_TD = self.worker.run_layers(plan, arrival)
         if self.layout.topology.is_last(self.place.stage):
@@ -105,6 +122,7 @@ class StepMeter:
     def _time_ring(self, group: RankGroup, number: int) -> float:
         """Seconds from sending a token's activations off on stage 0 to having its successor on rank 0; 0 on others."""
         place, topology, step_id = self.place, self.layout.topology, -1 - number
+        hidden_TD = self._hidden(1, number)
         if topology.place(0).stage > 0:  # nothing comes back to stage 0, which would run ahead
             group.comm.barrier()
         begin = time.perf_counter()
@@ -113,14 +131,23 @@ class StepMeter:
         if (arrival := self.worker.post(step_id, 1)) is not None:
             arrival.wait()
         if not topology.is_last(place.stage):
-            self.pipeline.send_activations(step_id, self._hidden(1))
+            self.pipeline.send_activations(step_id, hidden_TD)
         elif place.rank == topology.sampling_rank and self.pipeline.results_travel:
             self.pipeline.send_result(step_id, bytes(RING_BYTES), RING_BYTES)
         if result is not None:
             result.wait()
         return time.perf_counter() - begin if place.rank == 0 else 0.0
 
-    def _hidden(self, size: int) -> torch.Tensor:
-        """(T, D) activations of this stage's type."""
-        shape, device = (size, self.layout.config.hidden_size), self.layout.devices[self.place.rank]
-        return torch.zeros(shape, dtype=self.layout.dtype(self.place), device=device)
+    def _time_swap(self, *kinds: MoveKind) -> float:
+        """Seconds to move the first block or state to the host pool and back."""
+        seconds = []
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            self.cache.move([CacheMove(kind, [0], [0]) for kind in kinds])
+            seconds.append(time.perf_counter() - begin)
+        return min(seconds)
+
+    def _hidden(self, size: int, number: int) -> torch.Tensor:
+        """(T, D) activations of this stage's type, each row another one; the same on all ranks, which choose the same experts."""
+        hidden_TD = torch.randn(size, self.layout.config.hidden_size, generator=torch.Generator().manual_seed(number))
+        return hidden_TD.to(self.layout.devices[self.place.rank], self.layout.dtype(self.place))

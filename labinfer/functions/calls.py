@@ -1,7 +1,8 @@
 """Calls of functions as layers make them in every step, so that implementations can be timed at a rank's own sizes.
 
-A layer's ``calls()`` names them. Functions without a class here (packing, looking up tokens, choosing tokens) always take the
-preferred implementation.
+A layer's ``calls()`` names them; those of mixtures are in ``expert_calls``, those of layers with states in ``delta_calls``.
+Functions without a class (packing, looking up tokens, choosing tokens or experts) have one implementation beside the reference,
+so that there is nothing to choose: they always take the preferred one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,7 @@ from labinfer.functions.packed_experts import PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import (
     AddRMSNorm,
-    CausalConv,
-    DeltaRule,
-    Experts,
-    GatedNorm,
     Linear,
-    MakeExperts,
     PackWeight,
     PagedAttention,
     RotateAndWrite,
@@ -39,8 +35,6 @@ CONTEXT = 256
 """Tokens that are in the KV cache already."""
 MOST_DECODES = 32
 """Up to so many rows are one token of as many sequences; more are a part of one prompt, as in most batches."""
-ROUTINGS = 16
-"""Choices of experts that take turns, so that a token's experts are read from memory."""
 PATTERN = 1 << 20
 """Different random numbers: drawing more takes longer than what is to be timed."""
 
@@ -170,66 +164,6 @@ class LinearCall:
         return packed_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpertsCall:
-    """``experts`` with those that this rank holds of a layer."""
-
-    quantization: str
-    num_experts: int
-    """Experts here, E."""
-    all_experts: int
-    """Experts of the whole layer, which tokens choose among."""
-    num_chosen: int
-    """Experts that a token chooses, A."""
-    hidden_size: int
-    columns: int
-    target = "experts"
-
-    @property
-    def elements(self) -> int:
-        return 3 * self.num_experts * self.hidden_size * self.columns
-
-    def cut(self, part: float) -> ExpertsCall:
-        """The same with this fraction of the columns, up to a multiple of 64."""
-        return replace(self, columns=min(self.columns, math.ceil(self.columns * part / 64) * 64))
-
-    def pack(self, function: MakeExperts, setting: CallSetting) -> PackedExperts:
-        experts = function(
-            num_experts=self.num_experts,
-            hidden_size=self.hidden_size,
-            columns=self.columns,
-            dtype=setting.dtype,
-            device=setting.device,
-        )
-        gate_up_FD = setting.random(2 * self.columns, self.hidden_size)
-        down_DF = setting.random(self.hidden_size, self.columns)
-        for index in range(self.num_experts):
-            experts.pack(index, gate_up_FD, down_DF)
-        return experts
-
-    def bind(self, function: Experts, rows: int, setting: CallSetting) -> Callable[[PackedExperts], object]:
-        x_TD = setting.random(rows, self.hidden_size)
-        weights_TA = torch.full((rows, self.num_chosen), 1 / self.num_chosen, device=setting.device)
-        routings = itertools.cycle(ids_TA.to(setting.device) for ids_TA in self.routings(rows))
-        return lambda experts: function(x_TD, next(routings), weights_TA, experts)
-
-    def work(self, rows: int, setting: CallSetting) -> Work:
-        chosen = sum(int((ids_TA < self.num_experts).sum()) for ids_TA in self.routings(rows))
-        operations = 2 * chosen * self.elements // max(1, self.num_experts) // ROUTINGS
-        return Work(2 * rows * self.hidden_size * setting.dtype.itemsize, operations)
-
-    def read_bytes(self, packed_bytes: int, rows: int) -> int:
-        """In the mean over the routings: those of experts that some token chose."""
-        chosen = sum(int((ids_TA.unique() < self.num_experts).sum()) for ids_TA in self.routings(rows))
-        return packed_bytes * chosen // max(1, self.num_experts) // ROUTINGS
-
-    def routings(self, rows: int) -> list[torch.Tensor]:
-        """Experts of so many tokens, (T, A) int64, all alike in likelihood; the same in every call."""
-        generator = torch.Generator().manual_seed(rows)
-        scores = (torch.rand(rows, self.all_experts, generator=generator) for _ in range(ROUTINGS))
-        return [score_TE.topk(self.num_chosen, dim=1).indices for score_TE in scores]
-
-
 @dataclass(frozen=True)
 class AddRMSNormCall:
     """``add_rms_norm`` over so many columns."""
@@ -345,76 +279,6 @@ def make_batch(rows: int, setting: CallSetting) -> AttentionBatch:
     blocks = itertools.count()
     tables = [list(itertools.islice(blocks, -(-length // setting.block_size))) for length in lengths]
     return AttentionBatch.build([0, *itertools.accumulate(counts)], lengths, tables, setting.device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalConvCall:
-    """``causal_conv`` of this rank's channels."""
-
-    channels: int
-    width: int
-    """Tokens that each token sees."""
-    target = "causal_conv"
-
-    def bind(self, function: CausalConv, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch = make_batch(rows, setting)
-        x_TC, weight_WC = setting.random(rows, self.channels), setting.random(self.width, self.channels).float()
-        slots_B = torch.arange(len(batch.context_lens), device=setting.device)
-        state = setting.random(len(slots_B), self.width - 1, self.channels)
-        return lambda: function(x_TC, weight_WC, state, batch, slots_B)
-
-    def work(self, rows: int, setting: CallSetting) -> Work:
-        num_sequences = len(make_batch(rows, setting).context_lens)
-        numbers = 2 * rows + 2 * num_sequences * (self.width - 1)
-        return Work(numbers * self.channels * setting.dtype.itemsize, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeltaRuleCall:
-    """``delta_rule`` of this rank's heads."""
-
-    key_heads: tuple[int, ...]
-    """Key head of each value head."""
-    key_size: int
-    value_size: int
-    target = "delta_rule"
-
-    def bind(self, function: DeltaRule, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch, heads = make_batch(rows, setting), len(self.key_heads)
-        qkv_TC, gates_TG = setting.random(rows, self._columns), setting.random(rows, 2 * heads)
-        slots_B = torch.arange(len(batch.context_lens), device=setting.device)
-        state = torch.zeros(len(slots_B), heads, self.key_size, self.value_size, device=setting.device)
-        rate_H, bias_H = (setting.random(heads).float().abs() for _ in range(2))
-        weights = {"rate_H": rate_H, "bias_H": bias_H, "key_heads_H": torch.tensor(self.key_heads)}
-        return lambda: function(qkv_TC, gates_TG, state, batch, slots_B, **weights)
-
-    def work(self, rows: int, setting: CallSetting) -> Work:
-        heads, num_sequences = len(self.key_heads), len(make_batch(rows, setting).context_lens)
-        matrix = heads * self.key_size * self.value_size
-        activations = rows * (self._columns + heads * self.value_size) * setting.dtype.itemsize
-        return Work(2 * num_sequences * matrix * torch.float32.itemsize + activations, 6 * rows * matrix)
-
-    @property
-    def _columns(self) -> int:
-        num_keys = max(self.key_heads) + 1
-        return 2 * num_keys * self.key_size + len(self.key_heads) * self.value_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatedNormCall:
-    """``gated_norm`` of so many heads."""
-
-    heads: int
-    size: int
-    target = "gated_norm"
-
-    def bind(self, function: GatedNorm, rows: int, setting: CallSetting) -> Callable[[], object]:
-        x_THP, gate_THP = (setting.random(rows, self.heads, self.size) for _ in range(2))
-        weight_P = setting.random(self.size)
-        return lambda: function(x_THP, gate_THP, weight_P, 1e-6)
-
-    def work(self, rows: int, setting: CallSetting) -> Work:
-        return Work(3 * rows * self.heads * self.size * setting.dtype.itemsize, 0)
 
 
 @runtime_checkable

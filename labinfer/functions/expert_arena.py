@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import tempfile
 import time
@@ -10,16 +12,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import torch
 
 from labinfer.errors import UserError
-from labinfer.functions.packed_experts import PackedExperts
-from labinfer.functions.protocols import ExpertFunctions
+from labinfer.functions.packed_experts import MatrixCodes, PackedExperts
+from labinfer.functions.protocols import ExpertFunctions, Functions
 
 PARTS = 4
-"""A layer's experts are read in about so many parts, so that one is multiplied with while the next is read."""
+"""A layer's experts are read in so many parts at most, so that one is multiplied with while the next ones are read."""
+READERS = 4
+"""Threads that read: a disk is the fastest with several reads under way."""
+PIECE_BYTES = 1 << 20
+"""Bytes of one read; a larger expert is read by several threads."""
+BLOCK_BYTES = 4096
+"""Experts begin at multiples of it, in the file and in memory: what reading past the page cache asks for."""
 LEAST_SLOTS = 2
 """One to multiply with, and one to read into."""
 
@@ -39,11 +49,12 @@ class ExpertStats:
 class ExpertArena:
     """Slots for experts of all layers of a rank, the least recently used one given up first.
 
-    A thread reads from the file what a step needs, while parts of the same step are computed.
+    Threads read from the file what a layer needs of it, as far ahead as there are slots, while parts of it are computed.
 
     Args:
         num_bytes: of all slots.
-        folder: where the file is; it has no name there, and goes with the process.
+        folder: where the file is; it has no name there, and goes with the process. It is read past the system's page cache,
+            which would keep the same experts twice, as far as its file system can do that.
 
     Raises:
         UserError: there can be no file.
@@ -57,13 +68,16 @@ class ExpertArena:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it lives as long as the arena
         except OSError as error:
             raise UserError(f"--expert-offload: no file for experts in {folder} ({error.strerror})") from None
-        self._end = 0
-        self._slots_SB = torch.empty(0, 0, dtype=torch.uint8)
+        self._direct = _reopen_direct(self._file)
+        self._end = self._expert_bytes = 0
+        self._slots_SB, self._begin = torch.empty(0, 0, dtype=torch.uint8), 0
+        self._padded_B = torch.empty(0, dtype=torch.uint8)  # an expert on its way to the file
         self._used: OrderedDict[int, int] = OrderedDict()
         """Slots by the expert's position in the file, the least recently used first."""
         self._free: list[int] = []
-        self._reads: dict[int, Future[None]] = {}
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="expert-reader")
+        self._reads: dict[int, list[Future[None]]] = {}
+        """Reads of experts that are not known to be in their slots yet, by position."""
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="expert-reader")
 
     def reset_stats(self) -> None:
         """Count from 0 again."""
@@ -73,12 +87,18 @@ class ExpertArena:
         """Append an expert to the file, and keep it in a slot while there are free ones. Returns its position.
 
         Raises:
-            UserError: the disk is full, or the slots are too few.
+            UserError: the disk is full, the slots are too few, or not all experts are of one size.
         """
         if not self._end:
             self._make_slots(len(data_B))
-        assert len(data_B) == self._slots_SB.shape[1], "experts are of one size"
-        position, view = self._end, memoryview(data_B.numpy())
+        if len(data_B) != self._expert_bytes:
+            raise UserError(
+                f"--expert-offload needs experts of one size; those of this checkpoint take {self._expert_bytes} and "
+                f"{len(data_B)} bytes: leave it out, or give --quantization none"
+            )
+        padded_B = self._padded_B
+        padded_B[: len(data_B)] = data_B
+        position, view = self._end, memoryview(padded_B.numpy())
         try:
             while view:
                 written = os.pwrite(self._file.fileno(), view, self._end)
@@ -89,36 +109,46 @@ class ExpertArena:
             ) from None
         if self._free:
             self._used[position] = slot = self._free.pop()
-            self._slots_SB[slot] = data_B
+            self._slots_SB[slot] = padded_B
         return position
 
     def parts(self, positions: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         """Addresses of experts, some at a time in the order given, and whether they are the last; they hold until the next are
-        asked for."""
-        missing = [position for position in positions if position not in self._used]
-        if missing and hasattr(os, "posix_fadvise"):
-            for position in missing:
-                os.posix_fadvise(self._file.fileno(), position, self._slots_SB.shape[1], os.POSIX_FADV_WILLNEED)
+        asked for.
+
+        Raises:
+            OSError: the file cannot be read. What was to be read is not in memory then.
+        """
+        for position in list(self._reads):  # of a step that failed
+            with contextlib.suppress(OSError):
+                self._finish(position)
         for position in positions:  # what is there already is given away last
             if position in self._used:
                 self._used.move_to_end(position)
-        groups = self._split(positions, set(missing))
-        for now, ahead in zip([[], *groups], [*groups, []], strict=True):
-            self._fetch(ahead, kept={*now, *ahead})
-            if now:
-                yield [self._address(position) for position in now], not ahead
+        groups = self._split(positions)
+        end = 0
+        for begin, group in enumerate(groups):
+            while end < len(groups) and sum(map(len, groups[begin : end + 1])) <= len(self._slots_SB):
+                end += 1
+                self._fetch(groups[end - 1], kept=set(itertools.chain(*groups[begin:end])))
+            yield [self._address(position) for position in group], begin == len(groups) - 1
 
-    def _split(self, positions: Sequence[int], missing: set[int]) -> list[list[int]]:
-        """Parts of which two have room at once, and none has many more experts to read than the others."""
-        most, most_missing = len(self._slots_SB) // 2, max(1, -(-len(missing) // PARTS))
+    def _split(self, positions: Sequence[int]) -> list[list[int]]:
+        """Parts of which two have room at once. Each begins with some that have to be read, about as many in each; before the
+        first of these is a part of those that are there."""
+        missing = {position for position in positions if position not in self._used}
+        most, size = self._slots_SB.shape
+        most, at_once = most // 2, max(1, READERS * PIECE_BYTES // max(size, PIECE_BYTES))
+        most_missing = max(at_once, -(-len(missing) // PARTS))
         groups: list[list[int]] = []
-        num_missing = most_missing
+        left = 0
         for position in positions:
-            if not groups or len(groups[-1]) == most or (num_missing == most_missing and position in missing):
+            is_missing = position in missing
+            if not groups or len(groups[-1]) == most or (is_missing and not left):
                 groups.append([])
-                num_missing = 0
+                left = most_missing if is_missing else 0
             groups[-1].append(position)
-            num_missing += position in missing
+            left -= is_missing
         return groups
 
     def _fetch(self, positions: Sequence[int], kept: set[int]) -> None:
@@ -128,42 +158,80 @@ class ExpertArena:
                 self.stats.hits += 1
                 continue
             self.stats.misses += 1
-            slot = self._free.pop() if self._free else self._evict(kept)
-            self._used[position] = slot
-            self._reads[position] = self._reader.submit(self._read, position, slot)
+            slot_B = self._slots_SB[self._take_slot(position, kept)]
+            self._reads[position] = [
+                self._readers.submit(self._read, position + begin, slot_B[begin : begin + PIECE_BYTES])
+                for begin in range(0, len(slot_B), PIECE_BYTES)
+            ]
 
-    def _evict(self, kept: set[int]) -> int:
-        position = next(position for position in self._used if position not in kept)
-        if position in self._reads:  # of a step that failed
-            self._reads.pop(position).result()
-        return self._used.pop(position)
+    def _take_slot(self, position: int, kept: set[int]) -> int:
+        """A slot for an expert: a free one, or that of the least recently used which is not kept."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self._used.pop(next(other for other in self._used if other not in kept))
+        self._used[position] = slot
+        return slot
 
     def _address(self, position: int) -> int:
         """Address of an expert, once it is read."""
         if position in self._reads:
             begin = self._clock()
-            self._reads.pop(position).result()
+            self._finish(position)
             self.stats.stall_time += self._clock() - begin
-        return self._slots_SB[self._used[position]].data_ptr()
+        return self._begin + self._used[position] * self._slots_SB.shape[1]
 
-    def _read(self, position: int, slot: int) -> None:
-        view = memoryview(self._slots_SB[slot].numpy())
+    def _finish(self, position: int) -> None:
+        """Wait for the reads of an expert; if one failed, its slot is free again.
+
+        Raises:
+            OSError: one failed.
+        """
+        errors = [
+            read.exception() for read in self._reads.pop(position)
+        ]  # a slot is not given away while it is written
+        if error := next(filter(None, errors), None):
+            self._free.append(self._used.pop(position))
+            raise error
+        self.stats.bytes_read += self._slots_SB.shape[1]
+
+    def _read(self, position: int, dest_B: torch.Tensor) -> None:
+        view = memoryview(dest_B.numpy())
         while view:
-            count = os.preadv(self._file.fileno(), [view], position)
+            try:
+                count = os.preadv(self._direct.fileno(), [view], position)
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"the experts' file in {self._folder} cannot be read at {position}: {error.strerror}"
+                ) from None
             if not count:
-                raise OSError(f"the experts' file ends at {position}")
-            self.stats.bytes_read += count
+                raise OSError(f"the experts' file in {self._folder} ends at {position} of {self._end} bytes")
             position, view = position + count, view[count:]
 
     def _make_slots(self, expert_bytes: int) -> None:
-        count = self._num_bytes // expert_bytes
+        self._expert_bytes = expert_bytes
+        size = -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        count = self._num_bytes // size
         if count < LEAST_SLOTS:
             raise UserError(
-                f"--expert-offload has room for {count} experts of {expert_bytes} bytes; give {LEAST_SLOTS * expert_bytes} "
-                "bytes at least"
+                f"--expert-offload has room for {count} experts of {size} bytes; give {LEAST_SLOTS * size} bytes at least"
             )
-        self._slots_SB = torch.empty(count, expert_bytes, dtype=torch.uint8)
+        memory_B = torch.empty(count * size + BLOCK_BYTES, dtype=torch.uint8)
+        begin = -memory_B.data_ptr() % BLOCK_BYTES
+        self._slots_SB = memory_B[begin : begin + count * size].view(count, size)
+        self._begin = self._slots_SB.data_ptr()
+        self._padded_B = torch.zeros(size, dtype=torch.uint8)
         self._free = list(reversed(range(count)))
+
+
+def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
+    """An open file once more, to be read past the page cache; the same where there is no such thing."""
+    if not hasattr(os, "O_DIRECT"):
+        return file
+    try:
+        return os.fdopen(os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_DIRECT), "rb", buffering=0)
+    except OSError:
+        return file
 
 
 class OffloadedExperts:
@@ -178,40 +246,48 @@ class OffloadedExperts:
         self._layer = make_experts(**shape | {"device": torch.device("meta")})
         if self._layer.addresses_E is None:
             raise UserError(
-                "--expert-offload needs the compiled experts, which are for bfloat16, int8 and int4; choose --dtype bfloat16 "
-                "or a --quantization"
+                "--expert-offload needs the compiled experts, and these are torch's: it is for CPUs, with a C++ compiler and "
+                "without --functions reference"
             )
         self.num_experts, self.hidden_size, self.columns = shape["num_experts"], shape["hidden_size"], shape["columns"]
         self.dtype, self.device, self.nbytes = shape["dtype"], shape["device"], self._layer.nbytes
         self._positions = [0] * self.num_experts
 
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
+        self._put(index, lambda alone: alone.pack(0, gate_up_FD, down_DF))
+
+    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+        self._put(index, lambda alone: alone.pack_codes(0, gate_up, down))
+
+    def _put(self, index: int, pack: Callable[[PackedExperts], None]) -> None:
         alone = self._make(**self._shape | {"num_experts": 1})
-        alone.pack(0, gate_up_FD, down_DF)
+        pack(alone)
         self._positions[index] = self._arena.write(alone.data_EB[0])
 
     def clone(self) -> OffloadedExperts:
         return self  # they are only read
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> Iterator[tuple[PackedExperts, bool]]:
-        addresses_E = self._layer.addresses_E.zero_()
-        local_ids = ids_TA.unique().tolist()
-        chosen = [expert - first for expert in local_ids if 0 <= expert - first < self.num_experts]
+        addresses_E = self._layer.addresses_E.numpy()  # a tensor takes several times as long to be written to
+        addresses_E[:] = 0
+        ids = sorted(set(ids_TA.flatten().tolist()))
+        chosen = [expert - first for expert in ids if 0 <= expert - first < self.num_experts]
         if not chosen:
             yield self._layer, True
         done = 0
         for addresses, is_last in self._arena.parts([self._positions[index] for index in chosen]):
             part = chosen[done : done + len(addresses)]
             done += len(part)
-            addresses_E[part] = torch.tensor(addresses)
+            addresses_E[part] = addresses
             yield self._layer, is_last
-            addresses_E.zero_()
+            addresses_E[part] = 0
 
 
-def offload(functions: ExpertFunctions, arena: ExpertArena) -> ExpertFunctions:
-    """The same functions with experts in this arena."""
+def offload(functions: Functions, arena: ExpertArena) -> Functions:
+    """The same functions with all experts in this arena."""
 
-    def make_experts(**shape) -> OffloadedExperts:
-        return OffloadedExperts(arena, functions.make_experts, **shape)
+    def offloaded(own: ExpertFunctions) -> ExpertFunctions:
+        return dataclasses.replace(own, make_experts=partial(OffloadedExperts, arena, own.make_experts))
 
-    return dataclasses.replace(functions, make_experts=make_experts)
+    coded = {quantization: offloaded(own) for quantization, own in functions.coded_experts.items()}
+    return dataclasses.replace(functions, experts=offloaded(functions.experts), coded_experts=coded)

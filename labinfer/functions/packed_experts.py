@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertForm:
+    """The form of codes in which a checkpoint holds all experts of a layer; terms as in ``PackCodes``."""
+
+    bits: int
+    """4 or 8."""
+    group: int
+    has_zeros: bool
+    down_lead: int
+    """``lead`` of down; the inputs of gate and up are never cut, so they have none."""
+
+
+class MatrixCodes(Protocol):
+    """A matrix in codes, as ``PackCodes`` is given one."""
+
+    @property
+    def words(self) -> torch.Tensor: ...
+
+    @property
+    def scales(self) -> torch.Tensor: ...
+
+    @property
+    def zeros(self) -> torch.Tensor | None: ...
 
 
 class PackedExperts(Protocol):
@@ -53,6 +79,9 @@ class PackedExperts(Protocol):
             gate_up_FD: (2F, D), the gate's rows before those of the other projection; contiguous, in ``dtype``.
             down_DF: (D, F), likewise.
         """
+
+    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+        """The same for experts that were made with an ``ExpertForm``, in which these are."""
 
     def clone(self) -> PackedExperts:
         """The same experts in memory of their own."""

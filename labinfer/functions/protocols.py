@@ -16,7 +16,7 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
-from labinfer.functions.packed_experts import PackedExperts
+from labinfer.functions.packed_experts import ExpertForm, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.routing_rule import RoutingRule
 from labinfer.functions.sample_params import SampleParams
@@ -235,15 +235,23 @@ class MakeExperts(Protocol):
     """Memory for the experts that a rank holds of a layer, in the layout in which ``Experts`` reads them."""
 
     def __call__(
-        self, *, num_experts: int, hidden_size: int, columns: int, dtype: torch.dtype, device: torch.device
+        self,
+        *,
+        num_experts: int,
+        hidden_size: int,
+        columns: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        form: ExpertForm | None = None,
     ) -> PackedExperts:
-        """Experts without weights yet; ``PackedExperts.pack`` brings them in one by one.
+        """Experts without weights yet; ``PackedExperts.pack`` or ``pack_codes`` brings them in one by one.
 
         Args:
             num_experts: E; may be 0.
             hidden_size: D.
             columns: those of each expert's MLP that this rank holds, F.
-            dtype: of the weights as they are loaded.
+            dtype: of the weights as they are loaded, or that codes stand for.
+            form: that of codes, with bits of the quantization of these functions; None for values.
         """
 
 
@@ -315,6 +323,8 @@ class ExpertFunctions:
 
     make_experts: MakeExperts
     experts: Experts
+    target: str
+    """Name of ``experts`` in a ``Choice``."""
     quantization: str
 
 
@@ -326,6 +336,8 @@ class Functions:
     codes: Mapping[str, MatrixFunctions]
     """For matrices that a checkpoint holds in codes, by their quantization, whatever kind they are of."""
     experts: ExpertFunctions
+    coded_experts: Mapping[str, ExpertFunctions]
+    """For experts that a checkpoint holds in codes, by their quantization."""
     route: Route
     add_rms_norm: AddRMSNorm
     silu_and_mul: SiluAndMul

@@ -39,3 +39,7 @@ class Provider(Protocol):
     def ceilings(self) -> Ceilings | None:
         """The most that the device allows, measured; None where this cannot be."""
         return None
+
+    def loading(self) -> object | None:
+        """Functions for loading, as in ``weights.loading.LoadFunctions``; None where there are none."""
+        return None

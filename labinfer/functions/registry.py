@@ -69,8 +69,8 @@ class ByRows:
     def __init__(self, calls: Sequence[Callable]):
         self._calls = tuple(calls)
 
-    def __call__(self, first: torch.Tensor, *others, **named):
-        return self._calls[bisect_left(ROW_CLASSES, first.shape[0])](first, *others, **named)
+    def __call__(self, argument: torch.Tensor, /, *others, **named):
+        return self._calls[bisect_left(ROW_CLASSES, argument.shape[0])](argument, *others, **named)
 
 
 class FunctionRegistry:
@@ -140,30 +140,36 @@ class FunctionRegistry:
         overrides, choice = overrides or {}, choice or {}
         self.check(device, dtype, overrides, quantization)
 
-        def matrix_functions(target: str, own: str, is_named: bool) -> MatrixFunctions:
-            names = choice.get(target, ())
+        def layout_candidates(
+            functions: Sequence[str], target: str, own: str, is_named: bool
+        ) -> dict[str, dict[str, Implementation]]:
+            """Candidates of functions that share a layout; the last part of the target names the one that decides about it."""
             allowed = overrides
-            if not is_named:  # named for other matrices, an implementation need not know these
+            if not is_named:  # named for other weights, an implementation need not know these
                 allowed = {
                     f: name for f, name in overrides.items() if name in self.candidates(f, device, dtype, {}, own)
                 }
-            known = {name: self.candidates(name, device, dtype, allowed, own) for name in MATRIX_FUNCTIONS}
-            known = _matching_layout(known, "linear", names)
+            known = {name: self.candidates(name, device, dtype, allowed, own) for name in functions}
+            return _matching_layout(known, target.rpartition(".")[2], choice.get(target, ()))
+
+        def matrix_functions(target: str, own: str, is_named: bool) -> MatrixFunctions:
+            known = layout_candidates(MATRIX_FUNCTIONS, target, own, is_named)
             return MatrixFunctions(
                 pack_weight=_pick(known["pack_weight"]),
-                linear=_pick(known["linear"], names),
+                linear=_pick(known["linear"], choice.get(target, ())),
                 embedding=_pick(known["embedding"]) if known["embedding"] else None,
                 target=target,
                 quantization=own,
                 pack_codes=_pick(known["pack_codes"]) if known["pack_codes"] else None,
             )
 
-        def expert_functions() -> ExpertFunctions:
-            own, names = kind_quantization("expert", quantization), choice.get("experts", ())
-            known = {name: self.candidates(name, device, dtype, overrides, own) for name in EXPERT_FUNCTIONS}
-            known = _matching_layout(known, "experts", names)
+        def expert_functions(target: str, own: str, is_named: bool) -> ExpertFunctions:
+            known = layout_candidates(EXPERT_FUNCTIONS, target, own, is_named)
             return ExpertFunctions(
-                make_experts=_pick(known["make_experts"]), experts=_pick(known["experts"], names), quantization=own
+                make_experts=_pick(known["make_experts"]),
+                experts=_pick(known["experts"], choice.get(target, ())),
+                target=target,
+                quantization=own,
             )
 
         others = {
@@ -176,7 +182,8 @@ class FunctionRegistry:
                 for kind in get_args(MatrixKind)
             },
             codes={own: matrix_functions(f"{own}.linear", own, is_named=False) for own in CODES},
-            experts=expert_functions(),
+            experts=expert_functions("experts", kind_quantization("expert", quantization), is_named=True),
+            coded_experts={own: expert_functions(f"{own}.experts", own, is_named=False) for own in CODES},
             **others,
         )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
-from labinfer.gateway.call import Call, refused_field
+from labinfer.gateway.call import Call
+from labinfer.gateway.call_requests import CallRequests
 from labinfer.gateway.event_stream import EventStream
-from labinfer.gateway.limits import RETRY_SECONDS, Lease, LimitReached, ServerFull
+from labinfer.gateway.limits import RETRY_SECONDS, Lease
+from labinfer.gateway.refusals import refused_field
 from labinfer.gateway.service import Model
 from labinfer.gateway.submission import (
     BrokenOff,
@@ -26,54 +27,11 @@ from labinfer.openai.answer import Usage, count_usage
 from labinfer.openai.api_errors import ApiError
 from labinfer.outputs import Delta, RequestOutput, RequestState
 from labinfer.pooling import EmbeddingOutput
-from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody, ParsedBody
-
-FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
-    "tokens"
-}
-"""Fields of all bodies; ``tokens`` is that of ``/detokenize``."""
 
 ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone, EngineFailed)
 """Failures of a submission."""
 
 Result = TypeVar("Result")
-
-
-def checked(make: Callable[[], Result]) -> Result:
-    """The result of ``make``; a ``UserError`` becomes the ``ApiError`` of a wrong request."""
-    try:
-        return make()
-    except UserError as error:
-        raise refused_field(error, FIELD_NAMES) from None
-
-
-async def read_requests(call: Call, model: Model, parsed: ParsedBody) -> list[Request]:
-    """The call's prompts as requests, with its caller's part of the KV cache; tokenized beside the event loop.
-
-    Raises:
-        ApiError: what is wrong with one of them.
-    """
-    sampling = parsed.sampling
-    if parsed.stream and not sampling.can_stream:
-        raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")
-    salt, user = call.caller.salt_for(parsed.cache_salt), call.caller.user_for(parsed.user)
-
-    def read() -> list[Request]:
-        return [
-            model.reader.process(None, prompt, sampling, cache_salt=salt, priority=parsed.priority, user=user)
-            for prompt in parsed.prompts
-        ]
-
-    requests = await asyncio.to_thread(checked, read)
-    guided = [request for request in requests if request.sampling.structured_outputs is not None]
-
-    def check() -> None:
-        for request in guided:
-            model.reader.check_form(request)
-
-    if guided:
-        await asyncio.get_running_loop().run_in_executor(call.service.trials, checked, check)
-    return requests
 
 
 class ActiveCall:
@@ -87,44 +45,40 @@ class ActiveCall:
         self._status = 200  # for the log: that of a stream that fails has been sent before
 
     @classmethod
-    async def start(
-        cls, call: Call, model: Model, requests: list[Request], streams: bool, user: str | None
-    ) -> ActiveCall:
-        """Returns when it was their turn, and the engine has taken them.
+    async def start(cls, call: Call, model: Model, maker: CallRequests, streams: bool, user: str | None) -> ActiveCall:
+        """Returns when it was their turn, and the engine has taken them. Nothing costly is done before its turn has come,
+        and all of it counts as the call's time.
 
         Raises:
-            ApiError: a limit is reached, or the engine refuses one of them.
+            ApiError: a prompt is wrong, or the engine refuses one of the requests.
+            LimitReached, ServerFull: there are too many.
         """
         service = call.service
-        _check_lengths(requests, model.info.max_model_len)
-        call.facts |= {"model": model.info.name, "prompt_tokens": sum(len(r.prompt_token_ids) for r in requests)}
+        call.facts["model"] = model.info.name
         submission = service.engine.submission(
-            requests,
-            model.reader.tokenizer,
-            id=call.id,
-            model=model.info.name,
-            owner=call.caller.name,
-            seconds=service.options.request_timeout,
-            streams=streams,
+            id=call.id, model=model.info.name, owner=call.caller.name, seconds=service.options.request_timeout
         )
         active, is_started = cls(call, model, submission), False
         try:
-            turn = service.limits.admit(call.caller, user, call.facts["prompt_tokens"])
-            active._lease = await active._until_disconnect(submission.after(turn))
-            await active._until_disconnect(submission.start())
+            requests = await active._until_disconnect(submission.after(active._prepare(maker, user)))
+            call.facts["prompt_tokens"] = num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+            submission.open(requests, model.reader.tokenizer, streams)
+            active._lease.charge_prompt(num_tokens)
+            try:
+                await active._until_disconnect(submission.start())
+            except ApiError:
+                active._lease.spend(-num_tokens)  # what nobody has run costs nothing
+                raise
             is_started = True
-        except ApiError:
-            if active._lease is not None:  # what nobody has run costs nothing
-                active._lease.spend(-call.facts["prompt_tokens"])
-            raise
-        except LimitReached as error:
-            raise api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind) from None
-        except ServerFull as error:
-            raise api_errors.overloaded(error.message, error.retry_after_seconds) from None
         finally:
             if not is_started:
                 active.close()
         return active
+
+    async def _prepare(self, maker: CallRequests, user: str | None) -> list[Request]:
+        """The requests, made when it is the call's turn."""
+        self._lease = await self._call.service.limits.admit(self._call.caller, user, 0)
+        return await maker.make()
 
     async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
         """All answers, or vectors.
@@ -146,12 +100,13 @@ class ActiveCall:
 
         return EventStream(events, self._call.headers, self.give_up, end, self._call.service.clock)
 
-    def usage(self) -> Usage:
-        """Tokens of all requests so far."""
+    def usage(self, reasoning: int | None = None) -> Usage:
+        """Tokens of all requests so far; ``reasoning`` of them are thoughts, None where those are not told apart."""
         return count_usage(
             sum(len(opened.request.prompt_token_ids) for opened in self.opened),
             sum(opened.num_output_tokens for opened in self.opened),
             sum(opened.num_cached_tokens for opened in self.opened),
+            reasoning,
         )
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
@@ -184,7 +139,8 @@ class ActiveCall:
         lease, self._lease = self._lease, None
         if lease is not None:
             with lease:
-                self._count(lease)
+                if self.opened:
+                    self._count(lease)
 
     async def _until_disconnect(self, work: Awaitable[Result]) -> Result:
         try:
@@ -194,7 +150,7 @@ class ActiveCall:
 
     def _translate(self, error: Exception) -> ApiError:
         if isinstance(error, UserError):
-            return refused_field(error, FIELD_NAMES)
+            return refused_field(error)
         if isinstance(error, QueueIsFull):
             return api_errors.overloaded(str(error), RETRY_SECONDS)
         if isinstance(error, TimeIsUp):
@@ -204,7 +160,7 @@ class ActiveCall:
         if isinstance(error, Cancelled):
             return api_errors.cancelled(str(error))
         if isinstance(error, EngineFailed):
-            return api_errors.engine_failed()
+            return api_errors.engine_failed(str(error))
         return api_errors.draining(RETRY_SECONDS)
 
     def _note(self, number: int, delta: Delta) -> None:
@@ -247,17 +203,3 @@ class ActiveCall:
                     first_token_seconds=first,
                 )
         call.facts["finish_reason"] = ",".join(dict.fromkeys(reasons))
-
-
-def _check_lengths(requests: list[Request], longest: int) -> None:
-    """Refuse what is far too long, which is not to burden the engine. That says itself what just does not fit.
-
-    Raises:
-        ApiError: a prompt is longer than the context.
-    """
-    for request in requests:
-        if len(request.prompt_token_ids) > longest:
-            raise api_errors.bad_request(
-                f"the prompt has {len(request.prompt_token_ids)} tokens, but at most {longest} fit in the context; "
-                "shorten it"
-            )

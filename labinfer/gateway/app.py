@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from labinfer.errors import is_failure
 from labinfer.gateway.access import Denied
-from labinfer.gateway.call import Call
+from labinfer.gateway.call import JSON, Call
 from labinfer.gateway.cluster_answers import Cluster, StatsEvent, TraceEvent, TraceFile
+from labinfer.gateway.host_check import AllowedHosts, HostCheck
+from labinfer.gateway.limits import LimitReached, ServerFull
 from labinfer.gateway.openapi import ANYWHERE, NUMBER, STRING, Endpoint, describe_api
 from labinfer.gateway.routes import (
     chat,
@@ -41,9 +45,9 @@ from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 logger = logging.getLogger(__name__)
 
 NO_ROUTE = "none"
-READING = (*ANYWHERE, 404, 413, 415, 503)
+READING = (*ANYWHERE, 404, 413, 415, 429, 503)
 """Statuses of errors of endpoints that read a body."""
-GENERATING = (*READING, 408, 429, 499)
+GENERATING = (*READING, 408, 499)
 LOOKING = (*ANYWHERE, 404, 503)
 
 
@@ -51,7 +55,13 @@ async def openapi(call: Call) -> Response:
     """``GET /openapi.json``."""
     service = call.service
     vocab_size = max((model.info.vocab_size for model in service.models.values()), default=0)
-    return call.json(describe_api(API, service.model_names, vocab_size, service.keys.required))
+    document = _document(tuple(service.model_names), vocab_size, service.keys.required)
+    return Response(document, headers=call.headers, media_type=JSON)
+
+
+@lru_cache(2)
+def _document(model_names: tuple[str, ...], vocab_size: int, needs_key: bool) -> bytes:
+    return msgspec.json.encode(describe_api(API, list(model_names), vocab_size, needs_key))
 
 
 API = (
@@ -211,22 +221,25 @@ PAGES = (
     Endpoint(method="GET", path="/webui/{path:path}", handler=pages.file, needs_key=False, logged=False),
 )
 """Endpoints for people."""
-COMPRESSED = Middleware(GZipMiddleware, compresslevel=6)  # the level 9 takes four times as long for 1 % less
 
 
 def make_app(service: Service) -> Starlette:
     """The application over one service."""
-    routes = [Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method]) for endpoint in API]
-    routes += [
-        Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method], middleware=[COMPRESSED])
-        for endpoint in PAGES
-    ]
+    routes = [Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method]) for endpoint in (*API, *PAGES)]
 
     async def on_http_exception(http: Request, error: Exception) -> Response:
         call = Call(service, http, NO_ROUTE)
         return _answer_error(call, _routing_error(http, error, routes), logged=True)
 
-    app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception})
+    def refuse(http: Request, error: ApiError) -> Response:
+        return _answer_error(Call(service, http, NO_ROUTE), error, logged=True)
+
+    hosts = AllowedHosts(service.options.allowed_hosts, service.options.host)
+    app = Starlette(
+        routes=routes,
+        exception_handlers={HTTPException: on_http_exception},
+        middleware=[Middleware(HostCheck, hosts=hosts, refuse=refuse)],
+    )
     app.router.redirect_slashes = False  # a path with one more slash is another path
     return app
 
@@ -240,11 +253,19 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
             response = await endpoint.handler(call)
         except ApiError as error:
             return _answer_error(call, error, endpoint.logged)
+        except LimitReached as error:
+            refusal = api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind)
+            return _answer_error(call, refusal, endpoint.logged)
+        except ServerFull as error:
+            refusal = api_errors.overloaded(error.message, error.retry_after_seconds)
+            return _answer_error(call, refusal, endpoint.logged)
         except Denied as error:
             return _answer_error(call, api_errors.unauthorized(str(error)), endpoint.logged)
         except ClientDisconnect:
             return _answer_error(call, api_errors.cancelled(), endpoint.logged)
-        except Exception:  # noqa: BLE001 - whatever it is, the other requests go on
+        except BaseException as error:  # whatever it is, the other requests go on
+            if not is_failure(error):
+                raise
             logger.error("request %s failed\n%s", call.id, traceback.format_exc().rstrip())
             return _answer_error(call, api_errors.internal(call.id), logged=True)
         if isinstance(response, Response):  # a stream ends its call itself

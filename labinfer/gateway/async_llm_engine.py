@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from labinfer.engine.request import Request
-from labinfer.errors import UserError
 from labinfer.gateway.host_link import HostLink
-from labinfer.gateway.submission import Cancelled, EngineFailed, EngineGone, QueueIsFull, Submission
+from labinfer.gateway.open_requests import OpenRequests
+from labinfer.gateway.submission import Cancelled, EngineFailed, EngineGone, Submission
 from labinfer.link.frames import (
-    Abort,
     Accepted,
-    Add,
     Attach,
     Bye,
     Draining,
@@ -32,23 +30,29 @@ from labinfer.link.stats import EngineStats
 from labinfer.outputs import RequestState
 from labinfer.text.tokenizer import Tokenizer
 
+ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
+
 
 class AsyncLLMEngine:
     """The engines of the host that is attached, for any number of requests at once.
 
     Args:
         clock: seconds that never go back.
+        outlives_host: what is open when a host dies goes on with the next one; else it fails.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, outlives_host: bool = False):
+        self._clock, self._outlives_host = clock, outlives_host
         self._link: HostLink | None = None
         self._submissions: set[Submission] = set()  # that may be cancelled
-        self._open: dict[str, tuple[Submission, int]] = {}  # by the key of a request, with its number
+        self._requests = OpenRequests(self._tell)
+        self._facts: list[ModelFacts] = []  # of the models of the last host that was ready
         self._keys = itertools.count()  # ids may be chosen by callers, and two may choose the same
         self._ending: Exception | None = None  # what ended all that was open, until another host comes
         self.is_draining = False
         """Whether the host has said that it will end."""
+        self.is_recovering = False
+        """Whether a host has died, and what is open waits for another."""
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         """Called with the stats of each engine as they come."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
@@ -57,8 +61,8 @@ class AsyncLLMEngine:
         """Called when a host has loaded its models."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called when a host has come."""
-        self.on_end: Callable[[], None] = lambda: None
-        """Called when nothing more comes from it."""
+        self.on_end: Callable[[bool], None] = lambda is_final: None
+        """Called when nothing more comes from it, with whether its models are gone, too."""
 
     async def run(self, link: HostLink) -> None:
         """Carry frames to and fro until the host says goodbye.
@@ -68,7 +72,7 @@ class AsyncLLMEngine:
         """
         self._link, self._ending, self.is_draining = link, None, False
         writer = asyncio.create_task(link.write())
-        ending: Exception = EngineFailed("the engine has failed")
+        ending: Exception | None = None if self._outlives_host else EngineFailed(ENGINE_HAS_FAILED)
         try:
             self.on_begin()
             while True:
@@ -80,34 +84,16 @@ class AsyncLLMEngine:
         finally:
             writer.cancel()
             link.close()
-            self._link, self._ending = None, ending
-            for submission in list(self._submissions):
-                submission.fail(ending)
-            self.on_end()
+            self._link = None
+            self._requests.end(sum(model.max_num_seqs for model in self._facts))
+            self.is_recovering = ending is None and bool(self._facts)
+            if ending is not None:
+                self._fail(ending)
+            self.on_end(not self.is_recovering)
 
-    def submission(
-        self,
-        requests: list[Request],
-        tokenizer: Tokenizer | None,
-        *,
-        id: str,
-        model: str,
-        owner: str,
-        seconds: float,
-        streams: bool,
-    ) -> Submission:
-        """A submission of these requests, yet to be started; ``close`` it in any case.
-
-        Args:
-            id, owner, seconds: see ``Submission``.
-            streams: whether deltas are asked for.
-        """
-        keys = [f"{next(self._keys)}:{id}" for _ in requests]
-        opened = [
-            RequestState(replace(request, key=key), tokenizer, streams, self._clock)
-            for key, request in zip(keys, requests, strict=True)
-        ]
-        submission = Submission(self, opened, id=id, model=model, owner=owner, seconds=seconds)
+    def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
+        """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
+        submission = Submission(self, id=id, model=model, owner=owner, seconds=seconds)
         self._submissions.add(submission)
         if self._ending is not None:
             submission.fail(self._ending)
@@ -126,18 +112,21 @@ class AsyncLLMEngine:
 
     # For submissions.
 
+    def open(self, requests: list[Request], tokenizer: Tokenizer | None, streams: bool, id: str) -> list[RequestState]:
+        """The state of each request, with a key that no other has."""
+        return [
+            RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
+            for request in requests
+        ]
+
     def start(self, submission: Submission) -> None:
         """Hand its requests to the host."""
-        for number, opened in enumerate(submission.opened):
-            self._open[opened.request.key] = (submission, number)
-            self._tell(Add(submission.model, opened.request))
+        self._requests.add(submission)
 
     def end(self, submission: Submission) -> None:
         """Forget it, and let the engine do so where it goes on."""
         self._submissions.discard(submission)
-        for opened in submission.opened:
-            if self._open.pop(opened.request.key, None) is not None and not opened.is_done:
-                self._tell(Abort(opened.request.key))
+        self._requests.remove(submission)
 
     # Frames.
 
@@ -148,22 +137,39 @@ class AsyncLLMEngine:
     def _take(self, frame: FromHost) -> None:
         if isinstance(frame, Updates):
             for key, update in frame.answers:
-                submission, number = self._open.get(key, (None, 0))
-                if submission is not None and submission.update(number, update):
-                    self._tell(Abort(key, update.index))
+                self._requests.update(key, update)
         elif isinstance(frame, Accepted):
-            if frame.request_id in self._open:
-                self._open[frame.request_id][0].accept()
+            self._requests.accept(frame.request_id)
         elif isinstance(frame, Refused):
-            if frame.request_id in self._open:
-                submission, _ = self._open.pop(frame.request_id)
-                submission.fail((QueueIsFull if frame.queue_is_full else UserError)(frame.message))
+            self._requests.refuse(frame)
         elif isinstance(frame, Stats):
             for stats in frame.engines:
                 self.on_stats(stats)
         elif isinstance(frame, Trace):
             self.on_trace(frame)
         elif isinstance(frame, Attach):
-            self.on_attach(frame.models)
+            self._attach(frame.models)
         elif isinstance(frame, Draining):
             self.is_draining = True
+
+    def _attach(self, models: list[ModelFacts]) -> None:
+        if self.is_recovering and not all(map(_can_go_on, self._facts, models)):
+            self._fail(EngineFailed("the engine has failed, and other models are served now"))
+            self._ending = None
+        self._facts, self.is_recovering = models, False
+        self.on_attach(models)
+        self._requests.begin()
+
+    def _fail(self, ending: Exception) -> None:
+        """End all that is open, and what is submitted before another host comes."""
+        self._ending = ending
+        for submission in list(self._submissions):
+            submission.fail(ending)
+
+
+def _can_go_on(before: ModelFacts, now: ModelFacts) -> bool:
+    """Whether answers of one model can go on with the other, which may have another layout."""
+    return all(
+        getattr(before, name) == getattr(now, name)
+        for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers", "max_model_len", "quantization")
+    )

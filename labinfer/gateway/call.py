@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from labinfer.errors import UserError
 from labinfer.gateway.access import ANONYMOUS, Caller
+from labinfer.gateway.body_memory import BodyLease
+from labinfer.gateway.options import MIB
+from labinfer.gateway.refusals import refused
 from labinfer.gateway.request_log import FinishedRequest
 from labinfer.gateway.service import Service
 from labinfer.openai import api_errors
@@ -22,10 +24,6 @@ from labinfer.openai.answer import Answer
 ID_HEADER = "x-request-id"
 JSON = "application/json"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
-"""Place of the wrong field in msgspec's texts."""
-UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
-MIB = 1 << 20
 
 Result = TypeVar("Result")
 _encode = msgspec.json.Encoder().encode
@@ -46,24 +44,44 @@ class Call:
         self.begin = service.clock()
         self.facts: dict[str, Any] = {}
         """Fields for the log; see ``FinishedRequest``."""
+        self._body_lease: BodyLease | None = None
         self._ended = False
 
-    async def body(self) -> bytes:
-        """The whole body.
+    @property
+    def queue_name(self) -> str:
+        """Name under which costly work of this call waits its turn; without keys, by the client's address."""
+        if self.caller != ANONYMOUS or self.http.client is None:
+            return self.caller.name
+        return f"{self.caller.name}@{self.http.client.host}"
+
+    @property
+    def num_body_bytes(self) -> int:
+        """Length of the body that was read."""
+        return self._body_lease.num_bytes if self._body_lease else 0
+
+    async def body(self) -> bytearray:
+        """The whole body. It counts as memory in use until ``free_body``, or the end of the call.
 
         Raises:
             ApiError: it is longer than may be.
+            LimitReached, ServerFull: too many long ones are in memory.
         """
         limit = self.service.options.max_body_size * MIB
         announced = self.http.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
             raise api_errors.too_large(limit)
-        data = bytearray()
+        data, self._body_lease = bytearray(), self.service.body_memory.lease(self.queue_name)
         async for piece in self.http.stream():
-            data += piece
-            if len(data) > limit:
+            if len(data) + len(piece) > limit:
                 raise api_errors.too_large(limit)
-        return bytes(data)
+            self._body_lease.grow(len(piece))
+            data += piece
+        return data
+
+    def free_body(self) -> None:
+        """Say that nothing long of the body is in memory any more."""
+        if self._body_lease is not None:
+            self._body_lease.close()
 
     async def read(self, kind: type[Result]) -> Result:
         """The body as this struct.
@@ -115,6 +133,7 @@ class Call:
         if self._ended:
             return
         self._ended = True
+        self.free_body()
         seconds = self.service.clock() - self.begin
         self.service.metrics.http(self.route, status, seconds)
         if log:
@@ -127,17 +146,3 @@ class Call:
                 **self.facts,
             )
             self.service.log.write(finished)
-
-
-def refused(error: Exception) -> api_errors.ApiError:
-    """The error of a wrong request, with its field where the text names one."""
-    text = str(error)
-    match = FIELD.search(text) or UNKNOWN_FIELD.search(text)
-    return api_errors.bad_request(text, match[1] if match else None)
-
-
-def refused_field(error: UserError, fields: Collection[str]) -> api_errors.ApiError:
-    """The error of a request that is wrong by a ``UserError``, whose first word is the field where a field is at fault."""
-    text = str(error)
-    first = re.split(r"[\s.:=\[]", text, maxsplit=1)[0]
-    return api_errors.bad_request(text, first if first in fields else None)

@@ -1,13 +1,17 @@
-"""ClientConnection: uvicorn's connection, with bounds for clients that are slow on purpose or by accident.
+"""ClientConnection: uvicorn's connection, with bounds of time and memory for clients that are slow or greedy, on purpose or
+by accident.
 
 Without them a client may hold a connection and its memory for ever: by sending its request a byte at a time or never
-(CWE-400, known as Slowloris), by a head without end, or by not reading what it is sent.
+(CWE-400, known as Slowloris), by a head, trailers or extensions of chunks without end, by requests sent ahead, or by not
+reading what it is sent. With them a connection whose request has not been let in has less than 0.2 MiB here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from http import HTTPStatus
+from typing import Any
 
 import httptools
 import msgspec
@@ -24,21 +28,52 @@ LINGER_SECONDS = 2.0
 """For a client to read why it was refused: to close at once, with data of its own unread, would take that from it."""
 UPGRADE_FIELDS = (b"connection", b"upgrade", b"http2-settings")
 MAX_HEAD = 1 << 16
-"""Bytes of a request before its body."""
+"""Bytes of a request that are not its body: start line, fields, and what chunks have around them."""
+MAX_FIELDS = 128
+"""Lines of a head; each is several objects."""
+CHUNK_OVERHEAD = 8
+"""Bytes around the chunks of a body, for each byte in them, beyond ``MAX_HEAD``: those of one byte have five."""
+MAX_UNREAD = 1 << 26
+"""Bytes of a body that are passed over when its request has been answered, so that the client comes to read the answer."""
+MAX_AHEAD = 16
+"""Requests that may be sent before the answer to the first."""
+READ_BYTES = 1 << 16
+"""Bytes that are read from a connection at once; asyncio's 256 KiB are much for a thousand strangers."""
+
+
+class TooMuch(Exception):
+    """A message has more parts than may be."""
 
 
 class ClientConnection(HttpToolsProtocol):
-    """Ends itself when a bound is passed; for whoever answers it, the client has gone then."""
+    """Ends itself when a bound is passed; for whoever answers it, the client has gone then.
+
+    Args:
+        max_connections: of the server; 0 for any number. Beyond them, the one whose request has been awaited longest ends.
+        keywords: uvicorn's.
+    """
 
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    _num_bytes = _num_body_bytes = 0  # of the message that comes now
     _in_head = True
+    _awaited_since = math.inf
+    """Time since which a request of this connection is awaited, whole or not begun."""
     _is_refused = False
 
+    def __init__(self, *, max_connections: int = 0, **keywords: Any):
+        super().__init__(**keywords)
+        self._max_connections = max_connections
+
     def connection_made(self, transport: asyncio.Transport) -> None:
+        if hasattr(transport, "max_size"):
+            transport.max_size = READ_BYTES
         super().connection_made(transport)
         self._start_timer()
+        self._awaited_since = self.loop.time()
+        if 0 < self._max_connections < len(self.connections):
+            oldest = min(self.connections, key=lambda connection: connection._awaited_since)
+            oldest.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
@@ -48,11 +83,11 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        self._head_bytes += len(data)
+        self._num_bytes += len(data)
         self._unset_keepalive_if_required()
         while data:
             data = self._feed(data)
-        if self._in_head and self._head_bytes > MAX_HEAD and not self._is_refused:
+        if self._overhead > MAX_HEAD and not self._is_refused:
             self._refuse(api_errors.too_large_head(MAX_HEAD))
 
     def shutdown(self) -> None:
@@ -75,13 +110,21 @@ class ClientConnection(HttpToolsProtocol):
                 head += [b"%b: %b" % field for field in self.headers if field[0] not in UPGRADE_FIELDS]
                 self.parser = httptools.HttpRequestParser(self)
                 return b"\r\n".join([*head, b"", data[stop.args[0] :]])
-        except httptools.HttpParserError:
-            self._refuse(api_errors.bad_request("this is no HTTP request that can be understood"))
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, TooMuch):
+                self._refuse(api_errors.too_many_fields(MAX_FIELDS))
+            else:
+                self._refuse(api_errors.bad_request("this is no HTTP request that can be understood"))
         return b""
 
     @property
     def _is_upgrade(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    @property
+    def _overhead(self) -> int:
+        """Bytes of the present message that are too many if they are more than ``MAX_HEAD``."""
+        return self._num_bytes - (1 + CHUNK_OVERHEAD) * self._num_body_bytes
 
     # What uvicorn's parser has come to.
 
@@ -90,18 +133,41 @@ class ClientConnection(HttpToolsProtocol):
         self._start_timer()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer, which nothing here reads (RFC 9110, section 6.5.1)
+        if len(self.headers) == MAX_FIELDS:
+            raise TooMuch
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if self._is_upgrade:
             return  # it comes again without
-        self._in_head, self._head_bytes = False, 0
+        self._in_head = False
+        if len(self.pipeline) >= MAX_AHEAD:
+            raise TooMuch
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        if self.cycle.response_complete and self._num_body_bytes > MAX_UNREAD:
+            self.transport.abort()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
             return
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._num_bytes, self._num_body_bytes = True, 0, 0
+        if not self.cycle.response_complete:
+            self._awaited_since = math.inf
         self._stop_timer()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.cycle.response_complete:
+            self.cycle.body.clear()  # what its handler did not read
+            self._awaited_since = self.loop.time()
+        super().on_response_complete()
 
     # What the system has room for.
 

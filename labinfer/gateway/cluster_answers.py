@@ -91,6 +91,18 @@ class LayerExperts(Answer):
     tokens: list[Count]
 
 
+class RankExpertReads(Answer):
+    """Uses of experts on a rank that keeps them in a file (``--expert-offload``) since the engine started."""
+
+    rank: Count
+    hits: Count
+    """Uses that found their expert in memory."""
+    misses: Count
+    bytes_read: Count
+    stall_seconds: float
+    """Time in which nothing could be computed for want of an expert."""
+
+
 class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     """A model, its ranks, and how it did in the last minutes."""
 
@@ -107,6 +119,8 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     ranks: list[ClusterRank]
     experts: list[LayerExperts]
     """One entry for each layer that has any."""
+    expert_reads: list[RankExpertReads]
+    """One entry for each rank that keeps experts in a file."""
     history: list[StatsPoint]
     """Oldest first."""
 

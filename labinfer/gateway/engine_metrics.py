@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from labinfer.link.stats import STEP_TOKEN_BUCKETS, EngineStats, RankStats
+from labinfer.rank_stats import ExpertReads
 
 MODEL_LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -52,6 +53,13 @@ RANK_GAUGES: tuple[tuple[str, str, Callable[[RankStats], float]], ...] = (
         lambda r: r.peak_memory,
     ),
 )
+READ_COUNTERS: tuple[tuple[str, str, Callable[[ExpertReads], float]], ...] = (
+    ("labinfer:expert_hits", "Experts that a rank needed and had in memory.", lambda e: e.hits),
+    ("labinfer:expert_misses", "Experts that a rank needed and read from its file.", lambda e: e.misses),
+    ("labinfer:expert_read_bytes", "Bytes of experts that a rank read from its file.", lambda e: e.bytes_read),
+    ("labinfer:expert_stall_seconds", "Time that a rank waited for experts to be read.", lambda e: e.stall_time),
+)
+"""Counters of ranks that keep experts in a file."""
 
 
 class EngineMetrics(Collector):
@@ -89,6 +97,13 @@ class EngineMetrics(Collector):
                     for rank in stats.ranks:
                         metric.add_metric(_rank_values(stats, rank), read(rank))
                 yield metric
+        for name, text, read in READ_COUNTERS:
+            metric = CounterMetricFamily(name, text, labels=RANK_LABELS)
+            for stats in engines:
+                for rank in stats.ranks:
+                    if rank.expert_reads is not None:
+                        metric.add_metric(_rank_values(stats, rank), read(rank.expert_reads))
+            yield metric
         yield self._step_tokens(engines)
         yield self._step_age()
         yield self._links(engines)

@@ -73,6 +73,11 @@ class Limits:
         return self._num_open
 
     @property
+    def is_full(self) -> bool:
+        """Whether nobody's request is admitted now."""
+        return 0 < self._max_open <= self._num_open
+
+    @property
     def num_callers(self) -> int:
         """Callers that are remembered."""
         return len(self._accounts)
@@ -84,7 +89,7 @@ class Limits:
 
         Args:
             user: whom the request is for; users of one key have limits of their own.
-            prompt_tokens: charged at once. A request whose prompt is not known yet may give 0, and spend it later.
+            prompt_tokens: charged at once. A request whose prompt is not known yet gives 0; see ``Lease.charge_prompt``.
 
         Raises:
             LimitReached: the caller's budget is used up, or its requests and its queue are as many as may be.
@@ -96,7 +101,7 @@ class Limits:
         must_wait = 0 < self._max_running <= account.num_running
         if must_wait and len(account.waiting) >= self._max_waiting:
             raise LimitReached(self._describe(account), RETRY_SECONDS, "requests")
-        if 0 < self._max_open <= self._num_open:
+        if self.is_full:
             raise ServerFull(f"{self._num_open} requests are open, as many as may be; try again later", RETRY_SECONDS)
         self._remember(account)
         self._num_open += 1
@@ -188,6 +193,15 @@ class Lease:
 
     def __init__(self, limits: Limits, account: _Account):
         self._limits, self._account, self._is_open = limits, account, True
+
+    def charge_prompt(self, tokens: int) -> None:
+        """Charge a prompt that was not known when the request was admitted.
+
+        Raises:
+            LimitReached: the budget was used up meanwhile; nothing is charged.
+        """
+        self._limits._check_budget(self._account)
+        self.spend(tokens)
 
     def spend(self, tokens: int) -> None:
         """Charge tokens that were generated."""

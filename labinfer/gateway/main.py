@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import functools
 import logging
 import os
 import resource
@@ -24,9 +26,11 @@ from labinfer.gateway.app import make_app
 from labinfer.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.gateway.client_connection import ClientConnection
 from labinfer.gateway.host_link import HostListener
-from labinfer.gateway.options import BACKLOG, Setup
+from labinfer.gateway.options import BACKLOG, MIB, Setup
 from labinfer.gateway.service import Service
+from labinfer.group.signals import die_with_parent
 
+M_MMAP_THRESHOLD = -3
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 3
@@ -51,25 +55,38 @@ def main(hosts: int, listener: int) -> None:
         signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and brings things to an orderly end
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     setup = _read_setup()
+    if setup.outlives_host:
+        die_with_parent(signal.SIGKILL)
     os.sched_setaffinity(0, setup.cpus)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
+    _return_large_blocks()
     logging.basicConfig(stream=sys.stderr, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
     asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup))
 
 
+def _return_large_blocks() -> None:
+    """Have blocks of a MiB and more returned to the system as soon as they are free, so that one long body does not make this
+    process large for good: glibc alone would keep ever larger ones (``mallopt(3)``, M_MMAP_THRESHOLD)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, MIB)
+
+
 async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) -> None:
-    engine = AsyncLLMEngine()
+    engine = AsyncLLMEngine(outlives_host=setup.outlives_host)
     service = Service(setup.options, setup.model_names, engine)
     config = uvicorn.Config(
         make_app(service),
-        http=ClientConnection,
+        http=functools.partial(ClientConnection, max_connections=setup.options.max_connections),
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         backlog=BACKLOG,
+        ssl_certfile=setup.options.ssl_certfile or None,
+        ssl_keyfile=setup.options.ssl_keyfile or None,
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     server = Server(config)

@@ -28,18 +28,20 @@ STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "num
 ERRORS = {
     400: "A field is wrong; `param` names it.",
     401: "No API key, or none that is valid.",
+    403: "It comes from a page of another server.",
     404: "No such model, request or path.",
     405: "The path is there for another method.",
     408: "The request took longer than it may.",
     413: "The body is longer than may be.",
     415: "The body does not say that it is JSON.",
+    421: "The server is not to be reached by this name.",
     429: "This caller has had its share.",
     431: "The head is longer than may be.",
     499: "The request was cancelled.",
     500: "The server failed.",
     503: "Loading, full, or shutting down.",
 }
-ANYWHERE = (400, 405, 431, 500)
+ANYWHERE = (400, 403, 405, 421, 431, 500)
 """Statuses of errors that any endpoint may answer with."""
 
 Handler = Callable[[Call], Awaitable[Response | EventStream]]

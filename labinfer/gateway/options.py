@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -10,6 +11,7 @@ from labinfer.config import MAX_TIMEOUT, flag_name, option
 from labinfer.errors import UserError
 
 MAX_PORT = 65535
+MIB = 1 << 20
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 
@@ -20,6 +22,12 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all of this machine's", metavar="ADDRESS")
     port: int = option(8000, "TCP port to listen on; 0 for one that is free", metavar="N")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names by which the server may be reached beside localhost, this machine's name and addresses, and whose pages may "
+        "change something; * for any name",
+        metavar="NAME",
+    )
     api_key: tuple[str, ...] = option(
         (),
         "only requests with this key are answered; may be given several times. Other users of the machine can read "
@@ -28,6 +36,10 @@ class ServerOptions:
         secret=True,
     )
     api_key_file: str = option("", "file of such keys: one a line, alone or after a name and a space", metavar="FILE")
+    ssl_certfile: str = option(
+        "", "certificate in PEM, with those that vouch for it; the server then speaks HTTPS only", metavar="FILE"
+    )
+    ssl_keyfile: str = option("", "key of that certificate, where it is not in the same file", metavar="FILE")
     max_concurrent_requests: int = option(0, "requests of one caller at once; 0 for any number", metavar="N")
     max_waiting_per_caller: int = option(
         0, "requests of one caller that wait for their turn beyond those; further ones are refused", metavar="N"
@@ -35,11 +47,31 @@ class ServerOptions:
     tokens_per_minute: int = option(
         0, "tokens of prompts and answers together for one caller; 0 for any number", metavar="N"
     )
+    max_connections: int = option(
+        2048,
+        "connections that are open at once; beyond them, the one that has been without a whole request for longest is "
+        "closed. 0 for any number",
+        metavar="N",
+    )
     max_open_requests: int = option(
         1024, "requests of all callers that are open at once; 0 for any number", metavar="N"
     )
     request_timeout: float = option(600.0, "seconds after which a request is cancelled; 0 for never", metavar="S")
     max_body_size: int = option(16, "MiB of a request's body at most", metavar="MIB", least=1)
+    max_body_memory: int = option(
+        64,
+        "MiB that the bodies of all requests may have together until they are tokenized, and one caller's half of it; "
+        "those up to 64 KiB are not counted",
+        metavar="MIB",
+        least=1,
+    )
+    max_preparing_per_caller: int = option(
+        8,
+        "long prompts of one caller that wait to be tokenized, and new forms of answers that wait to be tried; further ones "
+        "are refused",
+        metavar="N",
+        least=1,
+    )
     drain_timeout: float = option(
         20.0,
         "seconds that open requests have to come to their ends when the server is stopped; where it is more than 25, tell "
@@ -48,9 +80,38 @@ class ServerOptions:
     )
     log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
 
+    @property
+    def scheme(self) -> str:
+        """``http`` or ``https``."""
+        return "https" if self.ssl_certfile else "http"
+
+    def absolute(self) -> ServerOptions:
+        """The same with whole paths: the gateway has another working directory.
+
+        Raises:
+            UserError: the certificate cannot be used.
+        """
+        names = ("api_key_file", "ssl_certfile", "ssl_keyfile")
+        paths = {name: str(Path(path).resolve()) for name in names if (path := getattr(self, name))}
+        if self.ssl_certfile:
+            import ssl  # here, because every command reads this file
+
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                    self.ssl_certfile, self.ssl_keyfile or None
+                )
+            except OSError as error:  # as SSLError is one, too
+                raise UserError(
+                    f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile or '(not given)'} cannot be "
+                    f"used: {error.strerror or error}"
+                ) from None
+        return replace(self, **paths)
+
     def __post_init__(self) -> None:
         if self.port > MAX_PORT:
             raise UserError(f"--port must be at most {MAX_PORT}, not {self.port}")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise UserError(f"--ssl-keyfile {self.ssl_keyfile} is the key of a certificate; add --ssl-certfile")
         if self.max_waiting_per_caller and not self.max_concurrent_requests:
             raise UserError(
                 f"--max-waiting-per-caller {self.max_waiting_per_caller} says how many wait when "

@@ -12,15 +12,31 @@ from pathlib import Path
 import msgspec
 
 import labinfer
-from labinfer.errors import BrokenLink
-from labinfer.gateway.options import ServerOptions, Setup
+from labinfer.errors import BrokenLink, UserError
+from labinfer.gateway.options import BACKLOG, ServerOptions, Setup
 from labinfer.link import local_socket
+from labinfer.spmd.environment import SupervisorAddress
 
 GATEWAY = "labinfer.gateway.main"
 END_SECONDS = 6.0
 """The process may take so long for its last words."""
 DEATH_SECONDS = 0.5
 """From a connection that breaks to the end of the process that had it."""
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """The socket on which clients come.
+
+    Raises:
+        UserError: the address is taken, or none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; choose another --port or --host"
+        ) from None
 
 
 class GatewayProcess:
@@ -65,6 +81,28 @@ class GatewayProcess:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
+
+
+class SupervisorsGateway:
+    """A gateway that a supervisor started, and that goes on without this process.
+
+    Raises:
+        UserError: it is not there.
+    """
+
+    def __init__(self, supervisor: SupervisorAddress, model_names: list[str]):
+        try:
+            self.connection = local_socket.connect(Path(supervisor.directory), supervisor.token, model_names)
+        except BrokenLink as error:
+            raise UserError(f"{error}; rank 0 must run on the machine of launch.py supervise") from None
+
+    def explain(self, error: BrokenLink) -> BrokenLink:
+        """``error``: its supervisor says more."""
+        return error
+
+    def end(self) -> None:
+        """Hang up."""
+        self.connection.close()
 
 
 def start_gateway(setup: Setup, hosts: socket.socket, listener: socket.socket) -> subprocess.Popen:

@@ -7,16 +7,17 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.async_llm_engine import AsyncLLMEngine
+from labinfer.gateway.body_memory import BodyMemory
 from labinfer.gateway.cluster_history import ClusterHistory
-from labinfer.gateway.limits import Limits
+from labinfer.gateway.limits import RETRY_SECONDS, Limits
 from labinfer.gateway.metrics import Metrics
 from labinfer.gateway.options import ServerOptions
+from labinfer.gateway.preparation import Preparation
 from labinfer.gateway.request_log import RequestLog
 from labinfer.input_processor import InputProcessor
 from labinfer.link.frames import ModelFacts
@@ -38,11 +39,22 @@ class Model:
 
     info: ModelFacts
     reader: InputProcessor
+    preparation: Preparation
 
     @classmethod
-    def load(cls, info: ModelFacts) -> Model:
+    def load(cls, info: ModelFacts, options: ServerOptions) -> Model:
         """The model with its tokenizer, which rank 0 has loaded before."""
-        return cls(info, InputProcessor(Path(info.tokenizer), info.needs_tokenizer, info.response_template))
+        reader = InputProcessor(Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len)
+        return cls(info, reader, Preparation(reader, options))
+
+    def reads_as(self, info: ModelFacts) -> bool:
+        """Whether prompts and answers of the model of another host are read in the same way."""
+        names = ("tokenizer", "needs_tokenizer", "response_template", "max_model_len")
+        return all(getattr(self.info, name) == getattr(info, name) for name in names)
+
+    def again(self, info: ModelFacts) -> Model:
+        """The same model on another host."""
+        return replace(self, info=info)
 
     def chat_defaults(self) -> SamplingParams:
         """Sampling of a chat request that says nothing: as long an answer as there is room for."""
@@ -78,13 +90,12 @@ class Service:
         self.clock, self.wall_clock = clock, wall_clock
         self.keys = ApiKeys.load(options.api_key, options.api_key_file)
         self.limits = Limits(options, clock)
+        self.body_memory = BodyMemory(options)
         self.metrics = Metrics(model_names, LONGEST, clock)
         self.history = ClusterHistory(model_names, engine.watch, wall_clock)
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
         self.log = RequestLog(sys.stderr, options.log_json, wall_clock)
-        self.trials = ThreadPoolExecutor(1, "trials")
-        """Thread in which the forms of answers are tried: one after another, so that costly ones hold up nobody else."""
         self.models: dict[str, Model] = {}
         self._num_hosts = 0  # that are gone
         self._attached: asyncio.Queue[tuple[int, list[ModelFacts]]] = asyncio.Queue()
@@ -97,9 +108,12 @@ class Service:
     def _attach(self, models: list[ModelFacts]) -> None:
         self._attached.put_nowait((self._num_hosts, models))
 
-    def _end(self) -> None:
-        """Have no models until another host has loaded them."""
-        self.models = {}
+    def _end(self, is_final: bool) -> None:
+        """Have no models until another host has loaded them, unless it only has to take up the work of the one before."""
+        if is_final:
+            for model in self.models.values():
+                model.reader.close()
+            self.models = {}
         self._num_hosts += 1
         self.history.end()
 
@@ -111,7 +125,12 @@ class Service:
         """
         while True:
             number, models = await self._attached.get()
-            loaded = [await asyncio.to_thread(Model.load, info) for info in models]
+            loaded = [
+                before.again(info)
+                if (before := self.models.get(info.name)) is not None and before.reads_as(info)
+                else await asyncio.to_thread(Model.load, info, self.options)
+                for info in models
+            ]
             if number == self._num_hosts:  # else that host is gone
                 self.models = {model.info.name: model for model in loaded}
 
@@ -125,6 +144,20 @@ class Service:
         if self.engine.is_draining:
             raise api_errors.draining(self.options.drain_timeout)
         return model
+
+    def check_room(self) -> None:
+        """Raises:
+        ApiError: there is no room for further requests, or for those that take work before they run.
+        """
+        if self.limits.is_full:
+            message = f"{self.limits.num_open} requests are open, as many as may be (--max-open-requests)"
+        elif self.body_memory.is_full:
+            message = "bodies fill the memory that they may (--max-body-memory)"
+        elif any(model.preparation.is_full for model in self.models.values()):
+            message = "long prompts or new forms of answers wait, as many as may (--max-preparing-per-caller)"
+        else:
+            return
+        raise api_errors.overloaded(f"the server is saturated: {message}; try again in a moment", RETRY_SECONDS)
 
     def loaded_model(self, name: str | None) -> Model:
         """The same to look at it only, also while the server is shutting down.

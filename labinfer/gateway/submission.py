@@ -11,7 +11,9 @@ from labinfer.outputs import Delta, RequestOutput, RequestState
 from labinfer.pooling import EmbeddingOutput
 
 if TYPE_CHECKING:
+    from labinfer.engine.request import Request
     from labinfer.gateway.async_llm_engine import AsyncLLMEngine
+    from labinfer.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
@@ -41,14 +43,14 @@ class TimeIsUp(RuntimeError):
 
 
 class Submission:
-    """The requests of one call on their way: ``start`` them, take their deltas or outputs, ``close`` whatever happens.
+    """The requests of one call on their way: ``open`` and ``start`` them, take their deltas or outputs, ``close`` whatever
+    happens.
 
     All waiting for it ends, and what it holds is freed, when it fails: by its time limit, by the engine's end, and by
     whoever may cancel it. What then raises says ``Raises: failures``: EngineGone, EngineFailed, Cancelled, TimeIsUp and
     BrokenOff.
 
     Args:
-        opened: the state of each request.
         id: name by which it may be cancelled.
         owner: name of the caller who may cancel it.
         seconds: limit of its time; 0 for none.
@@ -57,7 +59,6 @@ class Submission:
     def __init__(
         self,
         engine: AsyncLLMEngine,
-        opened: list[RequestState],
         *,
         id: str,
         model: str,
@@ -65,7 +66,8 @@ class Submission:
         seconds: float,
     ):
         self._engine, self.id, self.model, self.owner = engine, id, model, owner
-        self.opened = opened
+        self.opened: list[RequestState] = []
+        """State of each request, when they are known."""
         self._timer: asyncio.TimerHandle | None = None
         if seconds:
             error = TimeIsUp(f"the request took longer than {seconds:g} seconds")
@@ -91,6 +93,14 @@ class Submission:
             task.cancel()
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
+
+    def open(self, requests: list[Request], tokenizer: Tokenizer | None, streams: bool) -> None:
+        """Take in the requests.
+
+        Args:
+            streams: whether deltas are asked for.
+        """
+        self.opened = self._engine.open(requests, tokenizer, streams, self.id)
 
     async def start(self) -> None:
         """Hand them to the engine, and wait until that has taken them.
@@ -142,7 +152,7 @@ class Submission:
     @property
     def is_done(self) -> bool:
         """Whether all requests are complete."""
-        return all(opened.is_done for opened in self.opened)
+        return bool(self.opened) and all(opened.is_done for opened in self.opened)
 
     def fail(self, error: Exception) -> None:
         """Free what they hold, and end the wait of whoever waits for it, who may be long in coming."""

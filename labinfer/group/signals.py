@@ -109,6 +109,6 @@ class SignalGuard:
             time.sleep(seconds)
 
 
-def die_with_parent() -> None:
-    """Get SIGTERM when the launcher's process on this node dies, however it dies (Linux, ``prctl(2)``)."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(signum: int = signal.SIGTERM) -> None:
+    """Get a signal when the process that started this one dies, however it dies (Linux, ``prctl(2)``)."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import time
+import traceback
 from collections.abc import Callable
 
 from labinfer.engine.llm_engine import QueueFull
-from labinfer.errors import BrokenLink, Interrupted, UserError
+from labinfer.errors import BrokenLink, Interrupted, UserError, is_failure
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.host.hosted_model import HostedModel
 from labinfer.host.telemetry import Telemetry
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
 """Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
+
+SOON_SECONDS = 0.01
+"""The same while a request waits for its model's guides."""
 
 
 class EngineHost:
@@ -63,6 +67,7 @@ class EngineHost:
         self._link = GatewayLink(connection)
         self._check, self._drain_seconds, self._clock = check, drain_seconds, clock
         self._open: dict[str, HostedModel] = {}  # by the id of a request
+        self._early: dict[str, Add] = {}  # by the same, requests that wait for their model's guides
         lifeline = next(iter(models.values())).group.lifeline
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, lifeline, clock)
         self._drain_until: float | None = None
@@ -78,8 +83,10 @@ class EngineHost:
         self._link.send(Attach([model.describe() for model in self._models.values()]))
         while not self._is_over():
             working = [model for model in self._models.values() if model.llm.engine.has_work]
-            for frame in self._link.receive(0.0 if working else IDLE_SECONDS):
+            for frame in self._link.receive(0.0 if working else SOON_SECONDS if self._early else IDLE_SECONDS):
                 self._handle(frame)
+            for frame in list(self._early.values()):
+                self._add(frame)
             for model in working:
                 self._step(model)
             self._telemetry.send_if_due(bool(working))
@@ -99,7 +106,7 @@ class EngineHost:
                     what = "1 request is open; it has" if count == 1 else f"{count} requests are open; they have"
                     logger.info("%s %g seconds to end. A second signal ends all at once", what, self._drain_seconds)
             return False
-        return not self._open or self._clock() > self._drain_until
+        return not (self._open or self._early) or self._clock() > self._drain_until
 
     def _handle(self, frame: FromGateway) -> None:
         if isinstance(frame, Add):
@@ -113,11 +120,15 @@ class EngineHost:
 
     def _add(self, frame: Add) -> None:
         model, request_id = self._models[frame.model], frame.request.key
+        self._early.pop(request_id, None)
+        if frame.request.sampling.structured_outputs is not None and not model.llm.guides.get_ready():
+            self._early[request_id] = frame  # others' steps do not wait for that
+            return
         if not model.llm.engine.has_work:
             model.last_step = self._clock()
         try:
             model.llm.check_processors(frame.request)  # the engine checks the rest
-            model.llm.driver.add(request_id, frame.request)
+            model.llm.driver.add(request_id, frame.request, frame.admitted)
             model.unread_prompts[request_id] = len(frame.request.prompt_token_ids)
         except QueueFull as error:
             self._link.send(Refused(request_id, str(error), queue_is_full=True))
@@ -125,10 +136,17 @@ class EngineHost:
         except UserError as error:
             self._link.send(Refused(request_id, str(error)))
             return
+        except BaseException as error:  # of a library, or of somebody's logits processor: the other requests go on
+            if not is_failure(error):
+                raise
+            logger.error("a request fails\n%s", traceback.format_exc().rstrip())
+            self._link.send(Refused(request_id, f"the request fails with {type(error).__name__}"))
+            return
         self._open[request_id] = model
         self._link.send(Accepted(request_id))
 
     def _abort(self, frame: Abort) -> None:
+        self._early.pop(frame.request_id, None)
         model = self._open.get(frame.request_id)
         if model is None:  # it has just ended by itself
             return

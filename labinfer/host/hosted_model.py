@@ -86,6 +86,7 @@ class HostedModel:
             quantization=llm.layout.quantization_name,
             block_size=options.cache.block_size,
             num_blocks=llm.facts.num_blocks,
+            max_num_seqs=options.scheduler.max_num_seqs,
             pipeline_schedule=options.scheduler.pipeline_schedule,
             ranks=list(self._ranks()),
         )

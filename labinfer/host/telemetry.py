@@ -181,6 +181,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
                 bubble_seconds=model.bubble(rank, worked),
                 bytes_sent=rank.bytes_sent,
                 expert_tokens=rank.expert_tokens,
+                expert_reads=rank.expert_reads,
                 private_memory=rank.private_memory,
                 peak_memory=rank.peak_memory,
                 when=rank.when,

@@ -7,10 +7,11 @@ from typing import Literal
 
 import torch
 
-from labinfer.functions.calls import ExpertsCall
-from labinfer.functions.packed_experts import PackedExperts
+from labinfer.functions.expert_calls import ExpertsCall
+from labinfer.functions.packed_experts import ExpertForm, PackedExperts
 from labinfer.layers.context import StageContext
 from labinfer.layers.sharding import shard_columns, shard_experts
+from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.slices import MatrixSlice, MatrixStack, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -20,7 +21,8 @@ Projection = Literal["gate_proj", "up_proj", "down_proj"]
 class Experts(WeightedModule):
     """Gated MLPs of one shape, of which each token has some; their partial sums are to be added up over the ranks.
 
-    They are loaded and packed one by one: a layer's experts never stand in memory as the checkpoint has them.
+    They are loaded and packed one by one: a layer's experts never stand in memory as the checkpoint has them. Where it has all of
+    them in codes of one form, they stay codes; otherwise each is decoded.
 
     Args:
         num_experts, columns: over the whole model.
@@ -28,17 +30,35 @@ class Experts(WeightedModule):
 
     def __init__(self, num_experts: int, columns: int, hidden_size: int, ctx: StageContext):
         super().__init__()
-        self._functions = ctx.functions.experts
+        self._functions = self._value_functions = ctx.functions.experts
+        self._code_functions = ctx.functions.coded_experts
         self._num_experts, self._all_columns = num_experts, columns
+        self._hidden_size, self._dtype = hidden_size, ctx.dtype
         self._range, self._columns = (0, num_experts), (0, columns)
         if ctx.experts == "whole":
             self._range = shard_experts(num_experts, ctx.tp.size, ctx.tp.rank)
         else:
             self._columns = shard_columns(columns, ctx.tp.size, ctx.tp.rank)
-        width = self._columns[1] - self._columns[0]
         self.packed: PackedExperts | None = None
-        self.gate_up = empty_parameter(2 * width, hidden_size, dtype=ctx.dtype)
-        self.down = empty_parameter(hidden_size, width, dtype=ctx.dtype)
+        self._codes: tuple[Codes, Codes] | None = None
+        """In the place of ``gate_up`` and ``down``."""
+        self.hold_values()
+
+    def hold_values(self) -> None:
+        device = None if self._codes is None else self._codes[1].device
+        self._functions, self._codes = self._value_functions, None
+        self.gate_up = empty_parameter(2 * self._width, self._hidden_size, dtype=self._dtype, device=device)
+        self.down = empty_parameter(self._hidden_size, self._width, dtype=self._dtype, device=device)
+
+    @property
+    def _width(self) -> int:
+        """Columns of each expert on this rank."""
+        return self._columns[1] - self._columns[0]
+
+    @property
+    def _memory(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[Codes, Codes]:
+        """For an expert of the checkpoint: gate with up, and down."""
+        return self._codes or (self.gate_up.detach(), self.down.detach())
 
     def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D): this rank's part of the weighted sum of each token's experts."""
@@ -46,48 +66,76 @@ class Experts(WeightedModule):
 
     def call(self, num_chosen: int) -> ExpertsCall:
         """The call that a batch makes, for so many experts of each token."""
-        hidden_size, width = self.down.shape
         return ExpertsCall(
+            target=self._functions.target,
             quantization=self._functions.quantization,
             num_experts=self._range[1] - self._range[0],
             all_experts=self._num_experts,
             num_chosen=num_chosen,
-            hidden_size=hidden_size,
-            columns=width,
+            hidden_size=self._hidden_size,
+            columns=self._width,
         )
 
-    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+    def slices(self, prefix: str) -> Iterator[MatrixSlice]:
         for expert in range(*self._range):
             yield from self._expert_slices(prefix, expert)
 
+    def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
+        forms = {form(part.name) for part in self.slices(prefix)}
+        if len(forms) == 1 and (chosen := forms.pop()) is not None:
+            self._functions = self._code_functions[chosen.quantization]
+            self._codes = self._empty_codes(chosen, self.down.device)
+            self.gate_up = self.down = None
+
+    def allocate(self, device: torch.device) -> None:
+        super().allocate(device)
+        if self._codes is not None:
+            self._codes = self._empty_codes(self._codes[0].form, device)
+
+    def _empty_codes(self, form: CodeForm, device: torch.device) -> tuple[Codes, Codes]:
+        gate_up = Codes.empty(form, 2 * self._width, (0, self._hidden_size), device)
+        return gate_up, Codes.empty(form, self._hidden_size, self._columns, device)
+
     def load(self, prefix: str, read: Callable[[WeightSlice], None]) -> None:
-        gate_up_FD, down_DF = self.gate_up.detach(), self.down.detach()
         packed = self._make()
+        pack = packed.pack if self._codes is None else packed.pack_codes
         for expert in range(*self._range):
             for part in self._expert_slices(prefix, expert):
                 read(part)
-            packed.pack(expert - self._range[0], gate_up_FD, down_DF)
-        self.packed, self.gate_up, self.down = packed, None, None
+            pack(expert - self._range[0], *self._memory)
+        self._take(packed)
 
     def pack(self) -> None:
         """Experts without weights, whose size counts."""
-        self.packed, self.gate_up, self.down = self._make(), None, None
+        self._take(self._make())
+
+    def _take(self, packed: PackedExperts) -> None:
+        self.packed, self._codes, self.gate_up, self.down = packed, None, None, None
 
     def _make(self) -> PackedExperts:
-        hidden_size, width = self.down.shape
+        _, down = self._memory
+        form = None
+        if isinstance(down, Codes):
+            own = down.form
+            form = ExpertForm(bits=own.bits, group=own.group, has_zeros=own.has_zeros, down_lead=down.lead)
         return self._functions.make_experts(
             num_experts=self._range[1] - self._range[0],
-            hidden_size=hidden_size,
-            columns=width,
-            dtype=self.down.dtype,
-            device=self.down.device,
+            hidden_size=self._hidden_size,
+            columns=self._width,
+            dtype=self._dtype,
+            device=down.device,
+            form=form,
         )
 
     def _expert_slices(self, prefix: str, expert: int) -> Iterator[MatrixSlice]:
-        """Gate, up and down of one expert: from matrices of its own, or from two tensors with all experts."""
-        hidden_size, width, full = self.down.shape[0], self.down.shape[1], self._all_columns
+        """Gate, up and down of one expert: from matrices of its own, or from two tensors with all experts. None on a rank
+        without columns."""
+        hidden_size, width, full = self._hidden_size, self._width, self._all_columns
+        gate_up, down = self._memory
+        if not width:
+            return
 
-        def part(name: Projection, destination: torch.Tensor, stack: str, first_row: int) -> MatrixSlice:
+        def part(name: Projection, destination: torch.Tensor | Codes, stack: str, first_row: int) -> MatrixSlice:
             is_down = name == "down_proj"
             outputs, inputs = (hidden_size, full) if is_down else (full, hidden_size)
             return MatrixSlice(
@@ -105,9 +153,13 @@ class Experts(WeightedModule):
                 ),
             )
 
-        yield part("gate_proj", self.gate_up[:width], "gate_up_proj", 0)
-        yield part("up_proj", self.gate_up[width:], "gate_up_proj", full)
-        yield part("down_proj", self.down, "down_proj", 0)
+        gate, up = (
+            gate_up.rows(begin, begin + width) if isinstance(gate_up, Codes) else gate_up[begin : begin + width]
+            for begin in (0, width)
+        )
+        yield part("gate_proj", gate, "gate_up_proj", 0)
+        yield part("up_proj", up, "gate_up_proj", full)
+        yield part("down_proj", down, "down_proj", 0)
 
     @property
     def num_bytes(self) -> int:

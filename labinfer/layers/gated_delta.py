@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from labinfer.functions.calls import CausalConvCall, DeltaRuleCall, FunctionCall, GatedNormCall
+from labinfer.functions.calls import FunctionCall
+from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedNormCall
 from labinfer.layers.cache_spec import CacheSpec, StateTensor
 from labinfer.layers.context import StageContext
 from labinfer.layers.input_batch import ModelInputBatch
@@ -47,7 +48,7 @@ class GatedDeltaConfig:
         return self
 
     def check(self, tp_size: int) -> None:
-        shard_heads(self.num_value_heads, self.num_key_heads, tp_size, 0)
+        shard_heads(self.num_value_heads, self.num_key_heads, tp_size, 0, kind="value")
 
 
 @dataclass(frozen=True)

@@ -38,15 +38,18 @@ class HeadShard:
         return self.kv[1] - self.kv[0]
 
 
-def shard_heads(num_heads: int, num_kv_heads: int, tp_size: int, tp_rank: int) -> HeadShard:
+def shard_heads(num_heads: int, num_kv_heads: int, tp_size: int, tp_rank: int, kind: str = "attention") -> HeadShard:
     """The heads of ``tp_rank``: whole KV groups while there are enough of them, query heads beyond that.
+
+    Args:
+        kind: of the query heads, for the error.
 
     Raises:
         UserError: there are more tp ranks than query heads.
     """
     if tp_size > num_heads:
         raise UserError(
-            f"--tensor-parallel-size {tp_size} is more than the model's {num_heads} attention heads; use at most {num_heads}"
+            f"--tensor-parallel-size {tp_size} is more than the model's {num_heads} {kind} heads; use at most {num_heads}"
         )
     group = num_heads // num_kv_heads
     if tp_size <= num_kv_heads:

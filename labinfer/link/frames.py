@@ -16,6 +16,8 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
     model: str
     request: Request
+    admitted: bool = False
+    """Whether an earlier host has taken it: then the queue cannot be too full for it."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -91,6 +93,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a KV block."""
     num_blocks: int
     """KV blocks, as many on every rank."""
+    max_num_seqs: int
+    """Sequences that run at once."""
     pipeline_schedule: str
     ranks: list[RankFacts]
 

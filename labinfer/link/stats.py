@@ -11,6 +11,8 @@ from bisect import bisect_left
 
 import msgspec
 
+from labinfer.rank_stats import ExpertReads
+
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of tokens in a step: vLLM's."""
 NUM_STEP_BUCKETS = len(STEP_TOKEN_BUCKETS) + 1
@@ -44,6 +46,8 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Resident at most, pages of mapped files and an accelerator's memory included."""
     expert_tokens: dict[int, list[int]] = {}
     """Tokens that each expert of a layer was given, by layer; on the first tensor-parallel rank of a stage."""
+    expert_reads: ExpertReads | None = None
+    """None where all experts are in memory."""
     when: float = 0.0
     """Seconds by a clock of the rank that never goes back, at which these were read."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats
 from labinfer.weights.json_file import read_json
 
+MOST_LAYERS, MOST_SIZE = 1 << 13, 1 << 31
+"""Bounds of sizes: a config is worked through before anybody sees that there are no such weights."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -96,10 +99,10 @@ class ConfigFile:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number."""
-        value = self.get(key, int, default)
-        if value < 1:
-            raise UserError(f"{self.path}: {key} must be at least 1, not {value}")
+        """A positive whole number that some model could have."""
+        value, most = self.get(key, int, default), MOST_LAYERS if key == "num_hidden_layers" else MOST_SIZE
+        if not 1 <= value <= most:
+            raise UserError(f"{self.path}: {key} must be from 1 to {most}, not {value}")
         return value
 
     def require(self, holds: bool, complaint: str) -> None:
@@ -223,6 +226,10 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
     if parameters.get("rope_theta") is None:
         parameters["rope_theta"] = file.values.get("rope_theta") or 10000.0
+    theta = parameters["rope_theta"]
+    file.require(
+        isinstance(theta, (int, float)) and 0 < theta < math.inf, f"rope_theta should be above 0, not {theta!r:.60}"
+    )
     if file.values.get("original_max_position_embeddings") is not None:
         parameters["original_max_position_embeddings"] = file.size("original_max_position_embeddings")
     fraction = parameters.get("partial_rotary_factor")

@@ -54,8 +54,16 @@ class OutputFile:
 
     def begin(self) -> None:
         """Empty the file of an earlier run's content."""
+        self.cut(0)
+
+    def cut(self, num_bytes: int) -> None:
+        """Cut off what follows so many bytes of a file."""
         if self._is_regular:
-            os.ftruncate(self._fd, 0)
+            os.ftruncate(self._fd, num_bytes)
+
+    def num_bytes(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
 
     def write(self, text: str) -> None:
         """Write all of ``text``, or nothing of it.
@@ -64,7 +72,7 @@ class OutputFile:
             UserError: the text could not be written.
         """
         view = memoryview(text.encode("utf-8", errors="replace"))
-        before = os.fstat(self._fd).st_size
+        before = self.num_bytes()
         while view:
             try:
                 view = view[os.write(self._fd, view) :]

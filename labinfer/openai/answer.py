@@ -30,6 +30,12 @@ class CachedTokens(Answer):
     cached_tokens: Count
 
 
+class ReasoningTokens(Answer):
+    """Tokens of thoughts, their marks included."""
+
+    reasoning_tokens: Count
+
+
 class Usage(Answer):
     """Numbers of tokens of a whole call."""
 
@@ -37,6 +43,8 @@ class Usage(Answer):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+    """Told of conversations only: in other calls thoughts are not read apart."""
 
 
 class PlainLogprob(Answer):
@@ -52,17 +60,19 @@ def or_unset(value: Value | None) -> Value | UnsetType:
     return UNSET if value is None else value
 
 
-def count_usage(prompt_tokens: int, generated: int, cached: int) -> Usage:
-    """The usage of so many tokens."""
-    return Usage(prompt_tokens, generated, prompt_tokens + generated, CachedTokens(cached))
+def count_usage(prompt_tokens: int, generated: int, cached: int, reasoning: int | None = None) -> Usage:
+    """The usage of so many tokens; ``reasoning`` is None where thoughts are not told apart."""
+    details = UNSET if reasoning is None else ReasoningTokens(reasoning)
+    return Usage(prompt_tokens, generated, prompt_tokens + generated, CachedTokens(cached), details)
 
 
-def total_usage(outputs: list[RequestOutput]) -> Usage:
+def total_usage(outputs: list[RequestOutput], reasoning: int | None = None) -> Usage:
     """The usage of a call with these outputs, one for each of its prompts."""
     return count_usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_output_tokens for output in outputs),
         sum(output.num_cached_tokens for output in outputs),
+        reasoning,
     )
 
 

@@ -73,10 +73,27 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     )
 
 
+def too_long(message: str) -> ApiError:
+    """The prompt does not fit in the context."""
+    return bad_request(message, code="context_length_exceeded")
+
+
 def unauthorized(message: str) -> ApiError:
     """No key, or none that is valid."""
     headers = {"WWW-Authenticate": "Bearer"}  # RFC 9110, section 15.5.2
     return ApiError(401, message, INVALID_REQUEST, code="invalid_api_key", headers=headers)
+
+
+def wrong_host(host: str, flag: str) -> ApiError:
+    """The request is for a server of another name (RFC 9110, section 15.5.20)."""
+    message = f"this server is not to be reached by the name {_shorten(host)}; add it with {flag}, or use its address"
+    return ApiError(421, message, INVALID_REQUEST, code="host_not_allowed")
+
+
+def foreign_origin(origin: str, flag: str) -> ApiError:
+    """The request comes from a page of another server."""
+    message = f"a page of {_shorten(origin)} may not change anything here; {flag} says which names are this server's"
+    return ApiError(403, message, INVALID_REQUEST, code="origin_not_allowed")
 
 
 def not_found_model(model: str) -> ApiError:
@@ -129,6 +146,12 @@ def too_large_head(limit_bytes: int) -> ApiError:
     return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
 
 
+def too_many_fields(limit: int) -> ApiError:
+    """The head has more lines than may be."""
+    message = f"the request's head has more than {limit} fields; send fewer"
+    return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
+
+
 def rate_limited(message: str, retry_after_seconds: float, kind: str = "requests") -> ApiError:
     """This caller has had its share; ``kind`` says of what: requests or tokens."""
     return ApiError(429, message, kind, code="rate_limit_exceeded", headers=_retry_after(retry_after_seconds))
@@ -145,9 +168,8 @@ def internal(request_id: str | None = None) -> ApiError:
     return ApiError(500, f"the server failed on this request{hint}", SERVER_ERROR, code="internal_error")
 
 
-def engine_failed() -> ApiError:
+def engine_failed(message: str) -> ApiError:
     """The engine has ended on its own; what went wrong stands in the log."""
-    message = "the engine has failed, and the server ends; send the request to another one, or try again later"
     return ApiError(500, message, SERVER_ERROR, code="engine_failed")
 
 

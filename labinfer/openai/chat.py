@@ -16,10 +16,12 @@ from labinfer.openai.answer import (
     or_unset,
     prompt_logprobs,
     spell,
+    total_usage,
 )
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
 from labinfer.text.reply_parts import Event, Reasoning, ToolCall, join_events
+from labinfer.text.thought_tokens import ThoughtTokens
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 
@@ -143,11 +145,19 @@ FIRST_DELTA, LAST_DELTA = ChatDelta("assistant", ""), ChatDelta()
 """First and last delta of every answer."""
 
 
+def chat_messages(
+    output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
+) -> tuple[list[ChatMessage], Usage]:
+    """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage."""
+    read = [_read_message(completion, output, tokenizer, tool_use) for completion in output.completions]
+    return [message for message, _ in read], total_usage([output], sum(count for _, count in read))
+
+
 def chat_choice(
-    completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
+    completion: Completion, message: ChatMessage, output: RequestOutput, tokenizer: Tokenizer | None
 ) -> ChatChoice:
-    """An answer of ``output``, its text parted into thoughts, calls and content."""
-    message, finish_reason = chat_message(completion, output, tokenizer, tool_use), completion.finish_reason
+    """An answer of ``output``, as a choice with this message."""
+    finish_reason = completion.finish_reason
     if message.tool_calls is not UNSET:
         finish_reason = called_reason(finish_reason)
     return ChatChoice(
@@ -161,24 +171,25 @@ def chat_choice(
     )
 
 
-def chat_message(
+def _read_message(
     completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
-) -> ChatMessage:
-    """The message of one of a request's answers."""
+) -> tuple[ChatMessage, int]:
+    """The message of an answer, and how many of its tokens are thoughts."""
     text, parser = completion.text, None
     if text is not None and tokenizer is not None:
         parser = tokenizer.reply_parser(output.prompt_token_ids, tool_use.offered, tool_use.is_parallel)
     if parser is None:
-        return ChatMessage("assistant", text)
+        return ChatMessage("assistant", text), 0
     reply = join_events(parser.feed(text) + parser.finish())
     reasoning = reply.reasoning or UNSET
-    return ChatMessage(
+    message = ChatMessage(
         role="assistant",
         content=(reply.content or None) if reply.calls else reply.content,
         tool_calls=[tool_call(call) for call in reply.calls] or UNSET,
         reasoning=reasoning,
         reasoning_content=reasoning,
     )
+    return message, ThoughtTokens(tokenizer).count(parser, completion.token_ids)
 
 
 def tool_call(call: ToolCall) -> ToolCallAnswer:

@@ -9,17 +9,44 @@ output environment of ``srun`` (Slurm manual).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from labinfer.errors import UserError
 
 GOMP_SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP spins at a barrier before it sleeps."""
+STATUS_FILE = "status"
+SUPERVISOR = "LABINFER_SUPERVISOR"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class SupervisorAddress:
+    """The place that ``launch.py supervise`` has made for rank 0."""
+
+    directory: str
+    """A private one: the gateway's local socket, and the file for the status of an orderly end."""
+    token: str = field(repr=False)
+    """Secret for the gateway."""
+    port: int
+    """Port on which the gateway listens; 0 for a job, which has no gateway."""
+
+    @classmethod
+    def read(cls, text: str) -> SupervisorAddress:
+        """The address as ``supervised`` writes it."""
+        token, port, directory = text.split(":", 2)
+        return cls(directory, token, int(port))
+
+    def write_status(self, status: int) -> None:
+        """Leave the status of an orderly end, which launchers hide."""
+        with contextlib.suppress(OSError):
+            (Path(self.directory) / STATUS_FILE).write_text(str(int(status)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +75,8 @@ class LaunchEnvironment:
     """$LABINFER_MODEL_DIR: the directory of models that are given by name."""
     api_key: str = field(default="", repr=False)
     """$LABINFER_API_KEY: the key of ``chat --url`` for its server."""
+    supervisor: SupervisorAddress | None = None
+    """$LABINFER_SUPERVISOR, which ``launch.py supervise`` sets."""
     notes: tuple[str, ...] = ()
     """Variables that were read and not followed, with the reason, for the start-up banner."""
 
@@ -78,6 +107,8 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
         "model_dir": env.get("LABINFER_MODEL_DIR", ""),
         "api_key": env.get("LABINFER_API_KEY", ""),
     }
+    if supervisor := env.get(SUPERVISOR):
+        common["supervisor"] = SupervisorAddress.read(supervisor)
     omp = env.get("OMP_NUM_THREADS", "")
     outermost = omp.split(",")[0]  # a list sets nested levels
     if outermost.isascii() and outermost.isdigit():
@@ -137,6 +168,11 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
     env = os.environ if environ is None else environ
     if "OMP_WAIT_POLICY" not in env:
         env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
+
+
+def supervised(address: SupervisorAddress) -> dict[str, str]:
+    """This process's environment for a group that it supervises."""
+    return os.environ | {SUPERVISOR: f"{address.token}:{address.port}:{address.directory}"}
 
 
 def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:

@@ -6,6 +6,7 @@ Pure arithmetic, without torch, communicators and the machine.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,9 +120,10 @@ class Topology:
             on = {rank: nodes[rank] for rank in self.stage_ranks(stage)}
             if len(set(on.values())) > 1:
                 where = ", ".join(f"rank {rank} on {node}" for rank, node in on.items())
-                most = max(list(nodes).count(node) for node in nodes)
+                node, most = Counter(nodes).most_common(1)[0]
                 if most >= tp_size and self.ranks:
-                    hint = "let --ranks name the ranks of a node one after another"
+                    there = ", ".join(str(rank) for rank, name in enumerate(nodes) if name == node)
+                    hint = f"let --ranks name ranks of one node for it, spare ones included: {node} has {there}"
                 elif most >= tp_size:
                     hint = "start the ranks of a node one after another (by slot, not by node)"
                 else:

@@ -6,32 +6,29 @@ used, within the same time.
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import resource
-import select
-import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import labinfer
 from labinfer.errors import UserError
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.guidance import LIMITS, first_line, grammar_source, need_json_file
+from labinfer.text.helper_process import (
+    HelperEnded,
+    HelperProcess,
+    HelperRefused,
+    HelperTimeout,
+    answer_messages,
+)
 from labinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
 MODULE = "labinfer.text.grammar_trial"
-START_SECONDS = 60.0
-"""Longest time in which the process reads the tokenizer."""
 TRIAL_SECONDS = 1.0
 """Longest trial; a grammar that takes longer is refused, and the process is ended."""
 COMPILE_SECONDS = 0.4
@@ -59,8 +56,9 @@ class GrammarTrial:
 
     def __init__(self, need_tokenizer: Callable[[], Tokenizer]):
         self._need_tokenizer = need_tokenizer
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._helper: HelperProcess | None = None
+        self._trying = threading.Lock()
+        self._lock = threading.Lock()  # of the verdicts, held for moments only
         self._verdicts: dict[str, str] = {}  # problem by grammar, empty if it has none; the latest used last
 
     def check(self, form: StructuredOutputs, before: str = "") -> None:
@@ -72,101 +70,88 @@ class GrammarTrial:
         Raises:
             UserError: the form is refused.
         """
-        json_file = need_json_file(self._need_tokenizer())
-        sources = [grammar_source(form)]
-        if before:  # the form is tried by itself, too, as random answers might not come to it
-            sources.append(grammar_source(form, before))
-        for source in sources:
-            with self._lock:
-                verdict = self._verdicts.pop(source, None)
-                if verdict is None:
-                    verdict = self._try(source, json_file)
-                self._verdicts[source] = verdict
-                if len(self._verdicts) > MAX_REMEMBERED:
-                    del self._verdicts[next(iter(self._verdicts))]
+        for source in self._sources(form, before):
+            verdict = self._known(source)
+            if verdict is None:
+                with self._trying:
+                    verdict = self._known(source)  # it may have been tried meanwhile
+                    if verdict is None:
+                        verdict = self._try(source)
+                        self._remember(source, verdict)
             if verdict:
                 raise UserError(f"structured_outputs.{form.kind} is refused: {verdict}")
 
+    def is_known(self, form: StructuredOutputs, before: str = "") -> bool:
+        """Whether ``check`` has its verdict already, and does not wait for anything.
+
+        Raises:
+            UserError: there is no tokenizer for grammars.
+        """
+        return all(self._known(source) is not None for source in self._sources(form, before))
+
     def close(self) -> None:
         """End the process, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        if self._helper is not None:
+            self._helper.close()
 
-    def _try(self, source: str, json_file: Path) -> str:
-        """The problem of a grammar; empty if it has none."""
-        process = self._process or self._start(json_file)
+    def _sources(self, form: StructuredOutputs, before: str) -> list[str]:
+        need_json_file(self._need_tokenizer())
+        sources = [grammar_source(form)]
+        if before:  # the form is tried by itself, too, as random answers might not come to it
+            sources.append(grammar_source(form, before))
+        return sources
+
+    def _known(self, source: str) -> str | None:
+        with self._lock:
+            verdict = self._verdicts.pop(source, None)
+            if verdict is not None:
+                self._verdicts[source] = verdict
+            return verdict
+
+    def _remember(self, source: str, verdict: str) -> None:
+        with self._lock:
+            self._verdicts[source] = verdict
+            if len(self._verdicts) > MAX_REMEMBERED:
+                del self._verdicts[next(iter(self._verdicts))]
+
+    def _try(self, source: str) -> str:
+        """The problem of a grammar; empty if it has none.
+
+        Raises:
+            UserError: grammars cannot be tried with this tokenizer.
+        """
+        if self._helper is None:
+            json_file = str(need_json_file(self._need_tokenizer()).resolve())
+            self._helper = HelperProcess(MODULE, json_file, TRIAL_SECONDS)
         try:
-            process.stdin.write(source.encode() + b"\n")
-            return _read_answer(process, TRIAL_SECONDS)
-        except TimeoutError:
-            self.close()
+            return self._helper.ask(source.encode()).decode()
+        except HelperTimeout:
             return f"it takes more than {TRIAL_SECONDS:g} s to compile; make it simpler"
-        except (OSError, EOFError):
-            self.close()
+        except HelperEnded:
             return "it takes too much memory to compile; make it simpler"
-
-    def _start(self, json_file: Path) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(json_file.resolve())],
-            cwd=Path(labinfer.__file__).parent.parent,  # so that the process finds this package
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        try:
-            problem = _read_answer(self._process, START_SECONDS)
-        except (TimeoutError, EOFError):
-            problem = "llguidance did not start"
-        if problem:
-            self.close()
-            raise UserError(f"structured_outputs cannot be used with {json_file}: {problem}")
-        return self._process
-
-
-def _read_answer(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """The string in the process's next line, which is JSON.
-
-    Raises:
-        TimeoutError: no line came within ``seconds``.
-        EOFError: the process has ended.
-    """
-    descriptor, until, line = process.stdout.fileno(), time.monotonic() + seconds, b""
-    while not line.endswith(b"\n"):
-        if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise TimeoutError
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            raise EOFError
-        line += data
-    return json.loads(line)
+        except HelperRefused as error:
+            raise UserError(f"structured_outputs cannot be used with {self._helper.argument}: {error}") from None
 
 
 # Inside the trial process:
 
 
 def main(json_file: str) -> None:
-    """Answer each line of standard input, a grammar, with a line, its problem."""
+    """Answer each message, a grammar, with its problem."""
     from llguidance import LLParserLimits, LLTokenizer
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes standard input
     try:
         tokenizer, problem = LLTokenizer(json_file), ""
     except ValueError as error:
         tokenizer, problem = None, first_line(str(error))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limits = LLParserLimits(**LIMITS)
-    print(json.dumps(problem), flush=True)
-
-    def answer() -> None:
-        for line in sys.stdin.buffer:
-            print(json.dumps(try_grammar(tokenizer, line.decode(), limits)), flush=True)
-
-    threading.stack_size(STACK_BYTES)
-    threading.Thread(target=answer).start()
+    answer_messages(
+        lambda source: try_grammar(tokenizer, source.decode(), limits).encode(),
+        problem=problem,
+        seconds=TRIAL_SECONDS,
+        most_bytes=MAX_BYTES,
+        stack_bytes=STACK_BYTES,
+    )
 
 
 def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> str:

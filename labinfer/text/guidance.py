@@ -6,7 +6,9 @@ computes masks of tokens. Its limits bound the cost of a grammar: a request that
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +54,21 @@ class GuideMaker:
         self._need_tokenizer, self._vocab_size = need_tokenizer, vocab_size
         self._ends = [token for token in eos_token_ids if 0 <= token < vocab_size]
         self._vocabulary: Vocabulary | None = None
+        self._preparing: threading.Thread | None = None
         self._grammars: dict[str, Grammar] = {}  # by source, the latest used last
+
+    def get_ready(self) -> bool:
+        """Whether ``make`` need not read the tokenizer first, which takes a second or two where the vocabulary is large. If it
+        would, a thread begins to: llguidance lets others run meanwhile.
+        """
+        if self._vocabulary is None and self._preparing is None:
+            self._preparing = threading.Thread(target=self._prepare, name="guides", daemon=True)
+            self._preparing.start()
+        return self._vocabulary is not None or not self._preparing.is_alive()
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(UserError):  # which ``make`` meets again, for its caller
+            self._vocabulary = Vocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
 
     def make(self, form: StructuredOutputs, before: str = "") -> GrammarGuide:
         """A guide at the beginning of an answer.

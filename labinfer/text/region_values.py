@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from labinfer.text.anchors import check_pattern, fixed_ending
+from labinfer.text.patterns import check_pattern, fixed_beginning, fixed_ending
 
 MAX_UNANCHORED = 1 << 14
 """Characters in which tags are looked for with a pattern that ends in no fixed text: such a search may take long."""
@@ -105,20 +105,34 @@ _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*"?)|([{,]\s*)(\w+)\s*:', re.DOT
 
 
 def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
-    """The tags of a text, such as ``<parameter=city>Paris</parameter>``; what stands between them is passed over."""
-    pattern, values = arguments["tag_pattern"], {}
-    ending = fixed_ending(pattern)
+    """The tags of a text, such as ``<parameter=city>Paris</parameter>``, with no words between them: those would be what is
+    left of a tag that was not closed, as is a value in which another tag begins."""
+    pattern, values, last = arguments["tag_pattern"], {}, 0
+    beginning, ending = fixed_beginning(pattern), fixed_ending(pattern)
     end = text.rfind(ending) + len(ending) if ending in text else 0
     if not ending and (end := len(text)) > MAX_UNANCHORED:
         raise ValueError(f"longer than {MAX_UNANCHORED} characters")
     for match in re.compile(pattern, re.DOTALL).finditer(text, 0, end):
-        key, value = match["key"], _inner(match.groupdict().get("value") or "", arguments)
+        key, value = match["key"], match.groupdict().get("value") or ""
+        _check_between(text[last : match.start()])
+        if beginning and beginning in value:
+            raise ValueError(f"a tag begins in the value of {key!r:.60}")
+        last, value = match.end(), _inner(value, arguments)
         if key in values and arguments.get("merge_duplicates"):
             earlier = values[key]
             values[key] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
         else:
             values[key] = value
+    _check_between(text[last:])
     return values
+
+
+def _check_between(text: str) -> None:
+    if _WORD.search(text):
+        raise ValueError(f"{text.strip()!r:.60} is no tag")
+
+
+_WORD = re.compile(r"\w")
 
 
 def _lines(text: str, arguments: Arguments) -> dict[str, Any]:
@@ -184,83 +198,3 @@ def transform(form: Any, values: dict[str, Any]) -> Any:
             raise ValueError(f"there is no {placeholder[1]}")
         value = value[key]
     return value
-
-
-# Arguments of calls that come as text, by the schema of the tool.
-
-
-def cast_arguments(arguments: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call; texts are read as the types that the properties of the tool's schema have.
-
-    A text that is of none of its types stays a text.
-    """
-    cast = dict(arguments)
-    for key, value in arguments.items():
-        types = _types(properties.get(key))
-        if isinstance(value, str):
-            cast[key] = _cast(value, types)
-        elif isinstance(value, list) and types and "array" not in types:  # tags of one key
-            cast[key] = [_cast(item, types) if isinstance(item, str) else item for item in value]
-    return cast
-
-
-def _types(schema: Any) -> list[str]:
-    """Types that a schema names, in order."""
-    if not isinstance(schema, dict):
-        return []
-    declared = schema.get("type")
-    types = [kind for kind in (declared if isinstance(declared, list) else [declared]) if isinstance(kind, str)]
-    for union in ("anyOf", "oneOf"):
-        choices = schema.get(union)
-        types += [kind for choice in (choices if isinstance(choices, list) else []) for kind in _types(choice)]
-    return types + ["null"] * bool(schema.get("nullable"))
-
-
-def _cast(text: str, types: list[str]) -> Any:
-    for kind in types:
-        try:
-            return _CASTS[kind](text)
-        except (KeyError, ValueError, OverflowError, RecursionError):
-            continue
-    return text
-
-
-def _cast_integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise
-        return int(number)
-
-
-def _cast_number(text: str) -> float:
-    number = float(text)
-    if number in (float("inf"), float("-inf")) or number != number:
-        raise ValueError("JSON has no such number")
-    return int(number) if number.is_integer() and "." not in text else number
-
-
-def _choose(meanings: dict[str, Any]) -> Callable[[str], Any]:
-    return lambda text: meanings[text.strip()]
-
-
-def _cast_json(kind: type) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        value = json.loads(text)
-        if not isinstance(value, kind):
-            raise ValueError(f"not {kind.__name__}")
-        return value
-
-    return read
-
-
-_CASTS: dict[str, Callable[[str], Any]] = {
-    "integer": _cast_integer,
-    "number": _cast_number,
-    "boolean": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.strip().lower()],
-    "null": _choose({"null": None, "None": None}),
-    "object": _cast_json(dict),
-    "array": _cast_json(list),
-}

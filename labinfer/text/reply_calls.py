@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labinfer.text.anchors import Match
-from labinfer.text.region_values import cast_arguments, read_value, transform
+from labinfer.text.argument_schema import ArgumentSchema
+from labinfer.text.region_values import read_value, transform
 from labinfer.text.reply_parts import ToolCall
 from labinfer.text.response_template import Field
 
@@ -79,7 +80,9 @@ class CallReader:
     """
 
     def __init__(self, tools: list[dict[str, Any]], make_id: Callable[[], str]):
-        self._properties = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
+        self._schemas = {
+            tool["function"]["name"]: ArgumentSchema(tool["function"].get("parameters") or {}) for tool in tools
+        }
         self._make_id = make_id
 
     def read(self, text: str, field: Field, captures: dict[str, str]) -> list[ToolCall]:
@@ -102,7 +105,7 @@ class CallReader:
         name = call.get("name") if isinstance(call, dict) else None
         if not isinstance(name, str) or not name:
             raise ValueError("no name")
-        arguments = call.get("arguments", {})
+        arguments = call.get("arguments", call.get("parameters", {}))  # the latter is Llama's word for it
         if isinstance(arguments, str):
             arguments = read_value(arguments, "json", {})
         if not isinstance(arguments, dict):
@@ -111,7 +114,7 @@ class CallReader:
         return ToolCall(
             id=id if isinstance(id, str) and 0 < len(id) <= MAX_ID else self._make_id(),
             name=name,
-            arguments=_spell_json(cast_arguments(arguments, self._properties.get(name, {}))),
+            arguments=_spell_json(schema.cast(arguments) if (schema := self._schemas.get(name)) else arguments),
         )
 
 
@@ -123,11 +126,6 @@ def _reshape(value: Any, field: Field, captures: dict[str, str]) -> Any:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError("no list of objects")
     return [transform(field.transform, {**captures, **item}) for item in value]
-
-
-def _properties(function: dict[str, Any]) -> dict[str, Any]:
-    properties = (function.get("parameters") or {}).get("properties")
-    return properties if isinstance(properties, dict) else {}
 
 
 def _spell_json(arguments: dict[str, Any]) -> str:

@@ -130,6 +130,18 @@ def choose_format(given: str, own: Any, chat_template: str) -> ReplyFormat | Non
     return marked
 
 
+def describe_choice(chosen: ReplyFormat | None, given: str) -> str:
+    """A sentence on how replies are read, for the log; the arguments are those of ``choose_format``, and what it has chosen."""
+    if chosen is not None:
+        return f"chat replies are read by the response template {chosen.name}"
+    if given == NONE:
+        return f"chat replies are content and nothing else, as --response-template {NONE} says"
+    return (
+        "chat replies are content and nothing else: the checkpoint has no response_template, and its chat template has the "
+        "marks of no built-in one; --response-template NAME|FILE gives one"
+    )
+
+
 def built_in_names() -> list[str]:
     """Names of the formats that come with LABInfer."""
     return sorted(path.stem for path in BUILT_IN.glob("*.json"))

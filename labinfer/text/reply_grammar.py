@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from labinfer.errors import UserError
+from labinfer.text.argument_schema import ArgumentSchema, ValueTexts
 from labinfer.text.reply_format import CallForm, ReplyFormat
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.tools import MAX_FORCED_CALLS, ToolUse, parameters_schema
 
 BLANK = r"/[ \t\r\n]{0,4}/"
 """White space behind a thought."""
-_PLACES = re.compile(r"\{(name|arguments|index|key|value)\}")
+_PLACES = re.compile(r"\{(name|arguments|index|key|string)\}")
 
 
 class GrammarWriter:
@@ -43,14 +45,15 @@ class GrammarWriter:
         parts += [json.dumps(text[end:])] * (end < len(text))
         return " ".join(parts)
 
-    def until(self, text: str) -> str:
-        """The expression of anything up to this text, and of the text itself."""
+    def until(self, text: str, min_length: int = 0, max_length: int | None = None) -> str:
+        """The expression of anything of such a length, in characters, up to this text, and of the text itself."""
+        length = f"{{{min_length},{'' if max_length is None else max_length}}}"
         first = self._tokens.search(text)
         head, rest = text[: first.start() if first else len(text)], text[first.start() if first else len(text) :]
         if not head:
-            return f"/(?s:.*)/ {self.text(text)}"
+            return f"/(?s:.{length})/ {self.text(text)}"
         name = f"until_{len(self.rules)}"
-        self.rules.append(f"{name}[suffix={json.dumps(head)}]: /(?s:.*)/")
+        self.rules.append(f"{name}[suffix={json.dumps(head)}]: /(?s:.{length})/")
         return f"{name} {self.text(rest)}".strip()
 
 
@@ -108,31 +111,33 @@ def forced_calls(use: ToolUse, form: CallForm, added_tokens: dict[str, int]) -> 
 
 def _arguments(schema: dict[str, Any], form: CallForm, writer: GrammarWriter) -> str:
     """Arguments one by one, in the order of the schema; those that are not required may be missing."""
-    required, parts = schema.get("required") or [], []
-    properties = schema.get("properties")
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    for key, inner in (properties if isinstance(properties, dict) else {}).items():
-        before, _, after = form.argument.partition("{value}")
-        head = _fill(before, {"key": json.dumps(key)}, writer)
-        if _is_text(inner):
-            tail = writer.until(after)
-        else:
-            value = inner if isinstance(inner, dict) else {}
-            tail = (
-                f"%json {json.dumps(value | definitions | {'x-guidance': schema['x-guidance']})} {writer.text(after)}"
-            )
-            if isinstance(value.get("enum"), list) and all(isinstance(text, str) for text in value["enum"]):
-                choices = " | ".join(json.dumps(text) for text in value["enum"])
-                tail = f"({choices}) {writer.text(after)}"
-        parts.append(f"{head} {tail}" if key in required else f"({head} {tail})?")
+    arguments, parts = ArgumentSchema(schema), []
+    shared = arguments.definitions | {"x-guidance": schema["x-guidance"]}
+    before, _, after = form.argument.partition("{value}")
+    for key in arguments.properties:
+        choices = []
+        for is_string, value in _values(arguments.texts(key), shared, after, writer):
+            head = _fill(before, {"key": json.dumps(key), "string": '"true"' if is_string else '"false"'}, writer)
+            choices.append(f"{head} {value}")
+        parts.append(f"({' | '.join(choices)})" + "?" * (key not in arguments.required))
     return " ".join(parts)
 
 
-def _is_text(schema: Any) -> bool:
-    """Whether a value is any text, which is written without quotes."""
-    return (
-        isinstance(schema, dict) and schema.get("type") == "string" and "enum" not in schema and "const" not in schema
-    )
+def _values(texts: ValueTexts, shared: dict[str, Any], after: str, writer: GrammarWriter) -> Iterator[tuple[bool, str]]:
+    """Whether values are strings, and the expression of them and of the text ``after`` them.
+
+    Args:
+        shared: keys of each schema.
+    """
+    if texts.takes_any:  # those of other types are among them
+        yield True, writer.until(after, texts.min_length, texts.max_length)
+        return
+    strings = [writer.text(text) or '""' for text in texts.strings]
+    others = [writer.text(text) for text in texts.values]
+    others += [f"%json {json.dumps(schema | shared)}" for schema in texts.schemas]
+    for is_string, choices in ((True, strings), (False, others)):
+        if choices:
+            yield is_string, f"({' | '.join(choices)}) {writer.text(after)}"
 
 
 def _fill(text: str, texts: dict[str, str], writer: GrammarWriter) -> str:

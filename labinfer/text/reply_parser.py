@@ -53,6 +53,10 @@ class ReplyParser:
         self._field = template.leftover
         self._call: OpenCall | None = None
         self._is_over = False
+        self._num_forgotten = -len(prompt)  # characters of the reply
+        self._thought_begin = 0  # in the reply, as are all positions of thoughts
+        self._past_thoughts: list[tuple[int, int]] = []
+        self._is_closed_by_prompt = _has_closing(template, prompt)
         self._events: list[Event] = []
         self._parts = {
             Reasoning: TextPart(kind=Reasoning, is_first=False),
@@ -80,9 +84,15 @@ class ReplyParser:
         return self._field is not None and self._field.is_reasoning
 
     @property
+    def thoughts(self) -> list[tuple[int, int | None]]:
+        """Begin and end of each thought in the reply, its marks included, in characters; no end where it is open."""
+        is_open = [(self._thought_begin, None)] * self.is_reasoning
+        return [(max(0, begin), end) for begin, end in self._past_thoughts + is_open if end is None or end > 0]
+
+    @property
     def has_reasoned(self) -> bool:
-        """Whether a thought has been opened, and perhaps closed."""
-        return self._parts[Reasoning].is_used
+        """Whether a thought has been opened or closed: chat templates may do either, or both, to have none."""
+        return self._is_closed_by_prompt or self._parts[Reasoning].is_used
 
     def _run(self, at_end: bool) -> list[Event]:
         while not self._is_over:
@@ -104,6 +114,7 @@ class ReplyParser:
         if (cut := self._begin - 1) > 0:
             self._text = self._text[cut:]
             self._begin, self._end = 1, self._end - cut
+            self._num_forgotten += cut
             self._no_calls_before = max(0, self._no_calls_before - cut)
             if self._call is not None:
                 self._call.move(cut)
@@ -154,11 +165,11 @@ class ReplyParser:
         if field.has_calls:
             self._call = OpenCall(field=field, match=match)
             return
-        self._leave(field)
+        self._leave(match.begin, field)
         self._move(match.end)
 
     def _close(self, end: int) -> None:
-        self._leave(self._template.leftover)
+        self._leave(end, self._template.leftover)
         self._move(end)
 
     def _call_at(self, position: int, at_end: bool) -> bool:
@@ -185,8 +196,11 @@ class ReplyParser:
             self._begin = begin
             self._passed.clear()
 
-    def _leave(self, next_field: Field | None) -> None:
-        """End the region, and begin one of another field, or of what is left."""
+    def _leave(self, end: int, next_field: Field | None) -> None:
+        """End the region here, and begin one of another field, or of what is left."""
+        if self.is_reasoning:
+            self._past_thoughts.append((self._thought_begin, self._num_forgotten + end))
+        self._thought_begin = self._num_forgotten + end
         if part := self._part(self._field):
             part.close(self._field)
         self._parts[Content].is_first = False
@@ -239,7 +253,7 @@ class ReplyParser:
         except ValueError:
             return self._fail(end)
         self._call = None
-        self._leave(self._template.leftover)
+        self._leave(call.match.begin, self._template.leftover)
         self._move(end)
         if not self._parallel:
             calls, self._is_over = calls[:1], True
@@ -265,3 +279,10 @@ class ReplyParser:
         self._write(call.match.end)
         self._end = min(self._end, self._begin + WINDOW)
         return True
+
+
+def _has_closing(template: ResponseTemplate, prompt: str) -> bool:
+    """Whether a prompt has a mark that closes thoughts."""
+    close = template.reasoning and template.reasoning.close
+    match = close.find(prompt, 0, len(prompt)) if close else None
+    return match is not None and not is_empty(match)

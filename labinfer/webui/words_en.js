@@ -158,6 +158,7 @@ export const english = {
   },
   experts: "Load of the experts",
   expertsSay: (peak, idle, all) => `A row for each layer, a column for each expert. The busiest of a layer has ${peak} times its mean; ${idle} of ${all} had no token.`,
+  expertsRead: (share, all, size, stalled) => `${share} of ${all} uses found their expert in memory; ${size} were read from the file, for which the slowest rank waited ${stalled}.`,
   expertSays: (layer, expert, tokens, share) => `Layer ${layer}, expert ${expert}: ${tokens} tokens, ${share} of the layer's`,
   ranks: "Ranks and stages",
   threads: (n) => count(n, "thread"),

@@ -150,6 +150,7 @@ export const chinese = {
   },
   experts: "各专家的负载",
   expertsSay: (peak, idle, all) => `每行一层，每列一个专家。各层最忙的专家平均为该层均值的 ${peak} 倍；${all} 个专家中有 ${idle} 个没有分到 token。`,
+  expertsRead: (share, all, size, stalled) => `${all} 次使用中 ${share} 的专家已在内存里；从文件读取了 ${size}，最慢的 rank 为此等待 ${stalled}。`,
   expertSays: (layer, expert, tokens, share) => `第 ${layer} 层，专家 ${expert}：${tokens} 个 token，占该层的 ${share}`,
   ranks: "各 rank 与各级",
   threads: (n) => `${n} 线程`,

@@ -23,7 +23,7 @@ def weight_files(directory: Path) -> list[Path]:
         if not isinstance(weight_map, dict) or not weight_map:
             raise UserError(f"{index} has no weight_map")
         names = list(weight_map.values())
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+        if any(not isinstance(name, str) or Path(name).name != name or "\0" in name for name in names):
             raise UserError(f"{index}: weight_map should name files beside it")
         return [directory / name for name in sorted(set(names))]
     if (directory / SINGLE_FILE).exists():

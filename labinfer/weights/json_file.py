@@ -14,12 +14,25 @@ def read_json(path: Path) -> dict:
     Raises:
         UserError: the file cannot be read, or holds no JSON object.
     """
+    need_plain_file(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give a Hugging Face model directory") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no JSON object")
     return values
+
+
+def need_plain_file(path: Path) -> None:
+    """Refuse what is there and cannot be read to its end, such as a named pipe, whose reader would wait for ever.
+
+    Raises:
+        UserError: the path is that of something else than a file. Where there is nothing, whoever opens it says so.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no plain file; give a Hugging Face model directory")

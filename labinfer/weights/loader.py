@@ -15,7 +15,7 @@ from torch import nn
 from labinfer.errors import UserError
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.codes import CodeForm
+from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 
@@ -68,6 +68,7 @@ def load_weights(
         UserError: a tensor is missing or has the wrong shape.
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
+    _hold_as_stored(model, checkpoint, names)
     total = sum(1 for _ in weight_slices(model, names))
 
     def read(part: WeightSlice) -> None:
@@ -81,14 +82,19 @@ def load_weights(
 
 
 def check_checkpoint(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: bool) -> None:
-    """Compare a checkpoint's tensors with those of the whole model (built on the meta device); reads none.
+    """Compare a checkpoint's tensors with those of the whole model (built on the meta device).
+
+    Of what is read only that is looked into which may contradict the config: zero points, orders of inputs, biases.
 
     Raises:
-        UserError: the checkpoint has tensors that the model has no place for, lacks one, or has one of another shape.
+        UserError: the checkpoint has tensors that the model has no place for, lacks one, has one of another shape or dtype, or
+            one that is not what the config says.
     """
     names, num_layers = _names(whole_model).resolve(checkpoint.names), len(whole_model.model.layers)
+    _hold_as_stored(whole_model, checkpoint, names)
     expected: set[str] = set()
-    for part in weight_slices(whole_model, names):
+    for _, parts in itertools.groupby(weight_slices(whole_model, names), key=lambda part: part.name):
+        part = next(parts)  # all slices of a matrix come one after another, and are of the same tensors
         checkpoint.check(part)
         expected.update(checkpoint.tensor_names(part))
     if tied_head:
@@ -96,7 +102,7 @@ def check_checkpoint(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: 
         expected.update(checkpoint.format(head).tensor_names(head))  # some exports repeat the tied embedding
     others = sorted(name for name in checkpoint.names - expected if not name.endswith(IGNORED_SUFFIXES))
     parts = [names.ignored_part(name, num_layers) for name in others]
-    extra = [name for name, part in zip(others, parts, strict=True) if not part]
+    extra = [name for name, part in zip(others, parts, strict=True) if not part and not _is_zero_bias(name, checkpoint)]
     if ignored := Counter(filter(None, parts)):
         logger.info("%d tensors of %s are left out: only the text model runs", ignored.total(), " and ".join(ignored))
     if extra:
@@ -115,6 +121,25 @@ def pack_weights(model: nn.Module) -> None:
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all weights, shared ones counted once; on the meta device what they would take."""
     return sum(module.num_bytes for _, module in _weighted_modules(model))
+
+
+def _is_zero_bias(name: str, checkpoint: Checkpoint) -> bool:
+    """Whether a tensor adds nothing: old exports of GPTQ give every projection a bias."""
+    shape = checkpoint.shape(name)
+    if not name.endswith(".bias") or len(shape) != 1:
+        return False
+    return not checkpoint.read(name, shape, (), torch.float32).any()
+
+
+def _hold_as_stored(model: nn.Module, checkpoint: Checkpoint, names: CheckpointNames) -> None:
+    """Take codes back from modules of which the checkpoint has values, though its config does not say so.
+
+    Configs name the modules that they leave out; experts are none in Transformers, so nobody names them.
+    """
+    for name, module in _weighted_modules(model):
+        parts = (part for part in module.slices(name) if isinstance(part, MatrixSlice))
+        if any(isinstance(part.destination, Codes) and checkpoint.is_plain(_stored(part, names)) for part in parts):
+            module.hold_values()
 
 
 def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:

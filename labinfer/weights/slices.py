@@ -52,18 +52,7 @@ class MatrixSlice:
     """A view of the parameter, of shape (rows, columns), in which the decoded values belong; or memory for codes in the form
     that the matrix's format has named."""
     stack: MatrixStack | None = None
-    """The matrix's place in checkpoints that have this tensor instead."""
-
-    def from_stack(self) -> TensorSlice:
-        """The same part of the stack's tensor."""
-        begin, end = self.rows
-        rows = (self.stack.first_row + begin, self.stack.first_row + end)
-        return TensorSlice(
-            name=self.stack.name,
-            shape=self.stack.shape,
-            ranges=((self.stack.index, self.stack.index + 1), rows, self.columns),
-            destination=self.destination.unsqueeze(0),
-        )
+    """The matrix's place in checkpoints that have this tensor instead, see ``stack.py``."""
 
 
 WeightSlice = TensorSlice | MatrixSlice

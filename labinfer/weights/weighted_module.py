@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from labinfer.native.memory import use_huge_pages
 from labinfer.weights.codes import CodeForm
 from labinfer.weights.slices import WeightSlice
 
@@ -30,9 +31,19 @@ class WeightedModule(nn.Module):
             form: of a matrix by its name, as in ``slices``; None for values.
         """
 
+    def hold_values(self) -> None:
+        """Take back codes, because the checkpoint has values, where this module can have them."""
+
     def allocate(self, device: torch.device) -> None:
         """Replace memory on the meta device by uninitialised memory, children excluded."""
-        self.to_empty(device=device, recurse=False)
+        # Not by to_empty, which computes on the meta device: for that torch imports sympy, which takes a fifth of a start.
+        for name, tensor in [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]:
+            memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            if device.type == "cpu":
+                use_huge_pages(memory.data_ptr(), memory.nbytes)
+            setattr(
+                self, name, nn.Parameter(memory, requires_grad=False) if isinstance(tensor, nn.Parameter) else memory
+            )
 
     def load(self, prefix: str, read: Callable[[WeightSlice], None]) -> None:
         """Fill and pack this module's own parameters, whose memory is there.
@@ -53,6 +64,6 @@ class WeightedModule(nn.Module):
         return sum(parameter.nbytes for parameter in self.parameters(recurse=False))
 
 
-def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter to be filled from a checkpoint; it takes no gradient."""
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | None = None) -> nn.Parameter:
+    """A parameter to be filled from a checkpoint; it takes no gradient. By default on torch's present device."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)

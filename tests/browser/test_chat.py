@@ -238,7 +238,7 @@ def test_edit_can_be_given_up(page):
 
 def test_one_of_several_models_is_chosen_for_a_conversation(context):
     page = context.new_page()
-    with serving("--model", "one=demo", "--model", "two=demo-draft", launcher="mpirun", ranks=2) as server:
+    with serving("--model", "one=demo", "--model", "two=demo-draft") as server:
         page.goto(server.url)
         model = page.get_by_role("combobox", name="Model")
         expect(model).to_have_value("one")

@@ -74,12 +74,20 @@ def test_server_with_another_layout_begins_a_picture_of_its_own(opened):
 
 def test_loads_of_experts_are_drawn_and_asked_for_again(opened):
     expect(opened.locator("#experts")).to_be_hidden()
-    mixture = cluster(experts=[{"layer": 1, "tokens": [6, 0, 3, 3]}, {"layer": 2, "tokens": [0, 0, 8, 0]}])
+    reads = [
+        {"rank": number, "hits": 30, "misses": 10, "bytes_read": 512, "stall_seconds": 0.5 * number}
+        for number in (0, 1)
+    ]
+    layers = [{"layer": 1, "tokens": [6, 0, 3, 3]}, {"layer": 2, "tokens": [0, 0, 8, 0]}]
+    mixture = cluster(experts=layers, expert_reads=reads)
     opened.evaluate("(cluster) => { fake.cluster = cluster; }", mixture)
     opened.evaluate(BREAK_OFF)
     wait_streams(opened, 1)
     said, drawn = opened.locator("#experts-say"), opened.locator("#experts-picture")
     expect(said).to_contain_text("busiest of a layer has 3 times its mean; 4 of 8 had no token")
+    expect(opened.locator("#experts-read")).to_have_text(
+        re.compile("75 % of 80 uses .* 1 KiB were read .* waited 500 ms")
+    )
     box = drawn.bounding_box()
     drawn.hover(position={"x": box["width"] * 5 / 8, "y": box["height"] * 3 / 4})
     expect(said).to_have_text("Layer 2, expert 2: 8 tokens, 100 % of the layer's")

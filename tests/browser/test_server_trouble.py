@@ -14,9 +14,9 @@ from serving import Server, serving
 KEY = "sesame-open-please"
 
 
-def pipeline(*flags: str) -> AbstractContextManager[Server]:
-    """Two stages."""
-    return serving("--model", "demo", "--context-shift", *flags, launcher="mpirun", ranks=2)
+def demo(*flags: str) -> AbstractContextManager[Server]:
+    """A server on one rank."""
+    return serving("--model", "demo", "--context-shift", *flags)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def blank(context):
 
 def test_server_that_was_killed_and_is_back(blank):
     page = blank
-    with pipeline() as first:
+    with demo() as first:
         port = first.url.rpartition(":")[2]
         page.goto(first.url)
         expect(ask(page, "17 + 25 = ?")).to_contain_text("42")
@@ -41,7 +41,7 @@ def test_server_that_was_killed_and_is_back(blank):
         send(page, "20 + 3 = ?")  # waits for the server
         expect(answers(page).last).to_contain_text("cannot be reached")
         expect(page.get_by_role("status").filter(has_text="cannot be reached")).to_be_visible()
-    with pipeline("--port", port):
+    with demo("--port", port):
         wait_for_end(page)
         expect(answers(page).last).to_contain_text("23")
         expect(page.locator("#banner")).to_be_hidden()
@@ -49,7 +49,7 @@ def test_server_that_was_killed_and_is_back(blank):
 
 def test_key_is_asked_for_refused_and_taken(blank):
     page = blank
-    with pipeline("--api-key", KEY) as server:
+    with demo("--api-key", KEY) as server:
         page.goto(server.url)
         expect(page.locator("#banner")).to_contain_text("asks for an API key")
         page.get_by_role("button", name="Enter the key").click()
@@ -70,8 +70,8 @@ def test_key_is_asked_for_refused_and_taken(blank):
         expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
 
 
-def test_busy_server_is_waited_for(blank, context):
-    with pipeline("--max-open-requests", "1") as server:
+def test_busy_server_is_waited_for_and_one_that_shuts_down_says_so(blank, context):
+    with demo("--max-open-requests", "1", "--drain-timeout", "12") as server:
         other = context.new_page()
         other.goto(server.url)
         choose(other, **LONG)
@@ -83,10 +83,15 @@ def test_busy_server_is_waited_for(blank, context):
         other.get_by_role("button", name="Stop the answer").click()
         wait_for_end(blank)
         expect(answers(blank)).to_contain_text("42")
+        choose(blank, **LONG)
+        send(blank, "Count from 3 to 15.")
+        expect(answers(blank).last).to_contain_text("3, 4")
+        server.process.send_signal(signal.SIGTERM)
+        expect(blank.locator("#banner")).to_contain_text("shutting down")
 
 
 def test_caller_who_has_had_its_share_waits_for_the_next(blank):
-    with pipeline("--tokens-per-minute", "120") as server:
+    with demo("--tokens-per-minute", "120") as server:
         blank.goto(server.url)
         choose(blank, ignore_eos=True, max_tokens=110)
         ask(blank, "Count from 3 to 15.")
@@ -97,38 +102,27 @@ def test_caller_who_has_had_its_share_waits_for_the_next(blank):
         expect(answers(blank).last).to_contain_text("stopped")
 
 
-def test_server_that_shuts_down_says_so(blank):
-    with pipeline("--drain-timeout", "12") as server:
-        blank.goto(server.url)
-        choose(blank, **LONG)
-        send(blank, "Count from 3 to 15.")
-        expect(answers(blank).last).to_contain_text("3, 4")
-        server.process.send_signal(signal.SIGTERM)
-        expect(blank.locator("#banner")).to_contain_text("shutting down")
-
-
-def test_tab_that_nobody_looks_at_asks_the_server_nothing(fresh_context):
+def test_tab_that_nobody_looks_at_asks_the_server_nothing(fresh_context, server):
     page, asked = fresh_context.new_page(), []  # the clock is a context's
     page.on("request", lambda request: asked.append(request) if is_question(request) else None)
-    with pipeline() as server:
-        page.clock.install()
-        page.goto(server.url)
-        page.get_by_role("combobox", name="Model").wait_for()
-        for _ in range(2):
-            with page.expect_request_finished(is_question):
-                page.clock.run_for(6000)
-        look(page, False)
-        page.clock.run_for(6000)  # this one has been planned already
-        page.wait_for_timeout(500)
-        asked.clear()
-        for _ in range(10):
-            page.clock.run_for(6000)
-            page.wait_for_timeout(50)
-        assert asked == []
-        with page.expect_request_finished(is_question):
-            look(page, True)
+    page.clock.install()
+    page.goto(server.url)
+    page.get_by_role("combobox", name="Model").wait_for()
+    for _ in range(2):
         with page.expect_request_finished(is_question):
             page.clock.run_for(6000)
+    look(page, False)
+    page.clock.run_for(6000)  # this one has been planned already
+    page.wait_for_timeout(500)
+    asked.clear()
+    for _ in range(10):
+        page.clock.run_for(6000)
+        page.wait_for_timeout(50)
+    assert asked == []
+    with page.expect_request_finished(is_question):
+        look(page, True)
+    with page.expect_request_finished(is_question):
+        page.clock.run_for(6000)
 
 
 def is_question(request: Request) -> bool:

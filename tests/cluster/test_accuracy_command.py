@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, run
@@ -90,22 +89,3 @@ def test_on_several_ranks_the_figures_are_the_same(alone, launcher, flags, tmp_p
     for field in ("layers", "weights", "products"):
         shared = {name: error for name, error in ours[field].items() if name in theirs[field]}
         assert shared == pytest.approx(theirs[field], rel=1e-6 if "-pp" in flags else 0.5)
-
-
-REFUSED = {
-    "no text": (["--text", "none.txt"], "cannot read --text none.txt"),
-    "a dtype that is none": (
-        ["--reference-dtype", "int8"],
-        "--reference-dtype int8: choose one of float32, bfloat16, float16",
-    ),
-    "another model": (["--model", str(Path(__file__).parents[2] / "labinfer/assets/demo")], "needs --text FILE"),
-    "a context without room": (["--max-model-len", "1"], "--max-model-len 1 leaves nothing to predict"),
-}
-
-
-def test_what_cannot_be_measured_is_refused(refuse_together):
-    ended = refuse_together({name: ["bench", "accuracy", *flags] for name, (flags, _) in REFUSED.items()})
-    for name, (_, complaint) in REFUSED.items():
-        done = ended[name]
-        assert done.returncode == 2
-        assert len(done.our_errors) == 1 and complaint in done.our_errors[0]

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launchers import BIN, LAUNCH, Finished, command, finish, run, start
+from launchers import BIN, LAUNCH, Finished, command, finish, run, run_in_turn, start
 
 LIMIT_SECONDS = 10
 START_SECONDS = 30
@@ -100,6 +100,10 @@ JOB_CASES = {
         "is the --output file",
     ),
     "report is the input": (["--input", "{folder}/one.jsonl", "--report", "{folder}/one.jsonl"], "is the --input file"),
+    "trace is the output": (
+        ["--input", "{folder}/one.jsonl", "--output", "{folder}/same", "--trace", "{folder}/same"],
+        "is the --trace file; give another one",
+    ),
     "not Unicode": (["--prompt", os.fsdecode(b"a\xff")], "the text is not valid Unicode"),
     "input name not Unicode": (["--input", os.fsdecode(b"/tmp/\xff")], "cannot read --input"),
     "name too long": (["--input", "x" * 5000], "File name too long"),
@@ -115,17 +119,17 @@ JOB_CASES = {
 }
 
 
-TORCHRUN_SAMPLE = ("too many ranks", "broken safetensors header", "unknown flag")
-MPIRUN_SAMPLE = ("too many ranks", "more stages than layers", "more tp than heads", "missing tensor", "no such model")
-JOB_SAMPLE = ("missing input", "empty prompt")
+TORCHRUN_SAMPLE = ("broken safetensors header", "unknown flag")
+MPIRUN_SAMPLE = ("too many ranks", "missing tensor")
 """What has a launch of its own; the others follow one another in ``refused_together``, and have theirs in the full matrix."""
 PARAMETERS = [
     pytest.param(name, launcher, marks=[] if name in sample else [pytest.mark.slow])
     for launcher, sample in (("mpirun", MPIRUN_SAMPLE), ("torchrun", TORCHRUN_SAMPLE))
     for name in CASES
 ]
-JOB_PARAMETERS = [pytest.param(name, marks=[] if name in JOB_SAMPLE else [pytest.mark.slow]) for name in JOB_CASES]
 TOGETHER = [name for name, (ranks, *_) in CASES.items() if ranks == 2]
+KEPT = "missing tensor"
+"""Refused late, and given an output that is there already."""
 
 
 def flags_of_case(name: str, folder: Path, model: str) -> list[str]:
@@ -138,13 +142,15 @@ def flags_of_case(name: str, folder: Path, model: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def refused_together(folder, model, refuse_together, tmp_path_factory) -> dict[str, Finished]:
+def refused_together(folder, model, tmp_path_factory) -> dict[str, Finished]:
     """How each command ends, of many that two ranks are given one after another."""
     outputs = {name: tmp_path_factory.mktemp("out") / "out.jsonl" for name in TOGETHER}
+    outputs[KEPT].write_text("precious\n")
     cases = {name: flags_of_case(name, folder, model) for name in [*TOGETHER, *JOB_CASES]}
     for name, out in outputs.items():
         cases[name] += ["--output", str(out)]
-    ended = refuse_together(cases)
+    ended = run_in_turn("mpirun", 2, cases, tmp_path_factory.mktemp("refused"))
+    assert outputs.pop(KEPT).read_text() == "precious\n", "a job that never starts keeps the old output"
     assert all(not out.exists() or out.read_bytes() == b"" for out in outputs.values())
     assert (folder / "one.jsonl").read_text() == ONE_LINE
     return ended
@@ -168,22 +174,13 @@ def test_refused_with_one_line(name, launcher, folder, model, tmp_path):
         assert done.returncode == EXIT_USAGE
 
 
-@pytest.mark.parametrize("name", JOB_PARAMETERS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOB_CASES)
 def test_job_refused_with_one_line(name, folder, model):
     done = run("mpirun", 2, LAUNCH, *flags_of_case(name, folder, model))
     check_refusal(done, JOB_CASES[name][1])
     assert done.returncode == EXIT_USAGE
     assert (folder / "one.jsonl").read_text() == ONE_LINE
-
-
-def test_a_job_that_never_starts_keeps_the_old_output(folder, tmp_path):
-    out = tmp_path / "out.jsonl"
-    out.write_text("precious\n")
-    done = run(
-        "single", 1, LAUNCH, "--model", folder / "broken-header", "--input", folder / "one.jsonl", "--output", out
-    )
-    assert done.returncode == EXIT_USAGE
-    assert out.read_text() == "precious\n"
 
 
 def test_a_tp_group_across_nodes_names_the_nodes(folder, model):

@@ -1,28 +1,30 @@
-"""The benchmarks of the engine, launched for real on the model that comes with it."""
+"""The benchmarks of the engine, launched for real on the model that comes with it; those of two stages with a chart."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, run
 
-SHORT = ("--input-len", "16", "--output-len", "4")
 COMMANDS = {
-    "latency": (("--batch-size", "3", "--num-iters-warmup", "1", "--num-iters", "2"), "whole batch", "latencies"),
-    "throughput": (
-        (
-            "--num-prompts",
-            "5",
-        ),
-        "output tokens",
-        "tokens_per_second",
+    "latency": (
+        ("--batch-size", "2", "--output-len", "8", "--num-iters-warmup", "1", "--num-iters", "2"),
+        "whole batch",
+        "latencies",
     ),
-    "serve": (("--num-prompts", "5", "--request-rate", "50", "--goodput", "e2el:60000"), "E2EL", "p99_itl_ms"),
+    "throughput": (("--num-prompts", "4", "--output-len", "60"), "output tokens", "tokens_per_second"),
+    "serve": (
+        ("--num-prompts", "4", "--output-len", "60", "--request-rate", "100", "--goodput", "e2el:60000"),
+        "E2EL",
+        "p99_itl_ms",
+    ),
 }
 """Its options, what its table has, and what its JSON has."""
 LAYOUTS = {"single": (1, ()), "mpirun": (2, ("--pipeline-parallel-size", "2")), "torchrun": (2, ("-tp", "2"))}
+COLOURS = {"prefill": (0xE6, 0x9F, 0x00), "decode": (0x56, 0xB4, 0xE9)}
 
 
 SAMPLE = set(zip(COMMANDS, LAYOUTS, strict=True))
@@ -36,21 +38,30 @@ ALL = [
 def test_each_benchmark_runs_under_each_launcher(command, launcher, tmp_path):
     options, row, key = COMMANDS[command]
     ranks, layout = LAYOUTS[launcher]
-    file = tmp_path / "figures.json"
-    done = run(launcher, ranks, LAUNCH, "bench", command, *SHORT, *options, *layout, "--output-json", file)
+    file, chart, trace = (tmp_path / name for name in ("figures.json", "chart.png", "trace.json"))
+    is_drawn = launcher == "mpirun"
+    drawn = ("--plot", chart, "--trace", trace) if is_drawn else ()
+    done = run(launcher, ranks, LAUNCH, "bench", command, *options, *layout, "--output-json", file, *drawn)
     assert done.returncode == 0, done.text
     assert done.stdout.count(row) == 1, done.text
     record = json.loads(file.read_text())
     assert record["model"] == "demo" and record["num_ranks"] == ranks and record[key]
+    if is_drawn:
+        assert trace.stat().st_size > 0
+        check_chart(chart, shows_prefill=command == "latency")  # how a batch begins, against the middle of many steps
 
 
-def test_what_cannot_run_is_refused_on_all_ranks(tmp_path):
-    done = run("mpirun", 2, LAUNCH, "bench", "latency", "--input-len", "4000", "--num-iters", "1")
-    assert done.returncode == 2, done.text
-    assert len(done.our_errors) == 1 and "--input-len 4000 and --output-len 128 are 4128 tokens" in done.our_errors[0]
+def check_chart(file: Path, shows_prefill: bool) -> None:
+    """Both stages are drawn, with steps of the same kinds."""
+    image = pytest.importorskip("matplotlib.image")
+    assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = (image.imread(file)[..., :3] * 255).round().astype(int)
+    assert pixels.shape[1] == 2100 and 400 < pixels.shape[0] < 800
+    rows = pixels[: int(0.7 * pixels.shape[0])]  # the legend is under them
+    upper, lower = (colours_in(half) for half in (rows[: len(rows) // 2 + 20], rows[len(rows) // 2 + 20 :]))
+    assert upper == lower and "decode" in upper
+    assert ("prefill" in upper) == shows_prefill
 
 
-def test_file_that_cannot_be_written_is_said_before_anything_is_loaded(tmp_path):
-    done = run("single", 1, LAUNCH, "bench", "serve", "--output-json", tmp_path / "missing" / "figures.json")
-    assert done.returncode == 2, done.text
-    assert "--output-json" in done.our_errors[0] and "KV cache" not in done.stderr
+def colours_in(pixels) -> set[str]:
+    return {name for name, colour in COLOURS.items() if (abs(pixels - colour).sum(axis=2) < 6).sum() > 500}

@@ -20,10 +20,13 @@ compiled = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no 
     ("launcher", "ranks", "flags"),
     [("single", 1, ["--quantization", "int8"]), ("mpirun", 2, ["-tp", "2", "--dtype", "bfloat16"])],
 )
-def test_every_function_is_in_the_table_with_its_ceilings(launcher, ranks, flags, model, tmp_path):
-    file = tmp_path / "figures.json"
-    done = run(launcher, ranks, LAUNCH, "bench", "functions", "--model", model, *flags, "--output-json", file)
+def test_every_function_is_in_the_table_with_its_ceilings_and_drawn(launcher, ranks, flags, model, tmp_path):
+    pytest.importorskip("matplotlib")
+    file, chart = tmp_path / "figures.json", tmp_path / "roofline.svg"
+    flags = [*flags, "--output-json", file, "--plot", chart]
+    done = run(launcher, ranks, LAUNCH, "bench", "functions", "--model", model, *flags)
     assert done.returncode == 0, done.text
+    assert chart.read_bytes().startswith(b"<?xml")
     found = json.loads(file.read_text())
     assert found["ceilings"]["memory"] > 1e8 and found["ceilings"]["float32"] > 1e8
     figures = found["figures"]

@@ -6,12 +6,15 @@ import json
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from golden import PROMPTS, golden
 from launchers import LAUNCH, command, environment, finish, kill_tree, matrix, run, start
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from labinfer import LLM, SamplingParams
 
 SOME_FAILED = 1
 
@@ -64,19 +67,8 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
         b"\xff\xfe",
     ]
     out = tmp_path / "out.jsonl"
-    done = run(
-        launcher,
-        2,
-        LAUNCH,
-        "--model",
-        model,
-        "--input",
-        write_lines(tmp_path / "in.jsonl", lines),
-        "--output",
-        out,
-        "-pp",
-        "2",
-    )
+    paths = ["--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out]
+    done = run(launcher, 2, LAUNCH, "--model", model, *paths, "-pp", "2")
     assert done.returncode == SOME_FAILED, done.text
     records = {record.get("custom_id") or record["id"]: record for record in read_lines(out)}
     assert len(read_lines(out)) == len(records) == len(lines) - 1  # the empty line asks for nothing
@@ -109,19 +101,6 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
     assert "stream=True is not supported" in records["c-bad"]["response"]["body"]["error"]["message"]
 
 
-def test_standard_input_and_output(model):
-    process = subprocess.run(
-        command("mpirun", 2, LAUNCH, "--model", model, "--input", "-", "-tp", "2"),
-        input='{"prompt_token_ids": [9, 8], "max_tokens": 3, "ignore_eos": true}\n',
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-    )
-    assert process.returncode == 0, process.stderr
-    assert len(json.loads(process.stdout)["token_ids"]) == 3
-
-
 def test_producer_that_waits_for_answers_gets_them(model):
     """Standard input stays open: each line is answered before the next is asked."""
     process = subprocess.Popen(
@@ -141,12 +120,13 @@ def test_producer_that_waits_for_answers_gets_them(model):
             answer = json.loads(process.stdout.readline())
             assert (answer["id"], len(answer["token_ids"])) == (number, number)
         process.stdin.close()
+        assert process.stdout.read() == ""
         assert process.wait(30) == 0
     finally:
         kill_tree(process)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_signal_while_standard_input_is_open_ends_in_order(signum, model):
     process = subprocess.Popen(
         command("single", 1, LAUNCH, "--model", model, "--input", "-"),
@@ -186,84 +166,40 @@ def test_flags_are_defaults_and_lines_override_them(model, tmp_path):
         {"id": 1, "prompt_token_ids": [5], "max_tokens": 2, "ignore_eos": True},
     ]
     out = tmp_path / "out.jsonl"
+    paths = ["--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out]
     flags = ["--max-tokens", "7", "--temperature", "0.9", "--seed", "3"]
-    done = run(
-        "single",
-        1,
-        LAUNCH,
-        "--model",
-        model,
-        "--input",
-        write_lines(tmp_path / "in.jsonl", lines),
-        "--output",
-        out,
-        *flags,
-    )
+    done = run("single", 1, LAUNCH, "--model", model, *paths, *flags)
     assert done.returncode == 0, done.text
     records = {record["id"]: record["token_ids"] for record in read_lines(out)}
     assert [len(records[0]), len(records[1])] == [7, 2]
     assert records[0][:2] == records[1], "the same seed and prompt"
 
 
-def test_stop_strings_end_the_text_before_them(model, tmp_path):
-    whole = run("single", 1, LAUNCH, "--model", model, "--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos")
-    text = whole.stdout.rstrip("\n")
+def test_stop_strings_end_the_text_before_them(model):
+    with LLM(model, threads=1) as llm:
+        text = llm.generate("the", SamplingParams(max_tokens=20, ignore_eos=True))[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 2]
-    cut = run(
-        "single",
-        1,
-        LAUNCH,
-        "--model",
-        model,
-        "--prompt",
-        "the",
-        "--raw",
-        "--max-tokens",
-        "20",
-        "--ignore-eos",
-        "--stop",
-        stop,
-    )
+    flags = ["--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos", "--stop", stop]
+    cut = run("single", 1, LAUNCH, "--model", model, *flags)
     assert cut.stdout.rstrip("\n") == text[: text.index(stop)]
 
 
-def test_few_kv_blocks_only_make_it_slower(model, tmp_path):
+def test_few_kv_blocks_only_make_it_slower_and_the_report_has_every_figure(model, tmp_path):
     lines = [{"id": i, "prompt_token_ids": ids, "max_tokens": 32, "ignore_eos": True} for i, ids in enumerate(PROMPTS)]
-    out = tmp_path / "out.jsonl"
-    path = write_lines(tmp_path / "in.jsonl", lines)
-    done = run(
-        "mpirun", 2, LAUNCH, "--model", model, "--input", path, "--output", out, "-pp", "2", "--num-kv-blocks", "9"
-    )
+    out, report = tmp_path / "out.jsonl", tmp_path / "report.json"
+    paths = ["--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out, "--report", report]
+    done = run("mpirun", 2, LAUNCH, "--model", model, *paths, "-pp", "2", "--num-kv-blocks", "9")
     assert done.returncode == 0, done.text
     assert "preemptions" in done.stderr
-    expected = {index: answer[:32] for index, answer in enumerate(golden("qwen2-tied").tokens)}
-    assert {record["id"]: record["token_ids"] for record in read_lines(out)} == expected
-
-
-def test_report_has_every_figure(model, tmp_path):
-    path = write_lines(tmp_path / "in.jsonl", [{"prompt_token_ids": [5, 6], "max_tokens": 4, "ignore_eos": True}] * 3)
-    report = tmp_path / "report.json"
-    done = run(
-        "mpirun",
-        2,
-        LAUNCH,
-        "--model",
-        model,
-        "--input",
-        path,
-        "--output",
-        tmp_path / "o",
-        "-tp",
-        "2",
-        "--report",
-        report,
+    assert {record["id"]: record["token_ids"] for record in read_lines(out)} == dict(
+        enumerate(answer[:32] for answer in golden("qwen2-tied").tokens)
     )
     figures = json.loads(report.read_text())
-    assert figures["finished"] == 3
-    assert figures["output_tokens"] == 12
-    assert figures["prompt_tokens"] == 6
+    assert figures["finished"] == len(PROMPTS)
+    assert figures["output_tokens"] == 32 * len(PROMPTS)
+    assert figures["prompt_tokens"] == sum(map(len, PROMPTS))
     assert len(figures["bubble"]) == len(figures["peak_memory"]) == 2
-    weights = (tmp_path.__class__(model) / "model.safetensors").stat().st_size
+    weights = (Path(model) / "model.safetensors").stat().st_size
     assert all(0 < count < weights for count in figures["weight_bytes_read"]), "each rank reads only its own bytes"
     for word in ("time to first token", "time per output token", "busy", "bubble", "peak memory", "p50", "p99"):
         assert word in done.stderr

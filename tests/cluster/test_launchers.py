@@ -7,46 +7,48 @@ import os
 from pathlib import Path
 
 import pytest
-from launchers import LAUNCH, matrix, run
+from launchers import LAUNCH, Finished, command, finish, free_port, matrix, run, start
+
+NO_PICKLE = "tests/cluster/no_pickle_launch.py"
+
+SHORT = ("--prompt", "x", "--raw", "--max-tokens", "8", "--ignore-eos")
 
 
-def test_launcher_and_threads_are_printed_with_what_decided_them(model):
-    flags = ["--model", model, "--prompt", "x", "--raw", "--max-tokens", "1"]
-    assert "launcher single (by no launcher's variables)" in run("single", 1, LAUNCH, *flags).stderr
-    mpich = run("mpirun", 2, LAUNCH, *flags, OMP_NUM_THREADS="5").stderr
+@pytest.fixture(scope="module")
+def alone(model) -> Finished:
+    """A short run on one rank."""
+    return run("single", 1, LAUNCH, "--model", model, *SHORT)
+
+
+def test_launcher_and_threads_are_printed_with_what_decided_them(model, alone):
+    assert "launcher single (by no launcher's variables)" in alone.stderr
+    mpich = run("mpirun", 2, LAUNCH, "--model", model, *SHORT, OMP_NUM_THREADS="5").stderr
     assert "launcher mpich (by PMI_RANK=0): rank 0 of 2" in mpich
     assert "5 CPU threads a rank (OMP_NUM_THREADS=5)" in mpich
-    torchrun = run("torchrun", 2, LAUNCH, *flags, "--threads", "3").stderr
-    assert "launcher torchrun (by LOCAL_RANK=0" in torchrun
-    assert "3 CPU threads a rank (--threads)" in torchrun
     # torchrun sets one thread, but a rank alone has all cores.
-    assert f"{len(os.sched_getaffinity(0))} CPU thread" in run("torchrun", 1, LAUNCH, *flags).stderr
+    torchrun = run("torchrun", 1, LAUNCH, "--model", model, *SHORT).stderr
+    assert "launcher torchrun (by LOCAL_RANK=0" in torchrun
+    assert f"{len(os.sched_getaffinity(0))} CPU thread" in torchrun
 
 
-def test_slurm_variables_are_enough(model, tmp_path):
+def test_slurm_variables_are_enough(model, alone):
     """Two processes with srun's variables meet without torchrun or MPI."""
-    from launchers import command, finish, free_port, start
-
     common = {
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2",
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_NODEID": "0",
-    }
-    common |= {
         "SLURM_JOB_ID": str(free_port()),
         "SLURM_STEP_ID": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    arguments = command(
-        "single", 1, LAUNCH, "--model", model, "--prompt", "x", "--raw", "--max-tokens", "4", "--ignore-eos"
-    )
+    arguments = command("single", 1, LAUNCH, "--model", model, *SHORT)
     ranks = [start(arguments, SLURM_PROCID=str(r), SLURM_LOCALID=str(r), **common) for r in (0, 1)]
     done = [finish(process, 60) for process in ranks]
     assert [d.returncode for d in done] == [0, 0], done[0].text + done[1].text
     assert "launcher slurm (by SLURM_PROCID=0): rank 0 of 2, local rank 0 of 2" in done[0].stderr
-    assert done[0].stdout == run("single", 1, LAUNCH, *arguments[2:]).stdout
+    assert done[0].stdout == alone.stdout
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
@@ -73,13 +75,13 @@ def test_more_ranks_than_cores_keep_the_mask_they_were_given_and_run_one_thread_
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
-def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, tmp_path):
+def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, alone, tmp_path):
     """The model runs on ranks 2 and 0, in that order."""
-    flags = ["--model", model, "--prompt", "x", "--raw", "--max-tokens", "8", "--ignore-eos"]
     report = tmp_path / "report.json"
-    done = run(launcher, 3, LAUNCH, *flags, "--ranks", "2,0", "--pipeline-parallel-size", "2", "--report", report)
+    layout = ["--ranks", "2,0", "--pipeline-parallel-size", "2"]
+    done = run(launcher, 3, LAUNCH, "--model", model, *SHORT, *layout, "--report", report)
     assert done.returncode == 0, done.text
-    assert done.stdout == run("single", 1, LAUNCH, *flags).stdout
+    assert done.stdout == alone.stdout
     assert "spare: rank 1" in done.stderr
     rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
     assert [(row[0], row[3]) for row in rows[:2]] == [("0", "1"), ("2", "0")]  # rank and stage
@@ -89,8 +91,7 @@ def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, tmp
 def figures_of(launcher: str, ranks: int, model: str, tmp_path: Path) -> dict:
     """The report of a short run."""
     report = tmp_path / "report.json"
-    flags = ["--model", model, "--prompt", "x", "--raw", "--max-tokens", "2", "--ignore-eos", "--report", report]
-    done = run(launcher, ranks, LAUNCH, *flags)
+    done = run(launcher, ranks, LAUNCH, "--model", model, *SHORT, "--report", report)
     assert done.returncode == 0, done.text
     return json.loads(report.read_text())
 
@@ -102,14 +103,19 @@ def cpu_set(text: str) -> set[int]:
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
-def test_tp_layers_and_dtype_per_stage(launcher, model, tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt_token_ids": [5, 6, 7], "max_tokens": 8, "ignore_eos": true}\n')
-    out = tmp_path / "out.jsonl"
-    flags = ["-tp", "2,1", "-pp", "2", "--layers", "3,1", "--dtype", "float32,bfloat16"]
-    done = run(launcher, 3, LAUNCH, "--model", model, "--input", path, "--output", out, *flags)
+def test_tp_layers_dtype_and_threads_are_given_per_stage_and_nothing_is_pickled(launcher, model, tmp_path):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        {"id": "ids", "prompt_token_ids": [5, 6, 7], "max_tokens": 8, "ignore_eos": True},
+        {"id": "text", "prompt": "the quick", "max_tokens": 8, "temperature": 1.0},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["-tp", "2,1", "-pp", "2", "--layers", "3,1", "--dtype", "float32,bfloat16", "--threads", "3"]
+    done = run(launcher, 3, NO_PICKLE, "--model", model, "--input", path, "--output", out, *flags)
     assert done.returncode == 0, done.text
-    assert len(json.loads(out.read_text())["token_ids"]) == 8
+    records = {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
+    assert records.keys() == {"ids", "text"} and len(records["ids"]["token_ids"]) == 8
+    assert "3 CPU threads a rank (--threads)" in done.stderr
     rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
     # rank, host, device, stage, tp, layers, dtype
     assert [row[3:7] for row in rows[:3]] == [
@@ -139,19 +145,6 @@ def test_bench_comm_prints_every_call(launcher):
     assert ("mpi" if launcher == "mpirun" else "gloo") in done.stdout
     latencies = [float(row.split()[-2]) for row in done.stdout.splitlines()[2:]]
     assert all(latency > 0 for latency in latencies)
-
-
-@pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
-def test_nothing_is_pickled(launcher, model, tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text(
-        '{"prompt": "the quick", "max_tokens": 8, "temperature": 1.0}\n{"prompt_token_ids": [5, 6], "max_tokens": 3}\n'
-    )
-    out = tmp_path / "out.jsonl"
-    flags = ["--model", model, "--input", path, "--output", out, "-tp", "2", "-pp", "2"]
-    done = run(launcher, 4, "tests/cluster/no_pickle_launch.py", *flags)
-    assert done.returncode == 0, done.text
-    assert len(out.read_text().splitlines()) == 2
 
 
 API_SCRIPT = """
@@ -185,7 +178,12 @@ print("rank", llm.group.rank, "is done", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ranks"), [("single", 1), ("mpirun", 2), pytest.param("torchrun", 2, marks=pytest.mark.slow)]
+    ("launcher", "ranks"),
+    [
+        pytest.param("single", 1, marks=pytest.mark.slow),
+        ("mpirun", 2),
+        pytest.param("torchrun", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_python_api(launcher, ranks, model, tmp_path):
     script = tmp_path / "script.py"

@@ -75,11 +75,3 @@ def begin_of(events: list[dict], step: dict, name: str) -> float:
 def end_of(events: list[dict], step: dict, name: str) -> float:
     part = part_of(events, step, name)
     return part["ts"] + part["dur"]
-
-
-def test_trace_may_not_be_another_file_of_the_job(model, tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"prompt_token_ids": [5]}\n')
-    same = ["--output", tmp_path / "x", "--trace", tmp_path / "x"]
-    done = run("single", 1, LAUNCH, "--model", model, "--input", tmp_path / "in.jsonl", *same)
-    assert done.returncode == 2
-    assert "is the --trace file; give another one" in done.our_errors[0]

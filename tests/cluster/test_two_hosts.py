@@ -80,6 +80,7 @@ def test_pipeline_between_hosts_and_tensor_parallel_inside(hosts, model, tmp_pat
     ] * 2 + ["host-1"] * 2
 
 
+@pytest.mark.slow  # two names on one host are refused in the same way, in test_bad_input.py
 def test_tp_group_over_both_hosts_is_refused_by_name(hosts, model):
     agents = start_on_both(hosts, 1, "--model", model, "--prompt", "x", "-tp", "2")
     done = [finish(agent, 60) for agent in agents]

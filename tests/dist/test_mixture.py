@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import make_checkpoint, mixed_prompts
+from layouts import GREEDY, layouts_for
 
 from labinfer import SamplingParams
 from labinfer.comm.shared_memory import share_memory
@@ -141,3 +142,19 @@ def test_cuts_of_experts_give_the_tokens_of_one_another(group, checkpoint):
         if llm.is_rank0:
             found.append([output.token_ids for output in outputs])
     assert not found or found[0] == found[1]
+
+
+@pytest.mark.parametrize("experts", ["columns", "whole"])
+def test_offloaded_experts_give_the_same_tokens_on_every_layout(group, checkpoint, experts):
+    """With memory for half of what the rank with the most experts has."""
+    prompts = mixed_prompts(4)
+    for layout in layouts_for(group.size):
+        flat = {"model": str(checkpoint), "quantization": "int8", "num_kv_blocks": 64, "experts": experts} | layout
+        resident = LLM.from_options(group, EngineOptions.from_flat(flat))
+        expected = resident.generate(prompts, GREEDY)
+        most = max(resident.layout.meta(place).expert_bytes for place in resident.layout.topology.places)
+        offloaded = LLM.from_options(group, EngineOptions.from_flat(flat | {"expert_offload": most / 2 / 2**30}))
+        outputs = offloaded.generate(prompts, GREEDY)
+        if offloaded.is_rank0:
+            assert [output.token_ids for output in outputs] == [output.token_ids for output in expected], layout
+            assert sum(worker.expert_reads.misses for worker in offloaded.report.workers) > 0, layout

@@ -15,6 +15,10 @@ from labinfer.openai.api_errors import ApiError
 
 ALL = {
     "bad_request": api_errors.bad_request("temperature must be from 0 to 100, not 200", "temperature"),
+    "too_long": api_errors.too_long("This model's maximum context length is 2048 tokens"),
+    "wrong_host": api_errors.wrong_host("evil.example", "--allowed-hosts"),
+    "foreign_origin": api_errors.foreign_origin("http://evil.example", "--allowed-hosts"),
+    "too_many_fields": api_errors.too_many_fields(128),
     "unauthorized": api_errors.unauthorized("the API key is not valid"),
     "not_found_model": api_errors.not_found_model("gpt-5"),
     "not_found_route": api_errors.not_found_route("POST", "/v1/nothing"),
@@ -27,7 +31,7 @@ ALL = {
     "rate_limited": api_errors.rate_limited("the budget is used up", 2.1, "tokens"),
     "cancelled": api_errors.cancelled(),
     "internal": api_errors.internal("req-1"),
-    "engine_failed": api_errors.engine_failed(),
+    "engine_failed": api_errors.engine_failed("the engine has failed"),
     "overloaded": api_errors.overloaded("1024 requests are open", 0.2),
     "draining": api_errors.draining(20),
 }
@@ -46,6 +50,10 @@ def test_every_constructor_is_tested_here():
     ("name", "status", "kind", "param", "code"),
     [
         ("bad_request", 400, "invalid_request_error", "temperature", None),
+        ("too_long", 400, "invalid_request_error", None, "context_length_exceeded"),
+        ("foreign_origin", 403, "invalid_request_error", None, "origin_not_allowed"),
+        ("wrong_host", 421, "invalid_request_error", None, "host_not_allowed"),
+        ("too_many_fields", 431, "invalid_request_error", None, "request_too_large"),
         ("unauthorized", 401, "invalid_request_error", None, "invalid_api_key"),
         ("not_found_model", 404, "invalid_request_error", "model", "model_not_found"),
         ("not_found_route", 404, "invalid_request_error", None, None),

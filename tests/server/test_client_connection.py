@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
+import tracemalloc
 
 import pytest
 import uvicorn
@@ -16,6 +18,7 @@ from labinfer.gateway.client_connection import ClientConnection
 LIMIT = 0.3
 """Seconds, of both bounds."""
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 BIG = 1 << 24
 
 
@@ -59,10 +62,11 @@ class App:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: App):
+async def serving(app: App, max_connections: int = 0):
     """The address of a server of ``app``."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=ClientConnection, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    protocol = functools.partial(ClientConnection, max_connections=max_connections)
+    config = uvicorn.Config(app, http=protocol, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([listener]))
     yield listener.getsockname()
@@ -184,6 +188,12 @@ def test_who_reads_nothing_is_given_up_and_who_reads_is_not():
         (b"NONSENSE\r\n\r\n", 400, None),
         (b"GET /" + b"a" * (1 << 17), 431, "request_too_large"),
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (1 << 14), 431, "request_too_large"),
+        (b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 130, 431, "request_too_large"),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * (1 << 14), 431, "request_too_large"),
+        (CHUNKED + b"0\r\na: " + b"b" * (1 << 17), 431, "request_too_large"),
+        (CHUNKED + b"1;" + b"x" * (1 << 17), 431, "request_too_large"),
+        (CHUNKED + b"1;x=y" * (1 << 15), 431, "request_too_large"),
+        (CHUNKED + b"00000001;xxxxxxxxxxx\r\na\r\n" * (1 << 14), 431, "request_too_large"),
     ],
 )
 def test_what_cannot_be_a_request_is_answered_in_openais_words(data, status, code):
@@ -195,6 +205,94 @@ def test_what_cannot_be_a_request_is_answered_in_openais_words(data, status, cod
             assert head.split()[1] == str(status).encode()
             assert json.loads(body)["error"]["code"] == code
             writer.close()
+
+    asyncio.run(run())
+
+
+def test_trailers_are_passed_over_and_small_chunks_may_come():
+    async def run() -> None:
+        async with serving(App()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            for _ in range(2):
+                writer.write(CHUNKED + b"1\r\na\r\n" * 100_000 + b"0\r\n" + b"x: y\r\n" * 200 + b"\r\n")
+                assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+                assert (await reader.readexactly(BIG)).strip() == b"a" * 100_000
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("rest", [b"a: b\r\n" * 10_000, b"a: " + b"b" * 65_536])
+def test_trailers_without_end_take_no_memory(rest):
+    """They come for as long as the server reads them."""
+
+    async def run() -> None:
+        async with serving(App()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            tracemalloc.start()
+            writer.write(CHUNKED + b"0\r\n")
+            with contextlib.suppress(ConnectionError):
+                for _ in range(1000):
+                    writer.write(rest)
+                    await writer.drain()
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert peak < 4 << 20
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_too_many_requests_sent_ahead_end_the_connection():
+    async def run() -> None:
+        app = App(wait=LIMIT)
+        async with serving(app) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write((POST + b"1234") * 100)
+            assert await time_to_end(reader) < LIMIT
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_body_that_nobody_reads_ends_its_connection_after_a_while(monkeypatch):
+    monkeypatch.setattr(client_connection, "MAX_UNREAD", 1 << 20)
+
+    async def refuse(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def run() -> None:
+        async with serving(refuse) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"POST / HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n")
+            assert b" 401 " in await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"x" * (1 << 19))  # so much may come, by a client that sends before it reads
+            with pytest.raises(ConnectionError):
+                for _ in range(1000):
+                    writer.write(b"x" * 10_000)
+                    await writer.drain()
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_connection_that_waits_longest_makes_room_and_none_that_is_answered():
+    async def run() -> None:
+        app = App(streams=True)
+        async with serving(app, max_connections=3) as address:
+            connections = [await asyncio.open_connection(*address)]
+            connections[0][1].write(POST + b"1234")
+            await connections[0][0].readexactly(1000)
+            for _ in range(3):
+                connections.append(await asyncio.open_connection(*address))
+                await asyncio.sleep(LIMIT / 20)
+            assert await time_to_end(connections[1][0]) < LIMIT / 4
+            assert not connections[2][0].at_eof() and not connections[3][0].at_eof()
+            await connections[0][0].readexactly(1000)
+            assert not app.was_left.is_set()
+            for _, writer in connections:
+                writer.close()
 
     asyncio.run(run())
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from serving import Server, serving
+from serving import Reply, Server, serving
 
 SMALL = ("--dtype", "float32", "--num-kv-blocks", "512")
 COMPUTES = {"prepare", "run", "sample"}
@@ -73,9 +73,17 @@ def test_what_the_ranks_are(server):
         assert one["kv_bytes"] == cluster["ranks"][0]["kv_bytes"]
 
 
-def test_steps_are_seen_while_they_run(server):
-    with load(server):
-        events = look(server, 3)
+@pytest.fixture(scope="module")
+def looked(server) -> tuple[list[dict], Reply]:
+    """Three seconds of events under load, and the trace of two of them."""
+    with load(server), ThreadPoolExecutor(1) as pool:
+        events = pool.submit(look, server, 3)
+        trace = server.ask("GET", "/v1/cluster/trace?seconds=2")
+        return events.result(), trace
+
+
+def test_steps_are_seen_while_they_run(looked):
+    events, _ = looked
     figures = [one for one in events if one["object"] == "cluster.stats"]
     assert 4 <= len(figures) <= 9, "about twice a second"
     assert max(one["generation_tokens_per_second"] for one in figures) > 10
@@ -99,12 +107,11 @@ def test_steps_are_seen_while_they_run(server):
     both = computed[0] & computed[1]
     assert len(both) > 20, "the ranks tell of the same steps"
     assert len(both & set(steps)) > 20
-    assert abs(time.time() * 1e6 - seen[-1]["end_us"]) < 10e6
+    assert abs(time.time() * 1e6 - seen[-1]["end_us"]) < 60e6
 
 
-def test_trace_of_some_seconds_has_a_track_for_each_rank(server):
-    with load(server):
-        reply = server.ask("GET", "/v1/cluster/trace?seconds=2")
+def test_trace_of_some_seconds_has_a_track_for_each_rank(looked):
+    _, reply = looked
     assert reply.headers["Content-Disposition"] == 'attachment; filename="labinfer-trace.json"'
     events = reply.body["traceEvents"]
     names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
@@ -131,9 +138,14 @@ def test_who_asks_for_a_head_alone_looks_at_nothing(server, path):
     assert (reply.status, reply.body) == (200, "") and time.monotonic() - begin < 5
 
 
-def test_nothing_is_recorded_when_nobody_looks(server):
+def test_nothing_is_recorded_when_whoever_looked_has_gone_away(server):
     with load(server):
-        look(server, 1)
+        with server.connect() as connection:
+            connection.sendall(b"GET /v1/cluster/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            data = b""
+            while b"cluster.steps" not in data:
+                data += connection.recv(1 << 16)
+        look(server, 1)  # and comes to the end of it
         time.sleep(1.2)  # what was under way has come
         count = len(server.get("/v1/cluster/trace")[1]["traceEvents"])
         assert count > 100
@@ -141,22 +153,7 @@ def test_nothing_is_recorded_when_nobody_looks(server):
         assert len(server.get("/v1/cluster/trace")[1]["traceEvents"]) == count
 
 
-def test_somebody_who_goes_away_no_longer_looks(server):
-    with load(server):
-        with server.connect() as connection:
-            connection.sendall(b"GET /v1/cluster/events HTTP/1.1\r\nHost: x\r\n\r\n")
-            data = b""
-            while b"cluster.steps" not in data:
-                data += connection.recv(1 << 16)
-        time.sleep(1.2)
-        count = len(server.get("/v1/cluster/trace")[1]["traceEvents"])
-        time.sleep(1.5)
-        assert len(server.get("/v1/cluster/trace")[1]["traceEvents"]) == count
-
-
-def test_figures_of_the_last_minutes_are_there_for_who_comes_later(server):
-    with load(server):
-        time.sleep(2.5)
+def test_figures_of_the_last_minutes_are_there_for_who_comes_later(server, looked):
     _, cluster = server.get("/v1/cluster")
     assert max(one["generation_tokens_per_second"] for one in cluster["history"]) > 10
     assert [one["time_us"] for one in cluster["history"]] == sorted(one["time_us"] for one in cluster["history"])
@@ -181,19 +178,15 @@ def test_query_that_means_nothing(server, query):
     server.ask("GET", f"/v1/cluster{query}").check_error(400, "invalid_request_error", None)
 
 
-def test_who_looks_is_told_of_the_end():
-    with serving(*SMALL) as server, ThreadPoolExecutor(1) as pool:
-        looking = pool.submit(look, server, 60)
-        time.sleep(1)
-        server.process.terminate()
-        assert isinstance(looking.result(timeout=20), list)
-
-
-def test_two_models_are_looked_at_apart():
+def test_two_models_are_looked_at_apart_until_the_end():
     with serving(*SMALL, "--model", "one=demo", "--model", "two=demo") as server, ThreadPoolExecutor(2) as pool:
         one, two = (pool.submit(look, server, 3, name) for name in ("one", "two"))
         time.sleep(0.5)
-        ask = body("for one") | {"model": "one", "max_tokens": 1500}
+        ask = body("for one") | {"model": "one", "max_tokens": 300}
         assert server.ask("POST", "/v1/completions", ask).status == 200
         assert any(event["object"] == "cluster.steps" and event["steps"] for event in one.result())
         assert not any(event["object"] == "cluster.steps" and event["steps"] for event in two.result())
+        looking = pool.submit(look, server, 60, "one")
+        time.sleep(1)
+        server.process.terminate()
+        assert isinstance(looking.result(timeout=20), list), "who looks is told of the end"

@@ -166,7 +166,7 @@ class TestLimits:
         for user in ("cleo", "dora", "emil"):
             first = fill(user)
             body = json.dumps({"prompt": "red", "user": user}).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
             for _ in range(2):
                 with server.connect() as connection:
                     connection.sendall(head + body)
@@ -220,7 +220,7 @@ class TestLimits:
     def test_prompt_that_fits_nowhere_costs_nothing(self, after_limits):
         for _ in range(2):
             reply = after_limits.complete(user="ian", prompt=[5] * 5000)
-            reply.check_error(400, "invalid_request_error", None)
+            reply.check_error(400, "invalid_request_error", "context_length_exceeded")
         assert after_limits.complete(user="ian").status == 200
 
 
@@ -249,7 +249,7 @@ class TestSlowAndGone:
 
     def test_client_that_does_not_read_holds_nothing_for_longer(self, hasty):
         body = json.dumps({"prompt": "red", "n": 16, "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
         connection = hasty.connect()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with connection:
@@ -259,7 +259,7 @@ class TestSlowAndGone:
 
     def test_whoever_hangs_up_leaves_nothing_behind(self, hasty):
         body = json.dumps({"prompt": "red", "n": 4, "max_tokens": 1900, "ignore_eos": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
         aborted = hasty.metric("vllm:request_success_total", finished_reason="abort")
         for data in (head + body, head + body[:-1]):
             with hasty.connect() as connection:
@@ -274,7 +274,7 @@ class TestSlowAndGone:
         halves = (
             b"",
             b"POST /v1/completions HT",
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
             + b"{" * 70_000,
             b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
         )
@@ -301,12 +301,12 @@ class TestSlowAndGone:
             (b"NONSENSE\r\n\r\n", 400),
             (b"GET / HTTP/9.9\r\n\r\n", 400),
             (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), 400),  # TLS
-            (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
             (b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
             (b"GET /" + b"a" * 300_000, 431),
             (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000, 431),
             (
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n",
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n",
                 413,
             ),
         ],
@@ -331,5 +331,5 @@ class TestSlowAndGone:
                 begin = time.monotonic()
                 assert hasty.get("/health")[0] == 200
                 times.append(time.monotonic() - begin)
-        long.result().check_error(400, "invalid_request_error", None)
+        long.result().check_error(400, "invalid_request_error", "context_length_exceeded")
         assert max(times) < 0.5, sorted(times)[-5:]

@@ -9,9 +9,11 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from serving import Server, Stream, wait_for
 
@@ -42,6 +44,7 @@ FACTS = ModelFacts(
     quantization="none",
     block_size=16,
     num_blocks=8,
+    max_num_seqs=4,
     pipeline_schedule="1f1b",
     ranks=[],
 )
@@ -87,15 +90,19 @@ class Host:
     As a context it is attached, and at the end gone without goodbye.
     """
 
-    def __init__(self, gateway: Gateway, text: str, finishes: bool = True):
+    def __init__(self, gateway: Gateway, text: str, finishes: bool = True, poison: str = "", facts: ModelFacts = FACTS):
         self._connection = gateway.connect_host()
         self.link = GatewayLink(self._connection)
-        self._token_ids = Tokenizer(DEMO).encode(text, add_special_tokens=False)
-        self._finishes, self._is_ending = finishes, False
+        tokenizer = Tokenizer(DEMO)
+        self._token_ids = tokenizer.encode(text, add_special_tokens=False)
+        self._poison = tokenizer.encode(poison, add_special_tokens=False) if poison else None
+        self._finishes, self._is_ending, self._facts = finishes, False, facts
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self.added: list[Add] = []
+        self.most_at_once = 0
 
     def __enter__(self) -> Host:
-        self.link.send(Attach([FACTS]))
+        self.link.send(Attach([self._facts]))
         self._thread.start()
         return self
 
@@ -107,9 +114,20 @@ class Host:
     def _run(self) -> None:
         with contextlib.suppress(BrokenLink):  # the gateway ends first where the host says goodbye
             while not self._is_ending:
-                for frame in self.link.receive(0.02):
-                    if isinstance(frame, Add):
-                        self._answer(frame.request.key)
+                adds = [frame for frame in self.link.receive(0.02) if isinstance(frame, Add)]
+                self.most_at_once = max(self.most_at_once, len(adds))
+                self.added += adds
+                if self._poison in [add.request.prompt_token_ids for add in adds]:
+                    for add in adds:
+                        self.link.send(Accepted(add.request.key))
+                    self._connection.shutdown(socket.SHUT_RDWR)  # it dies of that request
+                    return
+                for add in adds:
+                    self._answer(add.request.key)
+
+    def wait_dead(self) -> None:
+        self._thread.join(END_SECONDS)
+        assert not self._thread.is_alive()
 
     def _answer(self, key: str) -> None:
         self.link.send(Accepted(key))
@@ -122,21 +140,81 @@ def wait_ready(gateway: Gateway) -> None:
     wait_for(lambda: gateway.get("/ready")[0] == 200, END_SECONDS)
 
 
-def test_requests_flow_again_with_another_host():
-    with gateway(outlives_host=True) as server:
+def test_stream_goes_on_with_another_host():
+    """Which is given the tokens that there are, and nothing twice."""
+    with gateway(outlives_host=True) as server, ThreadPoolExecutor() as threads:
         check_without_host(server)
+        assert server.get("/health")[1]["status"] == "loading"
+        with Host(server, "red blue", finishes=False):
+            wait_ready(server)
+            stream = Stream(server, {"max_tokens": 60}).wait_begun()
+            assert server.get("/health")[1]["status"] == "ok"
+        wait_for(lambda: server.get("/ready")[0] == 503, END_SECONDS)
+        assert server.get("/health")[1]["status"] == "recovering"
+        later = threads.submit(Stream, server, {"prompt": "green", "max_tokens": 60})  # waits for the next host
+        with Host(server, " green") as host:
+            assert (stream.finish().text, stream.finish_reason) == ("red blue green", "length")
+            assert (later.result(END_SECONDS).finish().text, later.result().finish_reason) == (" green", "length")
+            trial, second = host.added
+            assert trial.admitted and not second.admitted
+            assert Tokenizer(DEMO).decode(list(trial.request.output_token_ids)) == "red blue"
+            assert second.request.output_token_ids == ()
+            wait_ready(server)
+            host.link.send(Bye())
+            assert server.process.wait(END_SECONDS) == 0
+
+
+def test_several_answers_go_on_one_by_one_with_their_own_seeds():
+    with gateway(outlives_host=True) as server:
+        with Host(server, "red", finishes=False):
+            wait_ready(server)
+            stream = Stream(server, {"max_tokens": 60, "n": 2, "seed": 7}).wait_begun()
+        with Host(server, " green") as host:
+            stream.finish()
+            # Of the two answers only the first had begun. Both go on alone; the second again, when the trial is over.
+            requests = [add.request for add in host.added]
+            assert [(one.sampling.n, one.sampling.seed) for one in requests] == [(1, 7), (1, 8), (1, 8)]
+            assert [len(one.output_token_ids) > 0 for one in requests] == [True, False, False]
+
+
+def test_request_that_engines_die_of_is_given_up_alone():
+    with gateway(outlives_host=True) as server:
+        with Host(server, "red", finishes=False):
+            wait_ready(server)
+            streams = [Stream(server, {"max_tokens": 60}).wait_begun() for _ in range(3)]
+        with Host(server, " blue" * 20, finishes=False, poison="poison") as host:
+            wait_for(lambda: len(host.added) == 6, END_SECONDS)  # each alone, and then all
+            poison = Stream(server, {"prompt": "poison", "max_tokens": 60})
+            host.wait_dead()
+        with Host(server, " blue" * 20, finishes=False, poison="poison") as host:
+            host.wait_dead()
+            assert host.most_at_once == 1
+            assert host.added[-1].request.prompt_token_ids == Tokenizer(DEMO).encode("poison")
+        error = poison.finish().error
+        assert error["code"] == "engine_failed" and "2 times while it ran this request" in error["message"]
+        with Host(server, " green"):
+            for stream in streams:
+                assert stream.finish().finish_reason == "length"
+                assert stream.text.startswith("red blue") and stream.text.endswith(" green")
+
+
+def test_answers_do_not_go_on_with_another_model():
+    with gateway(outlives_host=True) as server:
+        with Host(server, "red", finishes=False):
+            wait_ready(server)
+            stream = Stream(server, {"max_tokens": 60}).wait_begun()
+        with Host(server, "green", facts=msgspec.structs.replace(FACTS, max_model_len=32)):
+            error = stream.finish().error
+            assert error["code"] == "engine_failed" and "other models" in error["message"]
+            wait_for(lambda: server.complete(max_tokens=1).status == 200, END_SECONDS)
+
+
+def test_stream_fails_with_a_host_that_the_gateway_does_not_outlive():
+    with gateway(outlives_host=False) as server:
         with Host(server, "red blue", finishes=False):
             wait_ready(server)
             stream = Stream(server, {"max_tokens": 60}).wait_begun()
         assert stream.finish().error["code"] == "engine_failed"
-        wait_for(lambda: server.get("/ready")[0] == 503, END_SECONDS)
-        check_without_host(server)
-        with Host(server, "green") as host:
-            wait_ready(server)
-            reply = server.complete(max_tokens=1)
-            assert (reply.status, reply.body["choices"][0]["text"].strip()) == (200, "green")
-            host.link.send(Bye())
-            assert server.process.wait(END_SECONDS) == 0
 
 
 def check_without_host(server: Gateway) -> None:
@@ -158,43 +236,40 @@ def test_who_comes_while_there_is_a_host_waits_for_its_end():
             assert server.complete(max_tokens=1).body["choices"][0]["text"].strip() == "green"
 
 
-@pytest.mark.parametrize(
-    ("hello", "says"),
-    [
-        (Hello(labinfer.__version__, "another secret", ["demo"]), "token"),
-        (Hello("0.0.0", TOKEN, ["demo"]), "it is version 0.0.0"),
-        (Hello(labinfer.__version__, TOKEN, ["other"]), "it has the models other"),
-    ],
-)
-def test_host_that_does_not_belong_here_is_rejected(hello, says):
+STRANGERS = [
+    (Hello(labinfer.__version__, "another secret", ["demo"]), "token"),
+    (Hello("0.0.0", TOKEN, ["demo"]), "it is version 0.0.0"),
+    (Hello(labinfer.__version__, TOKEN, ["other"]), "it has the models other"),
+]
+NO_GREETINGS = (b"", pack(Stats([])), b"\xff" * 64)
+
+
+def test_gateway_takes_in_its_own_host_alone_and_ends_with_it():
     with gateway(outlives_host=False) as server:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(server.directory / local_socket.NAME))
-            connection.sendall(pack(hello))
-            link = GatewayLink(connection)
-            (frame,) = link.receive(END_SECONDS)
-            assert isinstance(frame, Rejected) and says in frame.message
-            with pytest.raises(BrokenLink):
-                link.receive(END_SECONDS)
-        with Host(server, "red"):  # and the gateway still waits for its own
-            wait_ready(server)
-
-
-@pytest.mark.parametrize("data", [b"", pack(Stats([])), b"\xff" * 64], ids=["nothing", "another frame", "no frame"])
-def test_who_does_not_say_who_it_is_is_hung_up_on(data):
-    with gateway(outlives_host=False) as server:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(server.directory / local_socket.NAME))
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(END_SECONDS)
-            assert connection.recv(1) == b""
-        with Host(server, "red"):
-            wait_ready(server)
-
-
-def test_gateway_ends_with_its_host():
-    with gateway(outlives_host=False) as server:
+        for hello, says in STRANGERS:
+            check_rejected(server, hello, says)
+        for data in NO_GREETINGS:
+            check_hung_up_on(server, data)
         with Host(server, "red"):
             wait_ready(server)
         assert server.process.wait(END_SECONDS) == 0
+
+
+def check_rejected(server: Gateway, hello: Hello, says: str) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.directory / local_socket.NAME))
+        connection.sendall(pack(hello))
+        link = GatewayLink(connection)
+        (frame,) = link.receive(END_SECONDS)
+        assert isinstance(frame, Rejected) and says in frame.message
+        with pytest.raises(BrokenLink):
+            link.receive(END_SECONDS)
+
+
+def check_hung_up_on(server: Gateway, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.directory / local_socket.NAME))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(END_SECONDS)
+        assert connection.recv(1) == b"", data

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from labinfer.gateway.metrics import Metrics, length_buckets
 from labinfer.link.stats import NUM_STEP_BUCKETS, STEP_TOKEN_BUCKETS, EngineStats, RankStats, step_bucket
+from labinfer.rank_stats import ExpertReads
 
 A = {"model_name": "a", "engine": "0"}
 B = {"model_name": "b", "engine": "0"}
@@ -221,6 +222,7 @@ STATS = EngineStats(
             private_memory=1 << 20,
             peak_memory=1 << 22,
             expert_tokens={3: [0, 7], 1: [5, 2]},
+            expert_reads=ExpertReads(hits=30, misses=10, bytes_read=4000, stall_time=0.25),
         ),
         RankStats(
             rank=1,
@@ -284,6 +286,15 @@ def test_tokens_of_each_expert_are_shown_by_layer(metrics):
     for layer, expert, count in (("3", "0", 0), ("3", "1", 7), ("1", "0", 5)):
         labels = {"model_name": "a", "layer": layer, "expert": expert}
         assert page.value("labinfer:expert_tokens_total", labels) == count
+
+
+def test_experts_in_a_file_are_counted_where_they_are(metrics):
+    metrics.update_engine(STATS)
+    page = Page(metrics)
+    first = {"model_name": "a", "rank": "0", "stage": "0", "tp_rank": "0"}
+    for name, value in {"hits": 30, "misses": 10, "read_bytes": 4000, "stall_seconds": 0.25}.items():
+        assert page.value(f"labinfer:expert_{name}_total", first) == value, name
+        assert not page.has(f"labinfer:expert_{name}_total", first | {"rank": "1", "stage": "1"}), name
 
 
 def test_age_of_a_step_grows_while_there_is_work_and_no_report(metrics, clock):

@@ -110,6 +110,20 @@ class TestBodies:
         assert reply.status == 200
         assert reply.body["usage"]["completion_tokens"] == 1
 
+    def test_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(self, server):
+        text = "a" * 900_000
+        bodies = [
+            (COMPLETIONS, {"prompt": text}),
+            (COMPLETIONS, {"prompt": ["a", text]}),
+            (EMBEDDINGS, {"input": text}),
+        ]
+        bodies += [(CHAT, {"messages": [{"role": "user", "content": text}]}), ("/tokenize", {"prompt": text})]
+        bodies += [(COMPLETIONS, {"prompt": [1] * 300_000})]
+        for path, body in bodies:
+            reply = server.ask("POST", path, body)
+            reply.check_error(400, "invalid_request_error", "context_length_exceeded")
+            assert reply.error["message"].startswith("This model's maximum context length is ")
+
     def test_long_json_key_is_refused(self, server):
         reply = server.ask("POST", COMPLETIONS, json.dumps({"k" * 500_000: 1}).encode())
         reply.check_error(400, "invalid_request_error", None)
@@ -132,7 +146,7 @@ class TestBodies:
     def test_pieces(self, server):
         body = b'{"prompt": "a", "max_tokens": 1}'
         pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         assert answers(server, head + pieces)[0].status == 200
         too_many = b"%x\r\n" % (2 << 20) + b" " * (2 << 20) + b"\r\n0\r\n\r\n"
         answers(server, head + too_many)[0].check_error(413, "invalid_request_error", "request_too_large")
@@ -156,18 +170,30 @@ class TestHeads:
     @pytest.mark.parametrize(
         "path", ["/health/", "//health", "/v1/completions/", "/v1/requests//cancel", "/%ff", "/" + "a" * 9999]
     )
-    @pytest.mark.parametrize("host", [b"x", b"[", b"evil.example", b"\xff\xfe", b""])
+    @pytest.mark.parametrize("host", [b"localhost", b"127.0.0.1:1", b"[::1]:8000", b""])
     def test_paths_that_lead_nowhere(self, server, path, host):
         head = b"GET %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (path.encode(), host)
         reply = answers(server, head)[0]
         reply.check_error(404, "invalid_request_error", None)
         assert "location" not in reply.headers
 
-    @pytest.mark.parametrize("host", [b"[", b"\xff"])
-    def test_host_that_is_none(self, server, host):
-        assert answers(server, b"GET /v1/models HTTP/1.1\r\nHost: %b\r\n\r\n" % host)[0].status == 200
-        reply = answers(server, b"PUT /v1/models HTTP/1.1\r\nHost: %b\r\n\r\n" % host)[0]
-        reply.check_error(405, "invalid_request_error", "method_not_allowed")
+    @pytest.mark.parametrize(
+        "host", [b"[", b"\xff", b"x", b"evil.example:8000", b"localhost.evil.example", b"127.0.0.1.a"]
+    )
+    @pytest.mark.parametrize("head", [b"GET /v1/models", b"PUT /v1/models", b"GET /nothing"])
+    def test_name_that_is_none_of_the_servers(self, server, host, head):
+        reply = answers(server, b"%b HTTP/1.1\r\nHost: %b\r\n\r\n" % (head, host))[0]
+        reply.check_error(421, "invalid_request_error", "host_not_allowed")
+        assert "--allowed-hosts" in reply.error["message"]
+
+    @pytest.mark.parametrize("origin", ["null", "http://evil.example", "http://localhost:1", "https://", "é"])
+    def test_page_of_another_server_changes_nothing(self, server, origin):
+        reply = server.ask("POST", "/v1/requests/x/cancel", b"", Origin=origin)
+        reply.check_error(403, "invalid_request_error", "origin_not_allowed")
+        assert server.ask("GET", "/v1/models", Origin=origin).status == 200
+
+    def test_page_of_this_server_may_ask(self, server):
+        assert server.ask("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 1}, Origin=server.url).status == 200
 
     def test_head_alone_is_that_of_the_answer(self, server):
         full, head = server.ask("GET", "/v1/models"), server.ask("HEAD", "/v1/models")
@@ -193,11 +219,11 @@ class TestHeads:
     def test_requests_sent_ahead_are_answered_in_their_order(self, server):
         body = b'{"prompt": "a", "max_tokens": 3}'
         work = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
             % len(body)
         )
         parts = [work + b"x-request-id: r%d\r\n\r\n" % number + body for number in range(4)]
-        parts.insert(2, b"GET /nothing HTTP/1.1\r\nHost: x\r\nx-request-id: none\r\n\r\n")
+        parts.insert(2, b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nx-request-id: none\r\n\r\n")
         replies = answers(server, b"".join(parts), len(parts))
         assert [reply.headers["x-request-id"] for reply in replies] == ["r0", "r1", "none", "r2", "r3"]
         assert [reply.status for reply in replies] == [200, 200, 404, 200, 200]

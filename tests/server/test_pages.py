@@ -32,10 +32,10 @@ class Client:
 
     def get(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
         async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=self._transport, base_url="http://test") as client:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://localhost") as client:
                 request = client.build_request(method, "/", headers=headers)
                 request.url = httpx.URL(
-                    scheme="http", host="test", raw_path=path.encode()
+                    scheme="http", host="localhost", raw_path=path.encode()
                 )  # as it stands, ".." and all
                 return await client.send(request)
 

@@ -25,6 +25,7 @@ VOCAB_SIZE = 3072
 MAX_PROMPTS, MAX_TOKENS = 2, 4
 CONFIG = {"seed": 1, "generation": {"deterministic": True, "database": "none", "no-shrink": True}}
 REASONS = (
+    "This model.s maximum context length is [0-9]+ tokens",
     "the prompt has [0-9]+ tokens, but at most",
     "(prompt|input) [0-9]+ is empty",
     "min_tokens [0-9]+ is more than max_tokens",
@@ -53,7 +54,6 @@ REASONS = (
     "the chat template refuses these messages",
     "this model's chat template has no place for tools",
     "chat_template_kwargs",
-    "reasoning_effort=",
 )
 """Why a request may be refused that breaks no rule a JSON schema has."""
 

@@ -29,6 +29,10 @@ GLM_TAGS = (
     "\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
 )
 MINIMAX_TAGS = '\n<parameter name="city">Paris</parameter>\n<parameter name="days">3</parameter>\n'
+DSML_TAGS = (
+    '\n<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>'
+    '\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+)
 KIMI = [
     f"<|tool_call_begin|>functions.weather:{index}<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>"
     for index in (0, 1)
@@ -45,11 +49,14 @@ ONE_CALL = {
     "kimi": f"<|tool_calls_section_begin|>{KIMI[0]}<|tool_calls_section_end|>",
     "deepseek_v3": f"<｜tool▁calls▁begin｜>{DEEPSEEK}<｜tool▁calls▁end｜>",
     "deepseek_v31": f"<｜tool▁calls▁begin｜>{DEEPSEEK_31}<｜tool▁calls▁end｜>",
+    "deepseek_v32": f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">{DSML_TAGS}</｜DSML｜invoke>\n'
+    "</｜DSML｜function_calls>",
     "mistral": f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
     "mistral_json": f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]',
     "hunyuan": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</tool_calls>',
     "llama3": f'{{"name": "weather", "parameters": {ARGUMENTS}}}',
     "harmony": HARMONY,
+    "ernie": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
 }
 """A call of ``weather`` in each format."""
 
@@ -62,15 +69,21 @@ TWO_CALLS = {
     "kimi": f"<|tool_calls_section_begin|>{KIMI[0]}{KIMI[1]}<|tool_calls_section_end|>",
     "deepseek_v3": f"<｜tool▁calls▁begin｜>{DEEPSEEK}\n{DEEPSEEK}<｜tool▁calls▁end｜>",
     "deepseek_v31": f"<｜tool▁calls▁begin｜>{DEEPSEEK_31}{DEEPSEEK_31}<｜tool▁calls▁end｜>",
+    "deepseek_v32": f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">{DSML_TAGS}</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
     "mistral": ONE_CALL["mistral"] * 2,
     "mistral_json": f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]',
     "hunyuan": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]</tool_calls>',
     "harmony": f"{HARMONY}<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{ARGUMENTS}",
+    "ernie": ONE_CALL["ernie"] + "\n" + ONE_CALL["ernie"],
 }
 
 THOUGHTS = {
     **dict.fromkeys(
-        ("hermes", "qwen_xml", "glm", "minimax", "kimi", "deepseek_v3", "deepseek_v31", "hunyuan", "think"),
+        (
+            *("hermes", "qwen_xml", "glm", "minimax", "kimi", "hunyuan", "ernie", "think"),
+            *("deepseek_v3", "deepseek_v31", "deepseek_v32"),
+        ),
         ("<think>\nIt < 5, so\n</think>\n\n", "It < 5, so"),
     ),
     "mistral": ("[THINK]It < 5, so[/THINK]", "It < 5, so"),
@@ -80,6 +93,7 @@ THOUGHTS = {
 
 ANSWERS = {
     "hunyuan": ("<answer>\nIt is **2**.", "It is **2**."),
+    "ernie": ("<response>\nIt is **2**.\n</response>\n", "It is **2**."),
     "harmony": ("<|channel|>final<|message|>It is **2**.", "It is **2**."),
 }
 """Content where it has anchors of its own, and what it says."""
@@ -93,6 +107,9 @@ def replies(name: str) -> list[str]:
     for calls in (ONE_CALL.get(name), TWO_CALLS.get(name)):
         if calls:
             texts += [calls, thought + calls]
+    texts.append(
+        (thought + (ONE_CALL.get(name) or answer)).replace("Paris", "北京 🦊 e\u0301").replace("It", "Été，👩‍👧")
+    )
     if name not in ANSWERS and name in ONE_CALL and name != "llama3":
         texts += ["Let me look.\n" + ONE_CALL[name], thought + "Look.\n\n" + ONE_CALL[name] + "\n"]
     return texts

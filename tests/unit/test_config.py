@@ -40,7 +40,10 @@ SAMPLING_FLAGS = {
     "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--min-tokens", "--n",
     "--num-beams", "--length-penalty",
 }  # fmt: skip
-GENERATE_FLAGS = ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--output", "--report"}
+GENERATE_FLAGS = (
+    ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--max-line-size", "--output", "--report"}
+    | {"--overwrite", "--resume", "--retry-errors", "--progress"}
+)  # fmt: skip
 CHAT_FLAGS = (
     (ENGINE_FLAGS | SAMPLING_FLAGS | {"--url", "--api-key", "--system"})
     - {"--trace", "--profile", "--n", "--num-beams", "--length-penalty"}
@@ -93,7 +96,7 @@ def test_set_of_flags_is_frozen(command, flags):
 
 def test_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
-    assert set(COMMANDS) == {"generate", "serve", "chat", "plan"} | benchmarks
+    assert set(COMMANDS) == {"generate", "serve", "chat", "plan", "supervise"} | benchmarks
 
 
 @pytest.mark.parametrize("command", COMMANDS)

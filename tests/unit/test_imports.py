@@ -16,15 +16,16 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "commands gateway terminal bench group weights spmd config sampling_params",
-    "commands": "gateway host terminal batch bench llm jsonl outputs executor layout group "
-    "engine worker functions comm prompts text observe weights spmd config sampling_params",
-    "gateway": "link recommended_sampling openai input_processor outputs pooling engine "
-    "protocol prompts text observe config sampling_params rank_stats",
+    "cli": "commands supervisor gateway terminal bench group observe weights spmd config sampling_params",
+    "commands": "supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
+    "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
+    "supervisor": "gateway host link spmd config clock",
+    "gateway": "link recommended_sampling openai input_processor outputs pooling group engine "
+    "protocol prompts text observe spmd config sampling_params rank_stats",
     "host": "link llm recommended_sampling engine comm rank_stats",
     "link": "engine rank_stats",
     "terminal": "llm recommended_sampling outputs group engine prompts text config sampling_params",
-    "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe sampling_params",
+    "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
     "bench": "llm jsonl outputs engine prompts observe config sampling_params",
     "llm": "input_processor outputs pooling executor layout group engine worker "
     "prompts text observe plan spmd config sampling_params rank_stats clock",
@@ -48,7 +49,7 @@ MAY_IMPORT = {
     "text": "weights structured_outputs nesting",
     "observe": "plan rank_stats",
     "plan": "",
-    "weights": "",
+    "weights": "native",
     "spmd": "",
     "config": "sampling_params",
     "native": "",

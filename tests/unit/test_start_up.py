@@ -65,6 +65,12 @@ def test_wrong_command_line_is_refused_without_heavy_imports(arguments):
     assert not modules & HEAVY
 
 
+def test_run_imports_nothing_that_it_has_no_use_for():
+    status, modules = run_watched(["--prompt", "17 + 25 = ?", "--threads", "1"])
+    assert status == 0 and "torch" in modules
+    assert not modules & {"sympy", "matplotlib", "transformers", "starlette"}
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize("arguments", [["--help"], ["--modle", "x"]], ids=["help", "unknown flag"])
 def test_it_takes_little_time(arguments):

@@ -9,8 +9,11 @@ from safetensors.torch import save_file
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.providers import reference_registry
 from labinfer.layers.context import StageContext
+from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.models.registry import load_config, model_class
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -42,6 +45,7 @@ def model_of(
     quantization="auto",
     registry=None,
     comm=None,
+    experts="columns",
 ):
     """One rank's share, uninitialised; ``layers`` (begin, end) makes it a stage, ``names`` another family.
 
@@ -63,6 +67,7 @@ def model_of(
         is_first=begin == 0,
         is_last=end == config.num_layers,
         form=lambda matrix: config.formats(matrix).form(quantization),
+        experts=experts,
         names=names,
     )
     model = model_class(config)(config, ctx)
@@ -111,3 +116,22 @@ def load(directory, **share):
     model = model_of(load_config(directory), **share)
     load_weights(model, checkpoint, torch.device("cpu"), lambda done, total: None)
     return model, checkpoint
+
+
+def prompt_logits(model, num_tokens: int = 9) -> torch.Tensor | None:
+    """Of a prompt's tokens, by a model of one layer."""
+    model.make_rotary_tables(16, torch.device("cpu"))
+    attention = model.model.layers["0"].self_attn
+    caches = [LayerCache(*(torch.zeros(1, 16, attention._shard.num_kv, 32) for _ in range(2)))]
+    positions = torch.arange(num_tokens)
+    batch = ModelInputBatch(
+        token_ids_T=positions * 3,
+        positions_T=positions,
+        attention=AttentionBatch.build([0, num_tokens], [num_tokens], [[0]], torch.device("cpu")),
+        slots_T=positions,
+        sample_rows_B=positions,
+        prompt_rows=[],
+        pooled=[],
+    )
+    with torch.inference_mode():
+        return model.logits(model(batch, None, caches))

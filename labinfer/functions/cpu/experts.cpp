@@ -1,19 +1,13 @@
 // The gated MLPs of a layer's experts, each for the tokens that chose it, in one call.
-#include "panel.h"
-#include "rounded.h"
+#include "experts.h"
 
 namespace {
 
 constexpr int64_t READING = 6;  // rows whose products with a panel take about as long as reading it from memory
 
-// A rank's experts of a layer; bits of a weight: 16, 8 or 4.
-struct Experts {
-  const uint8_t* const* data;  // where each one is; null for one that has no part in a call
-  int64_t count, hidden, columns, bits, group;
-};
-
-// The activations of a call, bfloat16 or, with wide, float32, and where its sums are kept. A call may come in parts, each
-// with some of the experts; the first part begins the sums, and the last one gives them out.
+// The activations of a call, bfloat16 or, with wide, float32, as beside weights in float16 and float32, and where its sums
+// are kept. A call may come in parts, each with some of the experts; the first part begins the sums, and the last one gives
+// them out.
 struct Call {
   const void* x;
   const int64_t* ids;    // (tokens, slots)
@@ -63,18 +57,6 @@ struct Routing {
   }
 };
 
-// The form of weights in bfloat16, as rounded.h has those of whole numbers.
-template <typename Kernel>
-struct Dense {
-  static constexpr int ROWS = Kernel::ROWS;
-  static constexpr bool OUTPUT_SCALES = false;
-  int64_t inputs;
-
-  explicit Dense(int64_t inputs, int64_t = 0) : inputs(inputs) {}
-  int64_t padded() const { return up_to(inputs, 2); }
-  int64_t panel_bytes() const { return PANEL * padded() * sizeof(bf16); }
-};
-
 // Rows of inputs of any form, and blocks of them, as one thread multiplies them.
 template <typename Form>
 class Rows {
@@ -114,59 +96,39 @@ template <typename Kernel>
 class Rows<Dense<Kernel>> {
  public:
   using Form = Dense<Kernel>;
+  using Activation = typename Kernel::Activation;
   struct Block {
     const typename Kernel::Input* x;
     int64_t stride;
   };
   static constexpr int64_t NUMBER = sizeof(typename Kernel::Input);
 
-  void set(const Form&, const bf16* rows_in, int64_t, int64_t apart, int) { x = rows_in, stride = apart; }
+  void set(const Form&, const Activation* rows_in, int64_t, int64_t apart, int) { x = rows_in, stride = apart; }
 
   Block take(const Form&, int64_t first, int64_t count) const {
     return {Kernel::inputs(x + first * stride, count * stride), stride};
   }
 
   Block gather(const Form& form, const int64_t* numbers, int64_t count) const {
-    static thread_local std::vector<bf16> near;
+    static thread_local std::vector<Activation> near;
     int64_t padded = form.padded();
     if (int64_t(near.size()) < count * padded) near.resize(count * padded);
     for (int64_t row = 0; row < count; ++row) {
       near[(row + 1) * padded - 1] = 0;
-      std::memcpy(&near[row * padded], x + numbers[row] * stride, form.inputs * sizeof(bf16));
+      std::memcpy(&near[row * padded], x + numbers[row] * stride, form.inputs * sizeof(Activation));
     }
     return {Kernel::inputs(near.data(), count * padded), padded};
   }
 
   static void multiply(const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel, const float*,
                        float, float* out) {
-    panel_of<Kernel>(count)(in.x + first * in.stride, in.stride, (const bf16*)panel, form.padded() / 2, out);
+    panel_of<Kernel>(count)(in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
+                            form.padded() / Kernel::STEP, out);
   }
 
  private:
-  const bf16* x;
+  const Activation* x;
   int64_t stride;
-};
-
-// Where the parts of an expert are in its memory: panels of gate and up, each of 16 gates and the 16 ups that go with them,
-// then those of down; in int8 the outputs' scales after their panels; last the units of both matrices. Columns are filled
-// up to 16 and outputs of down to 32, with zeros.
-template <typename Form>
-struct Layout {
-  int64_t hidden, columns;
-  Form gate_up, down;
-  int64_t gate_panels = (columns + WIDTH - 1) / WIDTH, down_panels = (hidden + PANEL - 1) / PANEL;
-
-  Layout(int64_t hidden, int64_t columns, int64_t group)
-      : hidden(hidden), columns(columns), gate_up(hidden, group), down(columns, group) {}
-
-  int64_t gate_scales() const { return gate_panels * gate_up.panel_bytes(); }
-  int64_t down_begin() const { return gate_scales() + scales(gate_panels); }
-  int64_t down_scales() const { return down_begin() + down_panels * down.panel_bytes(); }
-  int64_t units() const { return down_scales() + scales(down_panels); }
-  int64_t bytes() const { return up_to(units() + 2 * sizeof(float), 64); }
-
- private:
-  static int64_t scales(int64_t panels) { return Form::OUTPUT_SCALES ? panels * PANEL * sizeof(float) : 0; }
 };
 
 // Some panels of a packed matrix, and what its products are multiplied with.
@@ -185,11 +147,14 @@ Panels panels_of(const uint8_t* expert, const Layout<Form>& layout, bool is_down
 }
 
 // Products of rows with panels. take(first, count) is a block of rows; each(panel, row, sums) is given 32 outputs of a row.
+// Panels are read from memory for every block of rows, so blocks are of like size and rather a half larger than the part of
+// the cache that is theirs than one more.
 template <typename Form, typename Take, typename Each>
 void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Each each) {
   constexpr int ROWS = Form::ROWS;
   alignas(64) float block[ROWS * PANEL];
-  int64_t together = std::max<int64_t>(ROWS, CACHE / (form.padded() * Rows<Form>::NUMBER) / ROWS * ROWS);
+  int64_t blocks = std::max<int64_t>(1, (rows * form.padded() * Rows<Form>::NUMBER + CACHE / 2) / CACHE);
+  int64_t together = (rows + blocks - 1) / blocks;
   for (int64_t first = 0; first < rows; first += together) {
     int64_t count = std::min(together, rows - first), passes = (count + ROWS - 1) / ROWS;
     int64_t step = (count + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
@@ -279,62 +244,23 @@ void run(const Layout<Form>& layout, const uint8_t* const* experts, const Routin
   multiply_downs(layout, experts, routing, hidden, call.sums ? call.sums : own_sums.data(), (T*)call.out, call, threads);
 }
 
+template <typename Form>
+void run_with(const Layout<Form>& layout, const Experts& experts, const Routing& routing, const Call& call, int threads) {
+  if (call.wide) run<float>(layout, experts.data, routing, call, threads);
+  else run<bf16>(layout, experts.data, routing, call, threads);
+}
+
+template <typename Kernel>
+void run_with(const Layout<Dense<Kernel>>& layout, const Experts& experts, const Routing& routing, const Call& call,
+              int threads) {
+  run<typename Kernel::Activation>(layout, experts.data, routing, call, threads);
+}
+
 template <typename Kernel>
 void run_experts(const Experts& experts, const Call& call, int threads) {
   static thread_local Routing routing;
   routing.sort(call, experts);
-  auto with = [&](const auto& layout) {
-    if (call.wide) run<float>(layout, experts.data, routing, call, threads);
-    else run<bf16>(layout, experts.data, routing, call, threads);
-  };
-  int64_t hidden = experts.hidden, columns = experts.columns, group = experts.group;
-  if (experts.bits == 4) with(Layout<Int4>(hidden, columns, group));
-  else if (experts.bits == 8) with(Layout<Int8>(hidden, columns, group));
-  else run<bf16>(Layout<Dense<Kernel>>(hidden, columns, group), experts.data, routing, call, threads);
-}
-
-// Rows of a matrix to panels; row(output) is where one begins, null for one of zeros.
-template <typename T, typename Row>
-void pack_panels(const Dense<Fma>& form, Row row, uint8_t* data, float*, int64_t outputs, float, int threads) {
-  int64_t padded = form.padded();
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<bf16> rows(PANEL * padded);
-    const bf16* found[PANEL];
-    for (int i = 0; i < PANEL; ++i) found[i] = &rows[i * padded];
-#pragma omp for
-    for (int64_t first = 0; first < outputs; first += PANEL) {
-      for (int i = 0; i < PANEL; ++i) {
-        const bf16* from = first + i < outputs ? row(first + i) : nullptr;
-        if (from) std::memcpy(&rows[i * padded], from, form.inputs * sizeof(bf16));
-        else std::memset(&rows[i * padded], 0, form.inputs * sizeof(bf16));
-      }
-      pack_panel(found, padded, (bf16*)(data + first / PANEL * form.panel_bytes()));
-    }
-  }
-}
-
-template <typename T, typename Form, typename Row>
-void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_t outputs, float unit, int threads) {
-  quantize<T>(form, row, data, scales, outputs, unit, threads);
-}
-
-// gate_up (2 columns, hidden), gates first, and down (hidden, columns) to the memory of an expert.
-template <typename Form, typename T>
-void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* to, float gate_up_unit, float down_unit,
-          int threads) {
-  int64_t hidden = layout.hidden, columns = layout.columns;
-  auto gate_or_up = [=](int64_t output) -> const T* {
-    int64_t column = output / PANEL * WIDTH + output % WIDTH;
-    bool is_up = output % PANEL >= WIDTH;
-    return column < columns ? gate_up + (is_up * columns + column) * hidden : nullptr;
-  };
-  pack_panels<T>(layout.gate_up, gate_or_up, to, (float*)(to + layout.gate_scales()), layout.gate_panels * PANEL,
-                 gate_up_unit, threads);
-  pack_panels<T>(layout.down, [=](int64_t output) { return down + output * columns; }, to + layout.down_begin(),
-                 (float*)(to + layout.down_scales()), hidden, down_unit, threads);
-  store(to + layout.units(), gate_up_unit);
-  store(to + layout.units() + sizeof(float), down_unit);
+  with_layout<Kernel>(experts, [&](const auto& layout) { run_with(layout, experts, routing, call, threads); });
 }
 
 }  // namespace
@@ -342,28 +268,8 @@ void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* 
 // Plain C functions over pointers, called through ctypes. They check nothing: experts.py checks shapes and types.
 extern "C" {
 
-// Bytes of one expert.
-int64_t expert_bytes(int64_t hidden, int64_t columns, int64_t bits, int64_t group) {
-  if (bits == 4) return Layout<Int4>(hidden, columns, group).bytes();
-  if (bits == 8) return Layout<Int8>(hidden, columns, group).bytes();
-  return Layout<Dense<Fma>>(hidden, columns, group).bytes();
-}
-
-// See pack. Weights are bfloat16 or, with wide, float32; units are powers of two for the scales of int4, else 1.
-void pack_expert(const Experts* experts, int64_t number, const void* gate_up, const void* down, float gate_up_unit,
-                 float down_unit, int wide, int threads) {
-  uint8_t* to = const_cast<uint8_t*>(experts->data[number]);
-  auto with = [&](const auto& layout) {
-    if (wide) pack(layout, (const float*)gate_up, (const float*)down, to, gate_up_unit, down_unit, threads);
-    else pack(layout, (const bf16*)gate_up, (const bf16*)down, to, gate_up_unit, down_unit, threads);
-  };
-  int64_t hidden = experts->hidden, columns = experts->columns, group = experts->group;
-  if (experts->bits == 4) with(Layout<Int4>(hidden, columns, group));
-  else if (experts->bits == 8) with(Layout<Int8>(hidden, columns, group));
-  else pack(Layout<Dense<Fma>>(hidden, columns, group), (const bf16*)gate_up, (const bf16*)down, to, 1.0f, 1.0f, threads);
-}
 // out (tokens, hidden) = for each token of x the weighted sum of what the experts give that its ids name; ids are those of
-// the model, of which the first here is given, and others add nothing. float32 activations go with whole numbers only.
+// the model, of which the first here is given, and others add nothing.
 void experts(const Experts* experts, const Call* call, int threads) { run_experts<Fma>(*experts, *call, threads); }
 
 #ifdef __AVX512BF16__

@@ -1,20 +1,21 @@
-"""Experts of a mixture over compiled functions, in bfloat16, int8 and int4."""
+"""Experts of a mixture over compiled functions, in any dtype of activations, in int8 and in int4."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from labinfer.functions.cpu.bfloat16 import has_dot
-from labinfer.functions.cpu.library import readable
+from labinfer.functions.cpu.library import new_bytes, readable
 from labinfer.functions.cpu.quantized import PANEL
-from labinfer.functions.packed_experts import PackedExperts
-from labinfer.functions.reference.quantized import scale_unit
+from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
+from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
-BITS = {"none": 16, "int8": 8, "int4": 4}
-"""Bits of a weight by quantization."""
+WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}
+"""Numbers of experts.cpp for quantizations, and for dtypes where there is none."""
 
 
 class CompiledExperts(ctypes.Structure):
@@ -22,8 +23,24 @@ class CompiledExperts(ctypes.Structure):
 
     _fields_ = [
         ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("count", "hidden", "columns", "bits", "group")),
+        *((name, ctypes.c_int64) for name in ("count", "hidden", "columns", "weights", "group", "zeros", "lead")),
     ]
+
+
+class CompiledCodes(ctypes.Structure):
+    """A matrix in codes as experts.cpp has it; it keeps no tensor alive."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("words", "scales", "zeros")),
+        ("unit", ctypes.c_float),
+    ]
+
+    @classmethod
+    def convert(cls, codes: MatrixCodes, group: int) -> CompiledCodes:
+        assert codes.words.is_contiguous() and codes.scales.is_contiguous()
+        zeros = None if codes.zeros is None else codes.zeros.data_ptr()
+        unit = shared_unit(codes.scales) if group else 1.0
+        return cls(codes.words.data_ptr(), codes.scales.data_ptr(), zeros, unit)
 
 
 class CompiledCall(ctypes.Structure):
@@ -41,8 +58,8 @@ class CpuPackedExperts:
 
     Args:
         library: see ``library.load``.
-        quantization: of the weights; see ``BITS``.
-        group: inputs that share a scale in int4; 0 otherwise.
+        quantization: of the weights.
+        group: inputs that share a scale in int4, where codes do not say so.
         data_EB: memory of the experts, uint8; allocated where it is not given.
     """
 
@@ -57,20 +74,24 @@ class CpuPackedExperts:
         columns: int,
         dtype: torch.dtype,
         device: torch.device,
+        form: ExpertForm | None = None,
         data_EB: torch.Tensor | None = None,
     ):
         self.num_experts, self.hidden_size, self.columns = num_experts, hidden_size, columns
-        self.dtype, self.device, self.quantization, self.group = dtype, device, quantization, group
+        self.dtype, self.device, self.quantization, self.group, self.form = dtype, device, quantization, group, form
         self._library = library
-        self.expert_bytes: int = library.expert_bytes(hidden_size, columns, BITS[quantization], group)
+        layout = (group if quantization == "int4" else 0, False, 0)
+        if form is not None:
+            layout = (form.group, form.has_zeros, form.down_lead)
+        weights = WEIGHTS[dtype if quantization == "none" else quantization]
+        self.compiled = CompiledExperts(None, num_experts, hidden_size, columns, weights, *layout)
+        self.expert_bytes: int = library.expert_bytes(ctypes.byref(self.compiled))
         """Bytes of one expert, scales included."""
         if data_EB is None:
-            data_EB = torch.empty(num_experts, self.expert_bytes, dtype=torch.uint8, device=device)
+            data_EB = new_bytes(num_experts * self.expert_bytes, device).view(num_experts, self.expert_bytes)
         self.data_EB = data_EB
         self.addresses_E = torch.arange(num_experts, device="cpu") * self.expert_bytes + data_EB.data_ptr()
-        self.compiled = CompiledExperts(
-            self.addresses_E.data_ptr(), num_experts, hidden_size, columns, BITS[quantization], group
-        )
+        self.compiled.data = self.addresses_E.data_ptr()
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +101,8 @@ class CpuPackedExperts:
         return ((self, True),)
 
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
-        gate_up_FD, down_DF = readable(gate_up_FD), readable(down_DF)
+        if self.quantization != "none":
+            gate_up_FD, down_DF = readable(gate_up_FD), readable(down_DF)
         units = (scale_unit(gate_up_FD), scale_unit(down_DF)) if self.quantization == "int4" else (1.0, 1.0)
         self._library.pack_expert(
             ctypes.byref(self.compiled),
@@ -89,6 +111,16 @@ class CpuPackedExperts:
             down_DF.data_ptr(),
             *units,
             gate_up_FD.dtype == torch.float32,
+            torch.get_num_threads(),
+        )
+
+    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+        group = self.form.group
+        self._library.pack_expert_codes(
+            ctypes.byref(self.compiled),
+            index,
+            ctypes.byref(CompiledCodes.convert(gate_up, group)),
+            ctypes.byref(CompiledCodes.convert(down, group)),
             torch.get_num_threads(),
         )
 
@@ -102,6 +134,7 @@ class CpuPackedExperts:
             columns=self.columns,
             dtype=self.dtype,
             device=self.device,
+            form=self.form,
             data_EB=self.data_EB.clone(),
         )
 
@@ -109,10 +142,14 @@ class CpuPackedExperts:
 class CpuExperts:
     """An implementation of the function of its name in each method; ``protocols`` has their arguments.
 
+    float16 activations are widened on the way in; float16 and float32 weights stay as they are.
+
     Args:
         library: see ``library.load``.
         dot: products in bfloat16 take the processor's dot product, if ``has_dot``, instead of float32 arithmetic.
     """
+
+    dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
     def __init__(self, library: ctypes.CDLL, dot: bool = False):
         self._library = library
@@ -125,9 +162,7 @@ class CpuExperts:
             group: inputs that share a scale in int4.
         """
 
-        def make_experts(**shape) -> CpuPackedExperts:
-            return CpuPackedExperts(self._library, quantization, group if quantization == "int4" else 0, **shape)
-
+        make_experts = partial(CpuPackedExperts, self._library, quantization, group)
         return {"make_experts": make_experts, "experts": self.experts}
 
     def experts(

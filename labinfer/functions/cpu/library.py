@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from labinfer.native import compiler
+from labinfer.native.memory import use_huge_pages
 
 SOURCES = Path(__file__).parent
 
@@ -31,12 +32,16 @@ def load(path: Path) -> ctypes.CDLL:
         "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,
         "quantize_int4": [pointer] * 2 + [size] * 3 + [real] + [count] * 2,
         "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 2,
-        "pack_int8": [pointer] * 2 + [size] * 2 + [count],
-        "pack_codes": [pointer] * 4 + [size] * 3 + [count, real, count],
+        "pack_codes": [pointer] * 5 + [size] * 3 + [count, real, count],
         "linear_groups": [pointer] * 4 + [size] * 5 + [count] * 2 + [real] + [count] * 2,
+        "transpose_words": [pointer, size] * 2 + [size] * 2 + [count],
+        "transpose_awq": [pointer, size] * 2 + [size] * 2 + [count],
+        "decode": [pointer, size] + [pointer] * 2 + [size] + [pointer] * 2 + [size] * 6 + [count] * 4,
+        "round_groups": [pointer, size] * 3 + [size] * 4 + [count],
         "embedding_int8": [pointer] * 4 + [size] * 4 + [count] * 2,
         "embedding": [pointer] * 3 + [size] * 4 + [count],
         "pack_expert": [pointer, size] + [pointer] * 2 + [real] * 2 + [count] * 2,
+        "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
         "experts": [pointer] * 2 + [count],
         "route": [pointer] * 7 + [size] * 2 + [count] * 2,
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
@@ -50,7 +55,8 @@ def load(path: Path) -> ctypes.CDLL:
         arguments[f"delta_rule_{dtype}"] = [pointer] * 10 + [size] * 5 + [count]
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     counted = {
-        "expert_bytes": [size] * 4,
+        "expert_bytes": [pointer],
+        "read_rows": [count, size, size, pointer, size, size, size, count],
         "ceiling_memory": [pointer, size, count],
         "ceiling_float32": [size, count],
     }
@@ -66,6 +72,14 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = types, size if name in counted or name.startswith("ceiling_") else None
     return library
+
+
+def new_bytes(count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Uninitialised memory for packed weights; none on the meta device."""
+    memory = torch.empty(count, dtype=torch.uint8, device=device)
+    if not memory.is_meta:
+        use_huge_pages(memory.data_ptr(), count)
+    return memory
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

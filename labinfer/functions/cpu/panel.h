@@ -9,7 +9,8 @@
 namespace {
 
 // Weights are held in panels of 32 outputs: for each pair of inputs the 32 pairs of weights one after another, so that a
-// step of the inner loop reads one straight stream. The last rows, fewer than a panel, stay as they were.
+// step of the inner loop reads one straight stream. The last rows, fewer than a panel, stay as they were. In float16 and
+// float32 inputs stand alone, not in pairs.
 
 // Columns of 16 vectors become vectors.
 inline void transpose(words* rows) {
@@ -22,6 +23,41 @@ inline void transpose(words* rows) {
     }
   STAGE(8) STAGE(4) STAGE(2) STAGE(1)
 #undef STAGE
+}
+
+// So many of a vector's words, from or to memory; all of them without a call.
+inline words load_some(const void* from, int64_t count) {
+  if (count == WIDTH) return load<words>(from);
+  words value{};
+  std::memcpy(&value, from, 4 * count);
+  return value;
+}
+inline void store_some(void* to, words value, int64_t count) {
+  if (count == WIDTH) store(to, value);
+  else std::memcpy(to, &value, 4 * count);
+}
+
+// 16 rows of 16 words or fewer, stride words apart: put(i, word i of all rows), with zeros for rows that are missing.
+template <typename Put>
+inline void transpose_block(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
+  words block[WIDTH];
+  if (rows == WIDTH && columns == WIDTH)
+    for (int row = 0; row < WIDTH; ++row) block[row] = load<words>(from + row * stride);
+  else
+    for (int row = 0; row < WIDTH; ++row) block[row] = row < rows ? load_some(from + row * stride, columns) : words{};
+  transpose(block);
+  if (columns == WIDTH)
+    for (int i = 0; i < WIDTH; ++i) put(i, block[i]);
+  else
+    for (int64_t i = 0; i < columns; ++i) put(i, block[i]);
+}
+
+// 16 rows or fewer of so many words, stride words apart: put(i, word i of all rows).
+template <typename Put>
+inline void transpose_rows(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
+  for (int64_t word = 0; word < columns; word += WIDTH)
+    transpose_block(from + word, stride, rows, std::min<int64_t>(WIDTH, columns - word),
+                    [&](int64_t i, words column) { put(word + i, column); });
 }
 
 // 32 rows of an even size to a panel.
@@ -42,10 +78,40 @@ inline void pack_panel(const bf16* const* rows, int64_t size, bf16* to) {
 // A kernel multiplies panels with up to ROWS rows of its type of Input. Which one is faster depends on the processor:
 // some do a bfloat16 dot product at half the rate of float32.
 
+// Dtypes of weights as they are read: at points to those of an input, or of STEP inputs that stand next to each other.
+struct Bfloat16 {
+  using Stored = bf16;
+  using Activation = bf16;
+  static constexpr int STEP = 2;
+  static lanes widen(const bf16* at, int odd) {
+    lane_words both = load<lane_words>(at);
+    return (lanes)(odd ? both & 0xffff0000 : both << 16);
+  }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  using Activation = float;
+  static constexpr int STEP = 1;
+  static lanes widen(const uint16_t* at, int) { return widen_float16(load<lane_halves>(at)); }
+};
+
+struct Float32 {
+  using Stored = float;
+  using Activation = float;
+  static constexpr int STEP = 1;
+  static lanes widen(const float* at, int) { return load<lanes>(at); }
+};
+
 // Weights become float32 on the way in; any processor can do that.
-struct Fma {
+template <typename Dtype>
+struct FloatKernel {
   using Input = float;
-  static constexpr int ROWS = REGISTER == 64 ? 13 : 6;
+  using Stored = typename Dtype::Stored;
+  using Activation = typename Dtype::Activation;
+  static constexpr int ROWS = REGISTER == 64 ? 13 : 6, STEP = Dtype::STEP;
+
+  static const float* inputs(const float* x, int64_t) { return x; }
 
   // The inputs once in float32, so that the inner loop takes them from memory as they are. Each thread has its own.
   static const float* inputs(const bf16* x, int64_t size) {
@@ -58,25 +124,23 @@ struct Fma {
   }
 
   template <int COUNT>
-  static void panel(const float* x, int64_t stride, const bf16* weight, int64_t pairs, float* out) {
+  static void panel(const float* x, int64_t stride, const Stored* weight, int64_t steps, float* out) {
     constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
     constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        const bf16* at = weight + pair * 2 * PANEL + column * 2 * LANES;
-        for (int ahead = 0; ahead < TOGETHER * REGISTER; ahead += 64) __builtin_prefetch((const char*)at + AHEAD + ahead);
+      for (int64_t step = 0; step < steps; ++step) {
+        const Stored* at = weight + (step * PANEL + column * LANES) * STEP;
+        constexpr int BYTES = TOGETHER * LANES * STEP * sizeof(Stored);
+        for (int ahead = 0; ahead < BYTES; ahead += 64) __builtin_prefetch((const char*)at + AHEAD + ahead);
 #pragma GCC unroll 2
-        for (int odd = 0; odd < 2; ++odd) {
+        for (int odd = 0; odd < STEP; ++odd) {
           lanes wide[TOGETHER];
 #pragma GCC unroll 8
-          for (int i = 0; i < TOGETHER; ++i) {
-            lane_words both = load<lane_words>(at + i * 2 * LANES);
-            wide[i] = (lanes)(odd ? both & 0xffff0000 : both << 16);
-          }
+          for (int i = 0; i < TOGETHER; ++i) wide[i] = Dtype::widen(at + i * LANES * STEP, odd);
 #pragma GCC unroll 16
           for (int row = 0; row < COUNT; ++row) {
-            float input = x[row * stride + 2 * pair + odd];
+            float input = x[row * stride + step * STEP + odd];
 #pragma GCC unroll 8
             for (int i = 0; i < TOGETHER; ++i) total[row][i] += wide[i] * input;
           }
@@ -88,11 +152,15 @@ struct Fma {
   }
 };
 
+using Fma = FloatKernel<Bfloat16>;
+
 #ifdef __AVX512BF16__
 // The processor's dot product of pairs in bfloat16, summed in float32.
 struct Dot {
   using Input = bf16;
-  static constexpr int ROWS = 13;
+  using Stored = bf16;
+  using Activation = bf16;
+  static constexpr int ROWS = 13, STEP = 2;
 
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
@@ -122,7 +190,7 @@ struct Dot {
 
 // x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
 template <typename Kernel>
-using Panel = void (*)(const typename Kernel::Input*, int64_t, const bf16*, int64_t, float*);
+using Panel = void (*)(const typename Kernel::Input*, int64_t, const typename Kernel::Stored*, int64_t, float*);
 
 template <typename Kernel, int... ROWS>
 constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...>) {

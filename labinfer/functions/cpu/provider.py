@@ -14,6 +14,7 @@ from labinfer.functions.cpu import library
 from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.experts import CpuExperts
+from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.cpu.routing import CpuRouting
@@ -72,7 +73,7 @@ class CpuProvider(Provider):
             "linear": quantized.linear,
         }
         experts = CpuExperts(self._library)
-        _add(registry, experts.calls("none", group_size), name="cpu", dtypes=CpuFunctions.dtypes)
+        _add(registry, experts.calls("none", group_size), name="cpu", dtypes=CpuExperts.dtypes)
         for quantization, calls in {"int8": int8, "int4": int4}.items():
             mixture = experts.calls(quantization, group_size)
             _add(registry, calls | mixture, name="cpu", dtypes=CpuQuantized.dtypes, quantization=quantization)
@@ -86,6 +87,9 @@ class CpuProvider(Provider):
 
     def ceilings(self) -> Ceilings | None:
         return measure_ceilings(self._library) if self._library is not None else None
+
+    def loading(self) -> CpuLoading | None:
+        return CpuLoading(self._library) if self._library is not None else None
 
 
 def _add(registry: FunctionRegistry, calls: dict, **description) -> None:

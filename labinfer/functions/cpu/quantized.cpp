@@ -105,22 +105,15 @@ void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t i
   else quantize_rows(form, (const bf16*)weight, data, nullptr, outputs, unit, threads);
 }
 
-// words (outputs, quads), of 4 codes of 8 bits each, to data (panels of 32 rows, quads).
-void pack_int8(const uint32_t* words, uint8_t* data, int64_t outputs, int64_t quads, int threads) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t first = 0; first < outputs; first += PANEL)
-    for (int64_t i = 0; i < PANEL; ++i)
-      for (int64_t quad = 0; quad < quads; ++quad)
-        ((uint32_t*)data)[(first / PANEL * quads + quad) * PANEL + i] =
-            first + i < outputs ? words[(first + i) * quads + quad] : 0;
-}
-
-// words (outputs, words of all groups), scales and zeros (outputs, groups) to data (panels of 32 rows, groups: scales, zeros
-// if there are any, codes); unit is a power of two, which all scales are to be multiplied with.
-void pack_codes(const uint32_t* words, const float* scales, const uint8_t* zeros, uint8_t* data, int64_t outputs,
-                int64_t groups, int64_t group, int bits, float unit, int threads) {
-  with_form(groups * group, group, 0, bits, zeros != nullptr,
-            [&](auto form) { pack(form, words, scales, zeros, data, outputs, unit, threads); });
+// Codes to data (panels of 32 rows: of each group scales, zero points if there are any, codes); unit is a power of two, which
+// all scales are to be multiplied with. Without groups, which is for 8 bits, scales are put beside them (rows up to 32).
+void pack_codes(const uint32_t* words, const float* scales, const uint8_t* zeros, uint8_t* data, float* output_scales,
+                int64_t outputs, int64_t inputs, int64_t group, int bits, float unit, int threads) {
+  auto put = [&](auto form) {
+    pack(form, Codes{words, scales, zeros}, halves_of(outputs), data, output_scales, up_to(outputs, PANEL) / PANEL, unit, threads);
+  };
+  if (group) with_form(inputs, group, 0, bits, zeros != nullptr, put);
+  else put(Int8{inputs});
 }
 
 // out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one.

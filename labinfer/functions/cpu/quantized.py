@@ -6,9 +6,8 @@ import ctypes
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
-from labinfer.functions.cpu.library import readable
+from labinfer.functions.cpu.library import new_bytes, readable
 from labinfer.functions.packed_weight import QuantizedWeight
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
@@ -36,7 +35,7 @@ class CpuQuantized:
         outputs, inputs = weight_OI.shape
         weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         rows = _up_to(outputs, PANEL)
-        data = weight_OI.new_empty(rows * _up_to(inputs, QUAD), dtype=torch.uint8)
+        data = new_bytes(rows * _up_to(inputs, QUAD))
         scales_O = weight_OI.new_empty(rows, dtype=torch.float32)
         self._library.quantize_int8(
             weight_OI.data_ptr(),
@@ -54,7 +53,7 @@ class CpuQuantized:
         weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         groups = _up_to(inputs, group) // group
         unit = scale_unit(weight_OI)
-        data = weight_OI.new_empty(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2), dtype=torch.uint8)
+        data = new_bytes(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2))
         self._library.quantize_int4(
             weight_OI.data_ptr(),
             data.data_ptr(),
@@ -89,31 +88,31 @@ class CpuQuantized:
         dtype: torch.dtype,
     ) -> QuantizedWeight:
         outputs, words = words_OW.shape
-        rows, groups, threads = _up_to(outputs, PANEL), scales_OG.shape[1], torch.get_num_threads()
+        rows, groups = _up_to(outputs, PANEL), scales_OG.shape[1]
         words_OW, scales_OG = words_OW.contiguous(), scales_OG.contiguous()
-        if not group:
-            data = words_OW.new_empty(rows * words * QUAD, dtype=torch.uint8)
-            self._library.pack_int8(words_OW.data_ptr(), data.data_ptr(), outputs, words, threads)
-            scales_O = F.pad(scales_OG.view(-1), (0, rows - outputs))
-            return QuantizedWeight(data=data, scales=scales_O, outputs=outputs, inputs=inputs, dtype=dtype)
-        unit, zeros_OG = shared_unit(scales_OG), None if zeros_OG is None else zeros_OG.contiguous()
-        group_bytes = SCALE_BYTES * (1 if zeros_OG is None else 2) + group * bits // 8
-        data = words_OW.new_empty(rows * groups * group_bytes, dtype=torch.uint8)
+        zeros_OG = None if zeros_OG is None else zeros_OG.contiguous()
+        row_bytes, unit = words * QUAD, 1.0
+        if group:
+            row_bytes = groups * (SCALE_BYTES * (1 if zeros_OG is None else 2) + group * bits // 8)
+            unit = shared_unit(scales_OG)
+        data = new_bytes(rows * row_bytes)
+        output_scales = scales_OG.new_empty(0 if group else rows)
         self._library.pack_codes(
             words_OW.data_ptr(),
             scales_OG.data_ptr(),
             None if zeros_OG is None else zeros_OG.data_ptr(),
             data.data_ptr(),
+            output_scales.data_ptr(),
             outputs,
-            groups,
+            groups * group or inputs,
             group,
             bits,
             unit,
-            threads,
+            torch.get_num_threads(),
         )
         return QuantizedWeight(
             data=data,
-            scales=data.new_empty(0),
+            scales=output_scales,
             zeros=None if zeros_OG is None else data.new_empty(0),
             outputs=outputs,
             inputs=inputs,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dot4.h"
+#include "panel.h"
 
 namespace {
 
@@ -18,7 +19,7 @@ struct Int8 {
   static constexpr int64_t lead = 0;
   int64_t inputs, group;
 
-  explicit Int8(int64_t inputs, int64_t = 0) : inputs(inputs), group(up_to(inputs, 4)) {}
+  explicit Int8(int64_t inputs, int64_t = 0, int64_t = 0) : inputs(inputs), group(up_to(inputs, 4)) {}
   int64_t padded() const { return group; }
   int64_t groups() const { return 1; }
   int64_t panel_bytes() const { return PANEL * padded(); }
@@ -215,43 +216,68 @@ void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs
 }
 
 // Of 8 codes of 4 bits the first four in the low halves of the bytes, the others in the high ones.
-inline uint32_t in_halves(uint32_t codes) {
-  auto spread = [](uint32_t four) {
+inline words in_halves(words codes) {
+  auto spread = [](words four) {
     four = (four | four << 8) & 0x00ff00ff;
     return (four | four << 4) & 0x0f0f0f0f;
   };
   return spread(codes & 0xffff) | spread(codes >> 16) << 4;
 }
 
-// Codes to panels, as they are: words (outputs, words of 32 / BITS codes), scales and zeros (outputs, groups).
-template <int BITS, bool ZEROS>
-void pack(const Grouped<BITS, ZEROS>& form, const uint32_t* words, const float* scales, const uint8_t* zeros, uint8_t* data,
-          int64_t outputs, float unit, int threads) {
-  int64_t groups = form.groups(), group_words = form.group * BITS / 32;
+// A matrix in codes: words of 32 / BITS along the inputs of each output, and what its groups have.
+struct Codes {
+  const uint32_t* words;  // (outputs, words)
+  const float* scales;    // (outputs, groups)
+  const uint8_t* zeros;   // likewise; null where all are in the middle
+};
+
+// Neighbouring rows of a matrix, 16 or fewer, that are one half of a panel; the rest of it is zeros.
+struct Half {
+  int64_t row, count;
+};
+
+// A matrix of so many rows as it is.
+inline auto halves_of(int64_t rows) {
+  return [rows](int64_t half) { return Half{half * WIDTH, std::clamp<int64_t>(rows - half * WIDTH, 0, WIDTH)}; };
+}
+
+// Codes to panels, as they are; rows(half) are those of each half.
+template <typename Rows>
+void pack(const Int8& form, const Codes& codes, Rows rows, uint8_t* data, float* scales, int64_t panels, float, int threads) {
+  int64_t quads = form.padded() / 4;
 #pragma omp parallel for num_threads(threads)
-  for (int64_t first = 0; first < outputs; first += PANEL) {
-    int64_t count = std::min<int64_t>(PANEL, outputs - first);
+  for (int64_t half = 0; half < 2 * panels; ++half) {
+    Half own = rows(half);
+    uint8_t* at = data + half / 2 * form.panel_bytes() + half % 2 * WIDTH * 4;
+    for (int64_t i = 0; i < WIDTH; ++i) scales[half * WIDTH + i] = i < own.count ? codes.scales[own.row + i] : 0.0f;
+    transpose_rows(codes.words + own.row * quads, quads, own.count, quads,
+                   [&](int64_t quad, words column) { store(at + quad * PANEL * 4, column); });
+  }
+}
+
+// unit is a power of two, which all scales are to be multiplied with.
+template <int BITS, bool ZEROS, typename Rows>
+void pack(const Grouped<BITS, ZEROS>& form, const Codes& codes, Rows rows, uint8_t* data, float*, int64_t panels, float unit,
+          int threads) {
+  int64_t groups = form.groups(), group_words = form.group * BITS / 32, row_words = groups * group_words;
+  std::vector<int64_t> places(row_words);  // of the words of a row in a panel
+  for (int64_t i = 0; i < row_words; ++i)
+    places[i] = i / group_words * form.group_bytes() + (ZEROS ? 4 : 2) * PANEL + i % group_words * PANEL * 4;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t half = 0; half < 2 * panels; ++half) {
+    Half own = rows(half);
     for (int64_t number = 0; number < groups; ++number) {
-      uint8_t* at = data + first / PANEL * form.panel_bytes() + number * form.group_bytes();
-      std::memset(at, 0, form.group_bytes());
-      auto put = [&](float value, int64_t i) {
-        uint16_t stored = narrow_float16(value);
-        std::memcpy(at + 2 * i, &stored, 2);
-      };
-      for (int64_t i = 0; i < count; ++i) put(scales[(first + i) * groups + number] / unit, i);
-      at += 2 * PANEL;
-      if (ZEROS) {
-        for (int64_t i = 0; i < count; ++i) put(zeros[(first + i) * groups + number], i);
-        at += 2 * PANEL;
-      }
-      for (int64_t i = 0; i < count; ++i) {
-        const uint32_t* from = words + ((first + i) * groups + number) * group_words;
-        for (int64_t word = 0; word < group_words; ++word) {
-          uint32_t codes = BITS == 4 ? in_halves(from[word]) : from[word];
-          std::memcpy(at + (word * PANEL + i) * 4, &codes, 4);
-        }
+      uint8_t* at = data + half / 2 * form.panel_bytes() + number * form.group_bytes();
+      for (int64_t i = 0; i < WIDTH; ++i) {
+        bool present = i < own.count;
+        int64_t place = half % 2 * WIDTH + i, index = (own.row + i) * groups + number;
+        store(at + 2 * place, narrow_float16(present ? codes.scales[index] / unit : 0.0f));
+        if (ZEROS) store(at + 2 * (PANEL + place), narrow_float16(present ? codes.zeros[index] : 0.0f));
       }
     }
+    uint8_t* at = data + half / 2 * form.panel_bytes() + half % 2 * WIDTH * 4;
+    transpose_rows(codes.words + own.row * row_words, row_words, own.count, row_words,
+                   [&](int64_t i, words column) { store(at + places[i], BITS == 4 ? in_halves(column) : column); });
   }
 }
 

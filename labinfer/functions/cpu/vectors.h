@@ -36,6 +36,7 @@ typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
 typedef float lanes __attribute__((vector_size(REGISTER)));
 typedef uint32_t lane_words __attribute__((vector_size(REGISTER)));
+typedef uint16_t lane_halves __attribute__((vector_size(REGISTER / 2)));
 
 typedef int8_t few_bytes __attribute__((vector_size(WIDTH)));
 
@@ -78,15 +79,18 @@ inline halves narrow(floats value) {
 }
 
 // float16, of finite numbers only: its bits as those of a float are 2^112 times too small, also where it is denormal.
-inline floats widen_float16(halves value) {
 #ifdef __AVX512F__
-  return (floats)_mm512_cvtph_ps((__m256i)value);
+inline floats widen_float16(halves value) { return (floats)_mm512_cvtph_ps((__m256i)value); }
 #else
-  words bits = __builtin_convertvector(value, words);
-  floats magnitude = (floats)((bits & 0x7fff) << 13) * 0x1p112f;
-  return (floats)((words)magnitude | (bits & 0x8000) << 16);
-#endif
+template <typename Wide, typename Bits>
+inline Wide widen_float16(Bits bits) {
+  Wide magnitude = (Wide)((bits & 0x7fff) << 13) * 0x1p112f;
+  return (Wide)((Bits)magnitude | (bits & 0x8000) << 16);
 }
+
+inline floats widen_float16(halves value) { return widen_float16<floats>(__builtin_convertvector(value, words)); }
+inline lanes widen_float16(lane_halves value) { return widen_float16<lanes>(__builtin_convertvector(value, lane_words)); }
+#endif
 
 inline uint16_t narrow_float16(float value) {  // to the nearest, ties to even; smaller than 65520
   float magnitude = std::fabs(value), step = 0.5f;

@@ -6,16 +6,17 @@ from copy import copy
 
 import torch
 
+from labinfer.functions.packed_experts import ExpertForm, MatrixCodes
 from labinfer.functions.packed_weight import PackedWeight
-from labinfer.functions.protocols import Linear, PackWeight
+from labinfer.functions.protocols import Linear, PackCodes, PackWeight
 from labinfer.functions.reference.elementwise import silu_and_mul
 
 
 class ReferenceExperts:
-    """Each expert's two matrices as ``pack_weight`` leaves them.
+    """Each expert's two matrices as ``pack_weight`` or ``pack_codes`` leaves them.
 
     Args:
-        pack_weight, linear: of the quantization that the weights are to have.
+        pack_weight, linear, pack_codes: of the quantization that the weights are to have; no codes are held without one.
     """
 
     data_EB = addresses_E = None
@@ -24,18 +25,23 @@ class ReferenceExperts:
         self,
         pack_weight: PackWeight,
         linear: Linear,
+        pack_codes: PackCodes | None = None,
         *,
         num_experts: int,
         hidden_size: int,
         columns: int,
         dtype: torch.dtype,
         device: torch.device,
+        form: ExpertForm | None = None,
     ):
         self.num_experts, self.hidden_size, self.columns = num_experts, hidden_size, columns
         self.dtype, self.device, self.linear = dtype, device, linear
         self.pairs: list[tuple[PackedWeight, PackedWeight] | None] = [None] * num_experts
         """For each expert gate with up, and down; None before they are packed."""
-        self._pack_weight = pack_weight
+        self._pack_weight, self._pack_codes, self._form = pack_weight, pack_codes, form
+        lead = form.down_lead if form is not None else 0
+        self._matrices = (2 * columns, hidden_size, 0), (hidden_size, columns, lead)
+        """Outputs, inputs and ``lead`` of gate with up, and of down."""
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> tuple[tuple[ReferenceExperts, bool]]:
         return ((self, True),)
@@ -43,11 +49,39 @@ class ReferenceExperts:
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
         self.pairs[index] = self._pack_weight(gate_up_FD.clone()), self._pack_weight(down_DF.clone())
 
+    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+        self.pairs[index] = tuple(
+            self._packed(
+                codes.words.clone(),
+                codes.scales.clone(),
+                None if codes.zeros is None else codes.zeros.clone(),
+                inputs,
+                lead,
+            )
+            for codes, (_, inputs, lead) in zip((gate_up, down), self._matrices, strict=True)
+        )
+
+    def _packed(
+        self, words_OW: torch.Tensor, scales_OG: torch.Tensor, zeros_OG: torch.Tensor | None, inputs: int, lead: int
+    ) -> PackedWeight:
+        group = self._form.group
+        return self._pack_codes(words_OW, scales_OG, zeros_OG, inputs=inputs, group=group, lead=lead, dtype=self.dtype)
+
     @property
     def nbytes(self) -> int:
-        shapes = ((2 * self.columns, self.hidden_size), (self.hidden_size, self.columns))
-        pair = (self._pack_weight(torch.empty(shape, dtype=self.dtype, device="meta")) for shape in shapes)
-        return self.num_experts * sum(weight.nbytes for weight in pair)
+        return self.num_experts * sum(self._empty(*matrix).nbytes for matrix in self._matrices)
+
+    def _empty(self, outputs: int, inputs: int, lead: int) -> PackedWeight:
+        """A packed matrix without memory behind it."""
+        form = self._form
+        if form is None:
+            return self._pack_weight(torch.empty(outputs, inputs, dtype=self.dtype, device="meta"))
+        groups = -(-(lead + inputs) // form.group) if form.group else 1
+        words = -(-(groups * form.group or inputs) * form.bits // 32)
+        scales_OG = torch.empty(outputs, groups, device="meta")
+        zeros_OG = scales_OG.to(torch.uint8) if form.has_zeros else None
+        words_OW = torch.empty(outputs, words, dtype=torch.int32, device="meta")
+        return self._packed(words_OW, scales_OG, zeros_OG, inputs, lead)
 
     def clone(self) -> ReferenceExperts:
         same = copy(self)

@@ -57,7 +57,8 @@ class ReferenceProvider(Provider):
         registry.add_all(int8, name="reference", quantization="int8", autotuned=False)
         registry.add_all(int4, name="reference", quantization="int4", autotuned=False)
         for quantization, of_matrices in {"none": functions, "int8": int8, "int4": int4}.items():
-            make = partial(experts.ReferenceExperts, of_matrices["pack_weight"], of_matrices["linear"])
+            matrix_functions = (of_matrices.get(name) for name in ("pack_weight", "linear", "pack_codes"))
+            make = partial(experts.ReferenceExperts, *matrix_functions)
             mixture = {"make_experts": make, "experts": experts.experts}
             registry.add_all(mixture, name="reference", quantization=quantization, autotuned=False)
 

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 from msgspec import UNSET
 from starlette.responses import Response
 
-from labinfer.gateway.active_call import ActiveCall, checked, read_requests
+from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import Call
+from labinfer.gateway.call_requests import make_requests
 from labinfer.gateway.event_stream import EventStream, event
+from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
-from labinfer.openai.answer import or_unset, prompt_logprobs, total_usage
+from labinfer.openai.answer import or_unset, prompt_logprobs
 from labinfer.openai.chat import (
     CHAT_PREFIX,
     FIRST_DELTA,
@@ -25,12 +27,14 @@ from labinfer.openai.chat import (
     called_reason,
     chat_choice,
     chat_logprobs,
+    chat_messages,
     reply_delta,
 )
 from labinfer.outputs import Delta
 from labinfer.protocol import ChatBody, ParsedBody, read_chat
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.reply_parts import Content, ToolCall
+from labinfer.text.thought_tokens import ThoughtTokens
 
 
 async def answer(call: Call) -> Response | EventStream:
@@ -38,8 +42,7 @@ async def answer(call: Call) -> Response | EventStream:
     body = await call.read(ChatBody)
     model = call.service.model(body.model)
     parsed = checked(lambda: read_chat(body, model.chat_defaults()))
-    requests = await read_requests(call, model, parsed)
-    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
+    active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)
     id, created = CHAT_PREFIX + call.id, int(call.service.wall_clock())
     if parsed.stream:
         return active.stream(ChatStream(id, created, model, parsed, active).events())
@@ -47,11 +50,12 @@ async def answer(call: Call) -> Response | EventStream:
 
     def whole() -> Response:
         (output,) = outputs
+        tokenizer = model.reader.tokenizer
+        messages, usage = chat_messages(output, tokenizer, parsed.tool_use)
         choices = [
-            chat_choice(completion, output, model.reader.tokenizer, parsed.tool_use)
-            for completion in output.completions
+            chat_choice(completion, message, output, tokenizer)
+            for completion, message in zip(output.completions, messages, strict=True)
         ]
-        usage = total_usage(outputs)
         return call.json(ChatCompletion(id=id, created=created, model=model.info.name, choices=choices, usage=usage))
 
     return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
@@ -67,6 +71,7 @@ class ChatStream:
     def __init__(self, id: str, created: int, model: Model, parsed: ParsedBody, active: ActiveCall):
         self._id, self._created, self._model, self._parsed, self._active = id, created, model, parsed, active
         self._parsers = [self._make_parser() for _ in range(parsed.sampling.n)]
+        self._thought_tokens = [ThoughtTokens(model.reader.tokenizer) for _ in range(parsed.sampling.n)]
         self._num_calls = [0] * parsed.sampling.n
         self._begun: set[int] = set()  # answers that have a chunk of what the model says
 
@@ -133,8 +138,13 @@ class ChatStream:
     def _send(self, choices: list[ChatChunkChoice], is_last: bool = False) -> bytes:
         usage = None if self._parsed.include_usage else UNSET
         if is_last or self._parsed.continuous_usage:
-            usage = self._active.usage()
+            usage = self._active.usage(self._num_reasoning_tokens())
         chunk = ChatCompletionChunk(
             id=self._id, created=self._created, model=self._model.info.name, usage=usage, choices=choices
         )
         return event(chunk)
+
+    def _num_reasoning_tokens(self) -> int:
+        (opened,) = self._active.opened
+        answers = zip(self._thought_tokens, self._parsers, opened.answers, strict=True)
+        return sum(tokens.count(parser, answer.token_ids) for tokens, parser, answer in answers if parser is not None)

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from labinfer.gateway.call import JSON, Call
-from labinfer.gateway.cluster_answers import Cluster, ClusterRank, LayerExperts
+from labinfer.gateway.cluster_answers import Cluster, ClusterRank, LayerExperts, RankExpertReads
 from labinfer.gateway.cluster_history import Watcher
 from labinfer.gateway.event_stream import EventStream
 from labinfer.link.frames import ModelFacts, RankFacts
@@ -39,6 +39,7 @@ async def show(call: Call) -> Response:
             pipeline_schedule=info.pipeline_schedule,
             ranks=[_describe_rank(info, rank, stats.get(rank.rank)) for rank in info.ranks],
             experts=_describe_experts(stats.values()),
+            expert_reads=_describe_reads(stats.values()),
             history=history.points(info.name),
         )
     )
@@ -83,6 +84,14 @@ def _describe_rank(info: ModelFacts, rank: RankFacts, stats: RankStats | None) -
 def _describe_experts(ranks: Iterable[RankStats]) -> list[LayerExperts]:
     loads = {layer: tokens for rank in ranks for layer, tokens in rank.expert_tokens.items()}
     return [LayerExperts(layer, tokens) for layer, tokens in sorted(loads.items())]
+
+
+def _describe_reads(ranks: Iterable[RankStats]) -> list[RankExpertReads]:
+    return [
+        RankExpertReads(rank.rank, reads.hits, reads.misses, reads.bytes_read, reads.stall_time)
+        for rank in ranks
+        if (reads := rank.expert_reads) is not None
+    ]
 
 
 async def _until(watcher: Watcher, seconds: float | None, clock: Callable[[], float]) -> AsyncIterator[bytes]:

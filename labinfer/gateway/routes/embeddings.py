@@ -6,9 +6,10 @@ import asyncio
 
 from starlette.responses import Response
 
-from labinfer.engine.request import Request
-from labinfer.gateway.active_call import ActiveCall, checked
+from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import Call
+from labinfer.gateway.call_requests import CallRequests
+from labinfer.gateway.refusals import checked
 from labinfer.openai.embeddings import embedding_list
 from labinfer.protocol import EmbeddingBody
 from labinfer.sampling_params import SamplingParams
@@ -19,22 +20,11 @@ async def answer(call: Call) -> Response:
     body = await call.read(EmbeddingBody)
     model = call.service.model(body.model)
 
-    def read() -> list[Request]:
-        body.check_dimensions(model.info.hidden_size)
-        return [
-            model.reader.process(
-                None,
-                prompt,
-                SamplingParams(),
-                cache_salt=call.caller.cache_salt,
-                user=call.caller.user_for(body.user or ""),
-                pooling=body.pooling,
-            )
-            for prompt in body.prompts()
-        ]
-
-    requests = await asyncio.to_thread(checked, read)
-    active = await ActiveCall.start(call, model, requests, streams=False, user=body.user)
+    checked(lambda: body.check_dimensions(model.info.hidden_size))
+    maker = CallRequests(
+        call, model, checked(body.prompts), SamplingParams(), user=body.user or "", pooling=body.pooling
+    )
+    active = await ActiveCall.start(call, model, maker, streams=False, user=body.user)
     outputs = await active.outputs()
 
     def whole() -> Response:

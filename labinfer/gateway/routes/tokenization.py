@@ -10,12 +10,14 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from labinfer.errors import UserError
-from labinfer.gateway.active_call import checked
 from labinfer.gateway.call import Call
+from labinfer.gateway.refusals import checked
+from labinfer.gateway.service import Model
 from labinfer.openai.answer import Answer, Count
 from labinfer.prompts import TemplateKwargs
 from labinfer.protocol import TokenId, check_neutral
 from labinfer.text.messages import Messages
+from labinfer.text.tokenizing import PromptText
 from labinfer.text.tools import ToolList, ToolUse
 
 
@@ -68,22 +70,10 @@ async def tokenize(call: Call) -> Response:
     body = await call.read(TokenizeBody)
     model = call.service.model(body.model)
 
-    def encode() -> list[int]:
-        check_neutral(body, body.supported)
-        if (body.prompt is None) == (body.messages is None):
-            raise UserError("prompt or messages: give one of the two")
-        if body.tools and body.messages is None:
-            raise UserError("tools go with messages; leave them out")
-        if body.chat_template_kwargs and body.messages is None:
-            raise UserError("chat_template_kwargs goes with messages; leave it out")
-        tokenizer = model.reader.need_tokenizer()
-        if body.prompt is not None:
-            return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
-        messages = [message.as_dict() for message in body.messages]
-        return tokenizer.encode_chat(messages, ToolUse(tools=body.tools).offered, body.chat_template_kwargs)
+    text = checked(lambda: _prompt_text(body, model))
+    (token_ids,) = await model.preparation.encode(call.queue_name, [text], call.num_body_bytes)
 
     def whole() -> Response:
-        token_ids = checked(encode)
         names: list[str] | UnsetType = UNSET
         if body.return_token_strs:
             names = [model.reader.tokenizer.spell(token).token for token in token_ids]
@@ -92,12 +82,38 @@ async def tokenize(call: Call) -> Response:
     return await asyncio.to_thread(whole)
 
 
+def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
+    """Raises:
+    UserError: the fields do not go together, or there is no tokenizer.
+    """
+    check_neutral(body, body.supported)
+    if (body.prompt is None) == (body.messages is None):
+        raise UserError("prompt or messages: give one of the two")
+    if body.tools and body.messages is None:
+        raise UserError("tools go with messages; leave them out")
+    if body.chat_template_kwargs and body.messages is None:
+        raise UserError("chat_template_kwargs goes with messages; leave it out")
+    tokenizer = model.reader.need_tokenizer()
+    if body.prompt is not None:
+        tokenizer.check_length(body.prompt, model.info.max_model_len)
+        return PromptText(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    return PromptText(
+        messages=[message.as_dict() for message in body.messages],
+        tools=ToolUse(tools=body.tools).offered,
+        template_kwargs=body.chat_template_kwargs,
+    )
+
+
 async def detokenize(call: Call) -> Response:
     """``POST /detokenize``."""
     body = await call.read(DetokenizeBody)
     model = call.service.model(body.model)
 
     def decode() -> str:
+        if (longest := model.info.max_model_len) < len(body.tokens):
+            raise UserError(
+                f"tokens: {len(body.tokens)} are more than the {longest} of this model's context; send fewer"
+            )
         width = model.info.vocab_size
         if (largest := max(body.tokens, default=0)) >= width:
             raise UserError(f"tokens: token id {largest} is outside the vocabulary of {width} ids")

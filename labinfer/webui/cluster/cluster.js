@@ -101,9 +101,9 @@ export class Cluster {
   /** No event tells of experts: they are asked for while there is work, and once more when it is done. */
   async _askForLoads() {
     if (!this._cluster?.experts?.length) return;
-    const { experts } = await this._api.cluster(this._model).catch(() => this._cluster); // that it is gone, the feed says
-    this._cluster.experts = experts;
-    this._experts.render(experts, this._words);
+    const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // that it is gone, the feed says
+    Object.assign(this._cluster, { experts, expert_reads });
+    this._experts.render(this._cluster, this._words);
   }
 
   /** News are wanted while somebody looks and the picture moves. */
@@ -243,7 +243,7 @@ export class Cluster {
     this._charts.setCapacity(cluster.num_blocks);
     this._gantt.setRanks(cluster.ranks, words);
     this._ranks.render(cluster, words);
-    this._experts.render(cluster.experts ?? [], words);
+    this._experts.render(cluster, words);
     if (this._history.latest) this._ranks.update(this._history.latest);
     this._showStep(this._gantt.selected);
   }

@@ -1,7 +1,8 @@
-// ExpertsView: how often each expert of each layer was chosen, as a picture; only where a model has experts.
+// ExpertsView: how often each expert of each layer was chosen, as a picture, and what was read of those in a file; only where a
+// model has experts.
 
 import { byId } from "../element.js";
-import { grouped, percent, short } from "./units.js";
+import { bytes, duration, grouped, percent, short } from "./units.js";
 
 const MIN_CELL = 3, MAX_CELL = 18; // CSS pixels
 const FULL = 3; // times the mean of its layer from which a cell has the full colour
@@ -17,14 +18,15 @@ export class ExpertsView {
     new ResizeObserver(() => this._words && this._paint()).observe(section);
   }
 
-  /** @param {{layer: number, tokens: number[]}[]} layers as `/v1/cluster` has them */
-  render(layers, words) {
+  /** @param {{experts: {layer: number, tokens: number[]}[], expert_reads: object[]}} cluster as `/v1/cluster` has it */
+  render({ experts: layers = [], expert_reads: reads = [] }, words) {
     Object.assign(this, { _layers: layers, _words: words });
     this._section.hidden = layers.length === 0;
     if (layers.length === 0) return;
     this._canvas.setAttribute("aria-label", this._summary());
     this._paint();
     this._say();
+    byId("experts-read").textContent = reads.length ? describeReads(reads, words) : "";
   }
 
   _paint() {
@@ -70,6 +72,12 @@ export class ExpertsView {
     const all = sum(this._layers.map(({ tokens }) => tokens.length));
     return this._words.expertsSay(short(sum(peaks) / peaks.length), grouped(idle, this._words), grouped(all, this._words));
   }
+}
+
+function describeReads(ranks, words) {
+  const [hits, misses, read] = ["hits", "misses", "bytes_read"].map((name) => sum(ranks.map((rank) => rank[name])));
+  const stalled = Math.max(...ranks.map((rank) => rank.stall_seconds));
+  return words.expertsRead(percent(hits / (hits + misses || 1)), grouped(hits + misses, words), bytes(read), duration(stalled * 1e6));
 }
 
 function sum(numbers) {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from labinfer.errors import UserError
 from labinfer.weights.codes import CodeForm, Codes, unpack
+from labinfer.weights.formats.decoded import fill
 from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.slices import MatrixSlice, Range
 
@@ -30,6 +32,10 @@ class CodedFormat(ABC):
 
     suffixes: tuple[str, ...]
     """Last parts of the names of all tensors that a matrix may have."""
+    zeros: str
+    """Last part of the name of the zero points."""
+    symmetric = "sym"
+    """Key of the config by which there are none."""
 
     def __init__(self, bits: int, group: int, has_zeros: bool):
         self.group = group
@@ -43,46 +49,69 @@ class CodedFormat(ABC):
         return tuple(f"{matrix}.{suffix}" for suffix in self.suffixes)
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        self.check_tensors(tensors, matrix)
+
+    def check_tensors(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        """``check`` but for the order of the inputs."""
         for suffix, (shape, dtype) in self.specs(matrix).items():
             tensors.expect(f"{matrix.name}.{suffix}", shape, dtype)
+        if not self.own_form.has_zeros and tensors.shape(f"{matrix.name}.{self.zeros}") is not None:
+            whole = replace(matrix, rows=(0, matrix.outputs), columns=(0, matrix.inputs))
+            zeros, middle = self.read_zeros(tensors, whole, (0, self.num_groups(matrix.inputs))), self.own_form.middle
+            if not bool((zeros == middle).all()):
+                raise UserError(
+                    f"{matrix.name}.{self.zeros} has other zero points than {middle}, though quantization_config in config.json "
+                    f"says {self.symmetric} true; set it to false"
+                )
 
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         if isinstance(matrix.destination, Codes):
             self.read_codes(tensors, matrix, matrix.destination)
-        else:
-            codes = Codes.empty(self.own_form, matrix.rows[1] - matrix.rows[0], matrix.columns)
-            self.read_codes(tensors, matrix, codes)
-            codes.decode(matrix.destination)
+            return
+        codes, functions = self.new_codes(matrix), tensors.functions
+        self.read_codes(tensors, matrix, codes)
+
+        def decode(begin: int, end: int, out_OI: torch.Tensor) -> None:
+            part = codes.rows(begin, end)
+            functions.decode(
+                part.words.view(torch.uint8),
+                part.scales,
+                part.zeros,
+                out_OI,
+                bits=part.form.bits,
+                group=part.form.group,
+                lead=part.lead,
+                skip=part.lead,
+            )
+
+        fill(functions, matrix.destination, (0, len(codes.words)), decode)
+
+    def new_codes(self, matrix: MatrixSlice) -> Codes:
+        """Memory for the codes of a slice."""
+        return Codes.empty(self.own_form, matrix.rows[1] - matrix.rows[0], matrix.columns)
 
     def read_codes(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
-        """Fill ``codes``, which are of this format's form.
-
-        Raises:
-            UserError: a zero point is not the middle, though the config says so.
-        """
+        """Fill ``codes``, which are of this format's form."""
         self.read_words(tensors, matrix, codes)
         groups = codes.groups(self.group)
-        scales, zeros = self.read_groups(tensors, matrix, groups)
-        middle = codes.form.middle
-        if zeros is not None and codes.zeros is None and not bool((zeros == middle).all()):
-            raise UserError(
-                f"{matrix.name} has other zero points than {middle}, though quantization_config says sym true; set it to false"
-            )
-        codes.put_groups(scales, zeros, self.group, groups[0])
+        zeros = self.read_zeros(tensors, matrix, groups) if self.own_form.has_zeros else None
+        codes.put_groups(self.read_scales(tensors, matrix, groups), zeros, self.group, groups[0])
 
     @abstractmethod
     def specs(self, matrix: MatrixSlice) -> dict[str, TensorSpec]:
-        """The tensors that are needed, by the last part of their names."""
+        """The tensors that are read, by the last part of their names."""
 
     @abstractmethod
     def read_words(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
         """Fill the words of ``codes``."""
 
     @abstractmethod
-    def read_groups(
-        self, tensors: TensorReader, matrix: MatrixSlice, groups: Range
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scales, float32, and zero points, uint8, of some groups of the slice's outputs: (outputs, groups) each."""
+    def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
+        """Scales of some groups of the slice's outputs: (outputs, groups) float32."""
+
+    @abstractmethod
+    def read_zeros(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
+        """Zero points likewise: (outputs, groups) uint8."""
 
     def read_tensor(self, tensors: TensorReader, matrix: MatrixSlice, suffix: str, *ranges: Range) -> torch.Tensor:
         """Part of a tensor of ``specs``."""

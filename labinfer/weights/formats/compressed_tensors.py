@@ -19,17 +19,19 @@ from labinfer.weights.formats.coded import CodedFormat, TensorSpec, read_packed
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
 from labinfer.weights.formats.fp8 import Fp8Format, read_block
 from labinfer.weights.formats.plain import PlainFormat
-from labinfer.weights.formats.reordered import REORDERED, ReorderedFormat
-from labinfer.weights.formats.settings import Settings, is_table, matches
-from labinfer.weights.slices import MatrixSlice, Range
+from labinfer.weights.formats.reordered import choose_order
+from labinfer.weights.formats.settings import Settings, Targets, is_table
+from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
+ORDER = "weight_g_idx"
 LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 
 
 class PackedFormat(CodedFormat):
     """``pack-quantized``: W4A16 and W8A16."""
 
-    suffixes = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "input_scale")
+    zeros, symmetric = "weight_zero_point", "symmetric"
+    suffixes = ("weight_packed", "weight_scale", zeros, "weight_shape", ORDER, "input_scale")
 
     def __init__(self, bits: int, group: int, symmetric: bool):
         super().__init__(bits, group, has_zeros=not symmetric)
@@ -42,26 +44,27 @@ class PackedFormat(CodedFormat):
             "weight_scale": ((matrix.outputs, groups), torch.float32),
         }
         if self.own_form.has_zeros:
-            specs["weight_zero_point"] = ((-(-matrix.outputs // self._per_word), groups), torch.int32)
+            specs[self.zeros] = ((-(-matrix.outputs // self._per_word), groups), torch.int32)
         return specs
 
     def read_words(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
-        begin, (_, all_words) = codes.first_word, self.specs(matrix)["weight_packed"][0]
-        end = min(begin + codes.words.shape[1] + 1, all_words)  # one more where they begin inside of a word
-        codes.put_words(self.read_tensor(tensors, matrix, "weight_packed", matrix.rows, (begin, end)))
+        shape, words = self.specs(matrix)["weight_packed"][0], codes.word_memory()
+        size = min(words.shape[1], shape[1] - codes.first_word)
+        ranges = (matrix.rows, (codes.first_word, codes.first_word + size))
+        name = f"{matrix.name}.weight_packed"
+        tensors.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=words[:, :size]))
+        words[:, size:] = 0
+        codes.put_words(words)
 
-    def read_groups(
-        self, tensors: TensorReader, matrix: MatrixSlice, groups: Range
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        scales = self.read_tensor(tensors, matrix, "weight_scale", matrix.rows, groups)
-        if not self.own_form.has_zeros:
-            return scales, None
-        zeros = read_packed(
-            lambda words: self.read_tensor(tensors, matrix, "weight_zero_point", words, groups),
-            matrix.rows,
-            self.own_form.bits,
-        )
-        return scales, zeros
+    def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
+        return self.read_tensor(tensors, matrix, "weight_scale", matrix.rows, groups)
+
+    def read_zeros(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
+        def read(words: Range) -> torch.Tensor:
+            shape = -(-matrix.outputs // self._per_word), self.num_groups(matrix.inputs)
+            return tensors.read(f"{matrix.name}.{self.zeros}", shape, (words, groups), torch.int32)
+
+        return read_packed(read, matrix.rows, self.own_form.bits)
 
 
 class IntFormat(CodedFormat):
@@ -71,86 +74,95 @@ class IntFormat(CodedFormat):
         whole: whether a single scale is for the whole matrix.
     """
 
-    suffixes = ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
+    zeros, symmetric = "weight_zero_point", "symmetric"
+    suffixes = ("weight", "weight_scale", zeros, "input_scale", "input_zero_point")
 
     def __init__(self, group: int, symmetric: bool, whole: bool):
         super().__init__(8, group, has_zeros=not symmetric)
         self._whole = whole
 
     def specs(self, matrix: MatrixSlice) -> dict[str, TensorSpec]:
-        shape = (1,) if self._whole else (matrix.outputs, self.num_groups(matrix.inputs))
+        shape = self._groups_shape(matrix)
         specs = {"weight": ((matrix.outputs, matrix.inputs), torch.int8), "weight_scale": (shape, torch.float32)}
-        return specs | ({"weight_zero_point": (shape, torch.int8)} if self.own_form.has_zeros else {})
+        return specs | ({self.zeros: (shape, torch.int8)} if self.own_form.has_zeros else {})
 
     def read_words(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
         end = min(codes.first + codes.words.shape[1] * 4, matrix.inputs if codes.form.group else matrix.columns[1])
-        numbers = self.read_tensor(tensors, matrix, "weight", matrix.rows, (codes.first, end))
-        unsigned = codes.words.view(torch.uint8)
-        torch.bitwise_xor(numbers.view(torch.uint8), codes.form.middle, out=unsigned[:, : numbers.shape[1]])
-        unsigned[:, numbers.shape[1] :] = codes.form.middle
+        name, numbers = f"{matrix.name}.weight", codes.words.view(torch.int8)
+        tensors.read_into(
+            TensorSlice(
+                name=name,
+                shape=(matrix.outputs, matrix.inputs),
+                ranges=(matrix.rows, (codes.first, end)),
+                destination=numbers[:, : end - codes.first],
+            )
+        )
+        numbers[:, end - codes.first :] = 0
+        codes.words.bitwise_xor_(-0x7F7F7F80)  # 0x80808080: the middle is added to all four of a word
 
-    def read_groups(
-        self, tensors: TensorReader, matrix: MatrixSlice, groups: Range
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        def read(suffix: str) -> torch.Tensor:
-            if self._whole:
-                return self.read_tensor(tensors, matrix, suffix).expand(matrix.rows[1] - matrix.rows[0], 1)
-            return self.read_tensor(tensors, matrix, suffix, matrix.rows, groups)
+    def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
+        return self._read_groups(tensors, matrix, "weight_scale", groups, torch.float32)
 
-        if not self.own_form.has_zeros:
-            return read("weight_scale"), None
-        return read("weight_scale"), (read("weight_zero_point").int() + self.own_form.middle).to(torch.uint8)
+    def read_zeros(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
+        zeros = self._read_groups(tensors, matrix, self.zeros, groups, torch.int8)
+        return (zeros.int() + self.own_form.middle).to(torch.uint8)
+
+    def _read_groups(
+        self, tensors: TensorReader, matrix: MatrixSlice, suffix: str, groups: Range, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """(outputs, groups) of the slice."""
+        name, shape = f"{matrix.name}.{suffix}", self._groups_shape(matrix)
+        if self._whole:
+            return tensors.read(name, shape, (), dtype).expand(matrix.rows[1] - matrix.rows[0], 1)
+        return tensors.read(name, shape, (matrix.rows, groups), dtype)
+
+    def _groups_shape(self, matrix: MatrixSlice) -> tuple[int, ...]:
+        return (1,) if self._whole else (matrix.outputs, self.num_groups(matrix.inputs))
 
 
 def read_compressed_tensors(settings: Settings) -> FormatByName:
     """Formats of a checkpoint with ``quant_method`` compressed-tensors."""
     if settings.get("sparsity_config", dict, {}):
         settings.inner("sparsity_config").choose("format", ("dense",), "dense")
-    plain, ignored = PlainFormat(), settings.names("ignore")
-    schemes: list[tuple[tuple[str, ...], Format]] = []
+    plain, ignored = PlainFormat(), Targets(settings.names("ignore"))
+    schemes: list[tuple[Targets, FormatByName]] = []
     groups = settings.inner("config_groups")
     for name in groups.values:
         group = groups.inner(name)
-        schemes.append((group.names("targets"), _read_scheme(group, settings)))
+        schemes.append((Targets(group.names("targets")), _read_scheme(group, settings)))
 
     def choose(matrix: str) -> Format:
-        if is_table(matrix) or _is_target(matrix, ignored):
+        if is_table(matrix) or ignored.matches(matrix):
             return plain
-        named = (scheme for targets, scheme in schemes if _is_target(matrix, targets))
-        linear = (scheme for targets, scheme in schemes if "Linear" in targets)
-        return next(named, None) or next(linear, plain)
+        named = (scheme for targets, scheme in schemes if targets.matches(matrix))
+        linear = (scheme for targets, scheme in schemes if targets.has_linear)
+        scheme = next(named, None) or next(linear, None)
+        return scheme(matrix) if scheme else plain
 
     return choose
 
 
-def _is_target(matrix: str, targets: tuple[str, ...]) -> bool:
-    """Whether a module is named, as itself or by a regular expression."""
-    return any(
-        matches(target.removeprefix("re:"), matrix) if target.startswith("re:") else target == matrix
-        for target in targets
-    )
-
-
-def _read_scheme(group: Settings, settings: Settings) -> Format:
-    """The format of a group of modules.
+def _read_scheme(group: Settings, settings: Settings) -> FormatByName:
+    """The formats of a group of modules.
 
     Raises:
-        UserError: it is none that is supported.
+        UserError: they are none that are supported.
     """
     layout = (group if group.values.get("format") else settings).choose("format", LAYOUTS)
     weights = group.inner("weights")
-    if weights.choose("type", ("float",) if layout == "float-quantized" else ("int", "float"), "int") == "float":
+    is_packed, is_float = layout == "pack-quantized", layout == "float-quantized"
+    types = ("int",) if is_packed else ("float",) if is_float else ("int", "float")
+    if weights.choose("type", types, "int") == "float":
         weights.choose("num_bits", (8,))
         strategy = weights.choose("strategy", ("tensor", "channel", "block"))
-        return Fp8Format("weight_scale", read_block(weights, "block_structure") if strategy == "block" else None)
-    packed = layout == "pack-quantized"
-    strategy = weights.choose("strategy", ("channel", "group") if packed else ("tensor", "channel", "group"))
+        float8 = Fp8Format(read_block(weights, "block_structure") if strategy == "block" else None)
+        return lambda matrix: float8
+    strategy = weights.choose("strategy", ("channel", "group") if is_packed else ("tensor", "channel", "group"))
     size = weights.group_size("group_size", 128) if strategy == "group" else 0
-    bits, symmetric = weights.choose("num_bits", (4, 8) if packed else (8,)), weights.get("symmetric", bool, True)
-    order = weights.choose("actorder", (None, "weight", "static", *(("group",) if packed else ())))
-    if not packed:
-        return IntFormat(size, symmetric, whole=strategy == "tensor")
-    if order != "group":
-        return PackedFormat(bits, size, symmetric)
-    settings.warn(REORDERED)
-    return ReorderedFormat(PackedFormat(bits, size, symmetric), "weight_g_idx")
+    bits, symmetric = weights.choose("num_bits", (4, 8) if is_packed else (8,)), weights.get("symmetric", bool, True)
+    order = weights.choose("actorder", (None, "weight", "static", *(("group",) if is_packed else ())))
+    if not is_packed:
+        whole = IntFormat(size, symmetric, whole=strategy == "tensor")
+        return lambda matrix: whole
+    packed = PackedFormat(bits, size, symmetric)
+    return choose_order(settings, packed, ORDER) if order == "group" else lambda matrix: packed

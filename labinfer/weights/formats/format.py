@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from labinfer.weights.codes import CodeForm
+from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
 
 class TensorReader(Protocol):
     """The tensors of a checkpoint, read by range."""
+
+    functions: LoadFunctions
+    """For what is decoded."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a tensor; None where there is none of this name."""
@@ -29,7 +33,7 @@ class TensorReader(Protocol):
         """
 
     def read_into(self, tensor: TensorSlice) -> None:
-        """Fill the slice's destination, converted to its dtype; whole numbers only into the dtype they are stored in.
+        """Fill the slice's destination. float64, float32, float16 and bfloat16 are converted to any of these, others not.
 
         Raises:
             UserError: as for ``expect``.
@@ -37,6 +41,17 @@ class TensorReader(Protocol):
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
         """The slice in new host memory; arguments and errors as for ``read_into``."""
+
+    def pieces(
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """The slice as it is stored, a few of its rows at a time: (number of the first, rows). Each overwrites the one before.
+
+        Args:
+            ranges: as for ``read_into``.
+            unit: all but the last have a multiple of so many rows.
+            skip: leading dimensions with ranges of one entry, which rows do not have.
+        """
 
 
 class Format(Protocol):
@@ -78,8 +93,15 @@ class Formats:
     choose: FormatByName = field(repr=False, compare=False)
     quantization_config: Mapping[str, Any] | None = None
     """The object in config.json; None without one. Two checkpoints are stored alike if it is equal."""
-    warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """Texts for the user before the checkpoint is used, a line each."""
+    notes: Sequence[str] = field(default=(), repr=False, compare=False)
+    """Remarks that came up while formats were chosen, a line each."""
+    path: str = field(default="", repr=False, compare=False)
+    """The config.json."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Texts for the user, a line each, about the matrices that were asked for so far."""
+        return [f"{self.path}: {note}" for note in self.notes]
 
     def __call__(self, matrix: str) -> Format:
         return self.choose(matrix)

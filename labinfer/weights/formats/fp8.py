@@ -1,108 +1,125 @@
 """FP8: numbers of 8 bits (e4m3: Micikevicius et al. 2022, arXiv:2209.05433) with a scale for each block, output or matrix.
 
 W = q · scale; ``weight`` is F8_E4M3 (outputs, inputs), and its scale (blocks of outputs, blocks of inputs), (outputs) or a
-single number. The last blocks may be partial. No kernel takes these numbers: they become values of the stage's dtype, or, with
-``--quantization int8``, codes with a scale for each 128 inputs of an output.
+single number, of any float type or e8m0: powers of two, also as bytes. The last blocks may be partial. No kernel takes these
+numbers: they become values of the stage's dtype, or, with ``--quantization int8``, codes with a scale for each 128 inputs of an
+output. Scales of activations are left unread, as kernels find those of each token.
 
 Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md and inference/kernel.py; transformers/integrations/finegrained_fp8.py.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
 import torch
 
 from labinfer.errors import UserError
-from labinfer.weights.codes import CodeForm
+from labinfer.weights.codes import CodeForm, Range
 from labinfer.weights.formats.decoded import ROUNDED, Decode, DecodedFormat
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
-from labinfer.weights.formats.settings import Settings, is_excluded, is_table
+from labinfer.weights.formats.settings import Excluded, Settings, is_table
 from labinfer.weights.slices import MatrixSlice
 
 FLOAT8 = torch.float8_e4m3fn
+SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
+"""Last parts of the names of the scales' tensor: DeepSeek's, llm-compressor's, DeepSeek V4's, Mistral's. Not one is an inverse."""
+ACTIVATIONS = ("input_scale", "activation_scale", "qscale_act")
+POWERS = (torch.float8_e8m0fnu, torch.uint8)
+"""Dtypes of scales that hold an exponent with a bias of 127."""
+USUAL_BLOCK = (128, 128)
 
 
 class Fp8Format(DecodedFormat):
     """A matrix in FP8, or a plain one that was left out without a word.
 
     Args:
-        scale: last part of the name of the scales' tensor.
-        block: (outputs, inputs) that share a scale; None where all of an output or of the matrix do.
+        block: (outputs, inputs) that share a scale; None where all of an output or of the matrix do, as the scales' shape says.
+        is_certain: whether there must be blocks if there may be.
     """
 
-    def __init__(self, scale: str, block: tuple[int, int] | None):
-        self._scale, self._block = scale, block
+    def __init__(self, block: tuple[int, int] | None, is_certain: bool = True):
+        self._block, self._is_certain = block, is_certain
 
     def form(self, quantization: str) -> CodeForm | None:
         return ROUNDED if quantization == "int8" else None
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:
-        return tuple(f"{matrix}.{suffix}" for suffix in ("weight", self._scale, "input_scale"))
+        return tuple(f"{matrix}.{suffix}" for suffix in ("weight", *SCALES, *ACTIVATIONS))
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
-        tensors.expect(f"{matrix.name}.weight", (matrix.outputs, matrix.inputs), torch.float32)
-        if tensors.dtype(f"{matrix.name}.weight") == FLOAT8:
-            name = f"{matrix.name}.{self._scale}"
-            tensors.expect(name, self._scale_shape(tensors, matrix), torch.float32)
+        shape = (matrix.outputs, matrix.inputs)
+        if self._is_plain(tensors, matrix):
+            tensors.expect(f"{matrix.name}.weight", shape, torch.float32)
+        else:
+            tensors.expect(f"{matrix.name}.weight", shape, FLOAT8)
+            name, shape, _, _ = self._scales(tensors, matrix)
+            stored = tensors.dtype(name)
+            tensors.expect(name, shape, stored if stored in POWERS else torch.float32)
 
-    def open(self, tensors: TensorReader, matrix: MatrixSlice) -> Decode:
-        name, shape = f"{matrix.name}.weight", (matrix.outputs, matrix.inputs)
-        first, stored = matrix.rows[0], tensors.dtype(name)
-        if stored != FLOAT8:
-            return lambda begin, end: tensors.read(
-                name, shape, ((first + begin, first + end), matrix.columns), torch.float32
-            )
-        height, scales_BI = 1, self._read_scales(tensors, matrix)
-        if self._block:
-            height, scales_BI = self._block[0], scales_BI[:, torch.arange(*matrix.columns) // self._block[1]]
+    def pieces(self, tensors: TensorReader, matrix: MatrixSlice) -> Iterator[tuple[Range, Decode]]:
+        if self._is_plain(tensors, matrix):
+            scales_OG, group = None, 0
+        else:
+            scales_OG, group = self._read_scales(tensors, matrix)
+        shape, ranges = (matrix.outputs, matrix.inputs), (matrix.rows, matrix.columns)
+        for first, stored in tensors.pieces(f"{matrix.name}.weight", shape, ranges):
 
-        def decode(begin: int, end: int) -> torch.Tensor:
-            rows = (first + begin, first + end)
-            values = widen(tensors.read(name, shape, (rows, matrix.columns), stored))
-            return values.mul_(
-                scales_BI if len(scales_BI) == 1 else scales_BI.index_select(0, torch.arange(*rows) // height)
-            )
+            def decode(begin: int, end: int, out_OI: torch.Tensor, first: int = first, stored: torch.Tensor = stored):
+                part = stored[begin - first : end - first]
+                if scales_OG is None:
+                    out_OI.copy_(part)
+                else:
+                    lead, numbers = matrix.columns[0] % group, part.view(torch.uint8)
+                    tensors.functions.decode(
+                        numbers, scales_OG[begin:end], None, out_OI, bits=8, group=group, lead=lead, is_float=True
+                    )
 
-        return decode
+            yield (first, first + len(stored)), decode
 
-    def _scale_shape(self, tensors: TensorReader, matrix: MatrixSlice) -> tuple[int, ...]:
-        """Shape that the scales should have: with blocks the only one, else that of the file if it is a possible one."""
-        if self._block:
-            return -(-matrix.outputs // self._block[0]), -(-matrix.inputs // self._block[1])
-        stored = tensors.shape(f"{matrix.name}.{self._scale}")
-        return stored if stored in ((), (1,), (1, 1), (matrix.outputs,)) else (matrix.outputs, 1)
+    def _is_plain(self, tensors: TensorReader, matrix: MatrixSlice) -> bool:
+        """Whether there are neither scales nor numbers that need any."""
+        has_scales = any(tensors.shape(f"{matrix.name}.{suffix}") is not None for suffix in SCALES)
+        return not has_scales and tensors.dtype(f"{matrix.name}.weight") not in (FLOAT8, torch.float8_e5m2)
 
-    def _read_scales(self, tensors: TensorReader, matrix: MatrixSlice) -> torch.Tensor:
-        """(blocks of outputs, blocks of inputs) float32."""
-        shape = self._scale_shape(tensors, matrix)
-        scales = tensors.read(f"{matrix.name}.{self._scale}", shape, (), torch.float32)
-        return scales if self._block else scales.reshape(math.prod(shape), 1)
+    def _scales(self, tensors: TensorReader, matrix: MatrixSlice) -> tuple[str, tuple[int, ...], int, int]:
+        """Name and shape that the scales should have, and the outputs and inputs that share one."""
+        names, outputs, inputs = [f"{matrix.name}.{suffix}" for suffix in SCALES], matrix.outputs, matrix.inputs
+        name = next((name for name in names if tensors.shape(name) is not None), names[0])
+        stored = tensors.shape(name)
+        if self._block is None or not self._is_certain:
+            if stored in ((), (1,), (1, 1)):
+                return name, stored, outputs, inputs
+            if self._block is None or stored in ((outputs,), (outputs, 1)):
+                return name, (outputs,) if stored == (outputs,) else (outputs, 1), 1, inputs
+        height, width = self._block
+        return name, (-(-outputs // height), -(-inputs // width)), height, width
 
-
-def widen(stored: torch.Tensor) -> torch.Tensor:
-    """e4m3 as float32, many times faster than torch converts it.
-
-    The bits of a number are those of a float16 that is 2 ** 8 times smaller, seven places further left; its sign comes to the
-    top as the byte is widened with its sign.
-    """
-    halves = stored.view(torch.int8).to(torch.int16)
-    halves <<= 7
-    halves &= -0x4080  # 0xbf80: sign, 4 of the 5 bits of the exponent, and the fraction
-    return halves.view(torch.float16).float().mul_(256)
+    def _read_scales(self, tensors: TensorReader, matrix: MatrixSlice) -> tuple[torch.Tensor, int]:
+        """Scales of the slice's outputs and groups of inputs, (O, G) float32, and the inputs of a group of the whole matrix."""
+        name, shape, height, width = self._scales(tensors, matrix)
+        dtype = tensors.dtype(name)
+        if dtype in POWERS:
+            scales = (tensors.read(name, shape, (), dtype).view(torch.uint8).double() - 127).exp2().float()
+        else:
+            scales = tensors.read(name, shape, (), torch.float32)
+        scales, (first, last) = scales.reshape(shape[0] if shape else 1, -1), matrix.columns
+        return scales[:, first // width : -(-last // width)][torch.arange(*matrix.rows) // height], width
 
 
 def read_fp8(settings: Settings) -> FormatByName:
     """Formats of a checkpoint with ``quant_method`` fp8."""
     settings.choose("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     settings.choose("activation_scheme", ("dynamic", "static"), "dynamic")
-    block = read_block(settings, "weight_block_size")
-    fp8 = Fp8Format("weight_scale_inv" if block else "weight_scale", block)
-    plain, excluded = PlainFormat(), (*settings.names("modules_to_not_convert"), *settings.names("ignored_layers"))
+    settings.choose("expert_dtype", ("fp8",), "fp8")
+    is_certain = "weight_block_size" in settings.values
+    block = read_block(settings, "weight_block_size") if is_certain else USUAL_BLOCK
+    plain, fp8 = PlainFormat(), Fp8Format(block, is_certain)
+    excluded = Excluded((*settings.names("modules_to_not_convert"), *settings.names("ignored_layers")))
 
     def choose(matrix: str) -> Format:
-        left_out = is_table(matrix) or matrix.endswith("lm_head") or is_excluded(matrix, excluded)
+        left_out = is_table(matrix) or matrix.endswith("lm_head") or excluded.matches(matrix)
         return plain if left_out else fp8
 
     return choose

@@ -19,9 +19,13 @@ from labinfer.weights.codes import Codes
 from labinfer.weights.formats.coded import CodedFormat, TensorSpec, read_packed
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
-from labinfer.weights.formats.reordered import REORDERED, ReorderedFormat
-from labinfer.weights.formats.settings import Settings, is_excluded, is_table, matches
+from labinfer.weights.formats.reordered import choose_order, is_in_order
+from labinfer.weights.formats.settings import Excluded, Settings, is_table, pattern
 from labinfer.weights.slices import MatrixSlice, Range
+
+ORDER = "g_idx"
+WORDS = 16
+"""Words along the inputs that are brought next to each other at once: a cache line of each output's."""
 
 
 class GptqFormat(CodedFormat):
@@ -31,13 +35,8 @@ class GptqFormat(CodedFormat):
         one_less: whether stored zero points are less by one than they mean.
     """
 
-    suffixes = (
-        "qweight",
-        "qzeros",
-        "scales",
-        "g_idx",
-        "bias",
-    )  # old files have biases of zeros where the model has none
+    suffixes = ("qweight", "qzeros", "scales", ORDER)
+    zeros = "qzeros"
 
     def __init__(self, bits: int, group: int, symmetric: bool, one_less: bool):
         super().__init__(bits, group, has_zeros=not symmetric)
@@ -51,32 +50,33 @@ class GptqFormat(CodedFormat):
             "scales": ((groups, matrix.outputs), torch.float32),
         }
 
-    def read_codes(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
-        super().read_codes(tensors, matrix, codes)
-        name, inputs = f"{matrix.name}.g_idx", matrix.inputs
-        if tensors.shape(name) is None:
-            return
-        order = tensors.read(name, (inputs,), (matrix.columns,), torch.int32)
-        if not torch.equal(order, torch.arange(*matrix.columns, dtype=torch.int32) // (self.group or inputs)):
-            raise UserError(
-                f"tensor {name} puts inputs into an order of their own, though quantization_config says desc_act false; set it to "
-                "true"
-            )
-
     def read_words(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
-        begin, (all_words, _) = codes.first_word, self.specs(matrix)["qweight"][0]
-        end = min(begin + codes.words.shape[1] + 1, all_words)  # one more where they begin inside of a word
-        codes.put_words(self.read_tensor(tensors, matrix, "qweight", (begin, end), matrix.rows).T)
+        shape, words = self.specs(matrix)["qweight"][0], codes.word_memory()
+        end = min(codes.first_word + words.shape[1], shape[0])
+        ranges = ((codes.first_word, end), matrix.rows)
+        for first, piece in tensors.pieces(f"{matrix.name}.qweight", shape, ranges, unit=WORDS):
+            tensors.functions.transpose_words(piece, words[:, first : first + len(piece)])
+        words[:, end - codes.first_word :] = 0
+        codes.put_words(words)
 
-    def read_groups(
-        self, tensors: TensorReader, matrix: MatrixSlice, groups: Range
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
+        return self.read_tensor(tensors, matrix, "scales", groups, matrix.rows).T
+
+    def read_zeros(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
         bits = self.own_form.bits
-        scales = self.read_tensor(tensors, matrix, "scales", groups, matrix.rows).T
         zeros = read_packed(
             lambda words: self.read_tensor(tensors, matrix, "qzeros", groups, words).T, matrix.rows, bits
         )
-        return scales, (zeros + 1) & ((1 << bits) - 1) if self._one_less else zeros
+        return (zeros + 1) & ((1 << bits) - 1) if self._one_less else zeros
+
+    def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        super().check(tensors, matrix)
+        name = f"{matrix.name}.{ORDER}"
+        if tensors.shape(name) is not None and not is_in_order(tensors, name, self.group or matrix.inputs):
+            raise UserError(
+                f"tensor {name} puts inputs into an order of their own, though quantization_config in config.json says desc_act "
+                "false; set it to true"
+            )
 
 
 def read_gptq(settings: Settings) -> FormatByName:
@@ -85,30 +85,28 @@ def read_gptq(settings: Settings) -> FormatByName:
     settings.choose("is_marlin_format", (False,), False)
     settings.choose("pack_dtype", ("int32",), "int32")
 
-    def read(own: Settings) -> Format:
+    def read(own: Settings) -> FormatByName:
         ordered = GptqFormat(
             own.choose("bits", (4, 8)),
             own.group_size("group_size", 128),
             own.get("sym", bool, True),
             one_less=version == "gptq",
         )
-        if not own.get("desc_act", bool, False):
-            return ordered
-        settings.warn(REORDERED)
-        return ReorderedFormat(ordered, "g_idx")
+        return choose_order(settings, ordered, ORDER) if own.get("desc_act", bool, False) else lambda matrix: ordered
 
     plain, usual = PlainFormat(), read(settings)
     rules = settings.inner("dynamic") if settings.get("dynamic", dict, {}) else Settings({})
-    special = {
-        rule: plain if rule.startswith("-:") else read(rules.inner(rule, defaults=settings)) for rule in rules.values
-    }
-    head, excluded = settings.get("lm_head", bool, False), settings.names("modules_to_not_convert")
+    special = [
+        (pattern(rule[2:] if rule[:2] in ("-:", "+:") else rule), None if rule.startswith("-:") else read(own))
+        for rule in rules.values
+        for own in [rules.inner(rule, defaults=settings)]
+    ]
+    head, excluded = settings.get("lm_head", bool, False), Excluded(settings.names("modules_to_not_convert"))
 
     def choose(matrix: str) -> Format:
-        if is_table(matrix) or (matrix.endswith("lm_head") and not head) or is_excluded(matrix, excluded):
+        if is_table(matrix) or (matrix.endswith("lm_head") and not head) or excluded.matches(matrix):
             return plain
-        return next(
-            (special[rule] for rule in special if matches(rule.removeprefix("-:").removeprefix("+:"), matrix)), usual
-        )
+        rule = next((own for rule, own in special if rule.match(matrix)), usual)
+        return plain if rule is None else rule(matrix)
 
     return choose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,12 @@ def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
             f"{path}: quantization_config has quant_method {method!r}, which is not supported ({', '.join(METHODS)} can be "
             "read); take the checkpoint that is not quantised, with --quantization int8 or int4"
         )
-    settings = Settings(quantization)
+    settings = Settings(quantization, directory=Path(path).parent)
     try:
         choose = METHODS[method](settings)
     except UserError as error:
         raise UserError(f"{path}: quantization_config ({method}): {error}") from None
-    return Formats(choose, quantization, tuple(f"{path}: {text}" for text in settings.warnings))
+    return Formats(cache(choose), quantization, settings.warnings, str(path))
 
 
 def plain_formats() -> Formats:

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from labinfer.errors import UserError
+from labinfer.weights.formats.format import TensorReader
+from labinfer.weights.tensor_files import TensorFiles
 
 
 class Settings:
-    """An object of ``quantization_config``. Its errors name the key and its value; who reads the file adds the file's name."""
+    """An object of ``quantization_config``. Its errors name the key and its value; who reads the file adds the file's name.
 
-    def __init__(self, values: dict[str, Any], prefix: str = ""):
-        self.values, self._prefix = values, prefix
+    Args:
+        directory: that of the checkpoint, if it may be asked for more than the config says.
+    """
+
+    def __init__(self, values: dict[str, Any], prefix: str = "", directory: Path | None = None):
+        self.values, self._prefix, self._directory = values, prefix, directory
         self.warnings: list[str] = []
         """Texts for the user, a line each."""
+
+    @cached_property
+    def tensors(self) -> TensorReader | None:
+        """The checkpoint's tensors; None where it has none (yet), or broken ones, of which its reader will tell."""
+        try:
+            return TensorFiles(self._directory) if self._directory is not None else None
+        except UserError:
+            return None
 
     def get(self, key: str, kind: type, default: Any) -> Any:
         """The value of a key, or ``default`` where it is missing or null.
@@ -89,22 +105,62 @@ class Settings:
         return size
 
 
-def is_excluded(matrix: str, excluded: Sequence[str]) -> bool:
-    """Whether a matrix belongs to modules that were not quantised.
+class Excluded:
+    """Modules that were not quantised, as Transformers reads ``modules_to_not_convert``.
 
-    Args:
-        excluded: paths or regular expressions; a path means every module in whose own path it is a run of whole segments,
-            as ``modules_to_not_convert`` is read in Transformers.
+    A name or regular expression means every module whose path begins with it and goes on with another segment or not at all, and
+    every module whose path ends with it, be it inside of a segment.
+
+    Source: ``should_convert_module`` in transformers/quantizers/quantizers_utils.py.
     """
-    return any(f".{name}." in f".{matrix}." or matches(name + r"(?![^.])", matrix) for name in excluded)
+
+    def __init__(self, names: Sequence[str]):
+        self._ends = tuple(names)
+        self._patterns = [pattern(rf"(?:{name})(?:(?<=\.)|(?=\.|$))") for name in names]
+
+    def matches(self, matrix: str) -> bool:
+        return any(
+            path.endswith(self._ends) or any(pattern.match(path) for pattern in self._patterns)
+            for path in spellings(matrix)
+        )
 
 
-def matches(pattern: str, matrix: str) -> bool:
-    """Whether a regular expression fits the beginning of a name; what is none fits nothing."""
+class Targets:
+    """Modules that compressed-tensors names: by their paths, by regular expressions after ``re:``, or by their class.
+
+    Source: vllm-project/compressed-tensors, utils/match.py.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.has_linear = "Linear" in names
+        """Whether all linear layers are meant that no other scheme names."""
+        self._paths = frozenset(names)
+        self._patterns = [pattern(name.removeprefix("re:")) for name in names if name.startswith("re:")]
+
+    def matches(self, matrix: str) -> bool:
+        """Whether a module is named, as itself or by a regular expression."""
+        return any(
+            path in self._paths or any(pattern.match(path) for pattern in self._patterns) for path in spellings(matrix)
+        )
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """A regular expression; what is none fits nothing."""
     try:
-        return re.match(pattern, matrix) is not None
+        return re.compile(text)
     except re.error:
-        return False
+        return re.compile(r"(?!)")
+
+
+def spellings(matrix: str) -> Iterator[str]:
+    """A path, and the same as a text model has it that stands alone, and as older versions of Transformers have it inside of
+    another: whoever wrote the config may have had any of these in memory.
+    """
+    yield matrix
+    alone = re.sub(r"(?<![^.])language_model\.", "", matrix)
+    for path in (alone, f"language_model.{alone}", re.sub(r"^model\.", "model.language_model.", alone)):
+        if path != matrix:
+            yield path
 
 
 def is_table(matrix: str) -> bool:

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
-from labinfer.batch.reader import JsonlReader
+from labinfer.batch.reader import JsonlReader, LongLine
 from labinfer.batch.records import error_record, result_record
 from labinfer.errors import UserError
 from labinfer.jsonl import ParsedLine
@@ -25,6 +28,7 @@ from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 from labinfer.weights.resolve import resolve_model
 
+MIB = 1 << 20
 OUTPUT = RequestOutput(
     key=None,
     prompt_token_ids=[1, 2, 3],
@@ -245,7 +249,7 @@ def test_batch_error_answers_400_by_its_custom_id():
 
 def read(tmp_path, data: bytes) -> list:
     (tmp_path / "in.jsonl").write_bytes(data)
-    return list(JsonlReader(str(tmp_path / "in.jsonl")))
+    return list(JsonlReader(str(tmp_path / "in.jsonl"), MIB))
 
 
 def test_lines_are_numbered_as_an_editor_does(tmp_path):
@@ -270,18 +274,59 @@ def test_line_separators_inside_text_do_not_break_a_line(tmp_path):
     assert read(tmp_path, line + b"\n") == [(1, line)]
 
 
+@pytest.mark.parametrize(
+    "data", [b"a\n%b\nb\n" % (b"x" * MIB), b"a\n%b\r\nb" % (b"x" * (MIB - 1)), b"a\n%b\nb" % (b"x" * 7 * MIB)]
+)
+def test_line_that_is_too_long_is_passed_over_and_the_next_one_is_read(tmp_path, data):
+    first, long, last = read(tmp_path, data)
+    assert (first, last) == ((1, b"a"), (3, b"b"))
+    assert long == (2, LongLine(len(data.split(b"\n")[1]) + 1))
+
+
+def test_line_as_long_as_may_be_is_kept(tmp_path):
+    line = b"x" * (MIB - 1)
+    assert read(tmp_path, b"a\n" + line + b"\n") == [(1, b"a"), (2, line)]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_line_without_end_takes_no_memory(tmp_path, end):
+    (tmp_path / "in.jsonl").write_bytes(b"x" * (48 * MIB) + end)
+    tracemalloc.start()
+    lines = list(JsonlReader(str(tmp_path / "in.jsonl"), MIB))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lines == [(1, LongLine(48 * MIB + len(end)))]
+    assert peak < 4 * MIB
+
+
+def test_pipe_is_not_read_far_ahead(monkeypatch):
+    monkeypatch.setattr("labinfer.batch.reader.MAX_BYTES_AHEAD", 3 * MIB)
+    read_end, write_end = os.pipe()
+    line, count = b"x" * (MIB - 1) + b"\n", 9
+    writer = threading.Thread(target=lambda: [os.write(write_end, line) for _ in range(count)] + [os.close(write_end)])
+    reader = JsonlReader(f"/dev/fd/{read_end}", MIB)
+    writer.start()
+    while reader._arrived.qsize() < 3:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert reader._arrived.qsize() == 3
+    assert [number for number, _ in filter(None, reader)] == list(range(1, count + 1))
+    writer.join()
+    os.close(read_end)
+
+
 def test_missing_input_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--input .*nowhere.jsonl: No such file"):
-        JsonlReader(str(tmp_path / "nowhere.jsonl"))
+        JsonlReader(str(tmp_path / "nowhere.jsonl"), MIB)
 
 
 def test_directory_for_input_is_refused(tmp_path):
     with pytest.raises(UserError, match="is a directory"):
-        JsonlReader(str(tmp_path))
+        JsonlReader(str(tmp_path), MIB)
 
 
 def test_standard_input_is_read_for_a_dash():
-    code = "from labinfer.batch.reader import JsonlReader\nprint([line for line in JsonlReader('-') if line])"
+    code = "from labinfer.batch.reader import JsonlReader\nprint([line for line in JsonlReader('-', 100) if line])"
     done = subprocess.run([sys.executable, "-c", code], input=b"a\n\nb", capture_output=True, check=True)
     assert done.stdout == b"[(1, b'a'), (3, b'b')]\n"
 
@@ -290,7 +335,7 @@ def test_slow_pipe_yields_none_until_its_next_line(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR)  # does not wait for a reader
-    lines = iter(JsonlReader(str(path)))
+    lines = iter(JsonlReader(str(path), MIB))
     assert next(lines) is None
     os.write(writer, b"a\nhalf")
     assert next(line for line in lines if line) == (1, b"a")
@@ -300,7 +345,7 @@ def test_slow_pipe_yields_none_until_its_next_line(tmp_path):
 
 
 def test_input_that_breaks_off_is_a_user_error():
-    reader = JsonlReader("/proc/self/mem")  # opens, but its first byte cannot be read
+    reader = JsonlReader("/proc/self/mem", MIB)  # opens, but its first byte cannot be read
     with pytest.raises(UserError, match="cannot read --input /proc/self/mem: Input/output error"):
         list(reader)
 

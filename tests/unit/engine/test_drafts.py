@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from worker_model import WRONG_TOKEN, Bench, RandomProposer, token_at
+from scheduler_bench import Bench, RandomProposer
+from worker_model import WRONG_TOKEN, token_at
 
 from labinfer.engine.guide import allows
 from labinfer.engine.request import FinishReason, Request

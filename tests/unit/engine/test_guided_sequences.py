@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
-from worker_model import Bench, token_at
+from scheduler_bench import Bench
+from worker_model import token_at
 
 from labinfer.engine.request import FinishReason
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from worker_model import Bench
+from scheduler_bench import Bench
 
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.rank_stats import StepTimes

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
-from worker_model import Bench
+from scheduler_bench import Bench
 
 from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
 from labinfer.engine.policies import ORDERS, SPLITS, Budget, Load, balanced, greedy, phases, throttle

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from worker_model import VECTOR_SIZE, Bench
+from scheduler_bench import Bench
+from worker_model import VECTOR_SIZE
 
 from labinfer.engine.request import AnswerUpdate, FinishReason
 from labinfer.plan import FLOAT_BYTES, POOLINGS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from worker_model import Bench, token_at
+from scheduler_bench import Bench
+from worker_model import token_at
 
 from labinfer.engine.request import FinishReason
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from worker_model import Bench
+from scheduler_bench import Bench
 
 from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.request import FinishReason, Request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from worker_model import Bench
+from scheduler_bench import Bench
 
 
 def updates(bench: Bench) -> dict[int, list[float | None]]:

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from worker_model import Bench, RandomProposer
+from scheduler_bench import Bench, RandomProposer
 
 from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from labinfer.engine.request import FinishReason
@@ -25,7 +25,7 @@ NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 10, 3, 6
 ROOM = NUM_BLOCKS * BLOCK_SIZE
 
 PROMPTS = st.one_of(st.integers(1, 8), st.integers(1, ROOM))
-FAST_SWAP = StepTimes([1, 8], [[1.0, 1.2]] * 4, hop=0.3, swapped_block=0.9)
+FAST_SWAP = StepTimes([1, 8], [[1.0, 1.2]] * 4, hop=0.3, swapped_block=0.2)
 """Cheaper than computing for two tokens or more in a block, dearer for one."""
 SHAPES = st.fixed_dictionaries(
     {
@@ -45,8 +45,9 @@ SHAPES = st.fixed_dictionaries(
         "context_shift": st.booleans(),
         "keep": st.sampled_from([0, 2]),
         "drafts": st.sampled_from([None, None, 0.0, 0.8, 1.0]),
-        "num_states": st.sampled_from([0, 0, 1, 3, 8]),
-        "num_host_states": st.sampled_from([0, 2]),
+        "num_states": st.sampled_from([0, 0, 1, 2, 3, 5, 8, 30]),
+        "num_host_states": st.sampled_from([0, 1, 2, 6]),
+        "snapshot_interval": st.sampled_from([1, 3 * BLOCK_SIZE, ROOM]),
     }
 )
 
@@ -153,3 +154,64 @@ def test_any_order_of_events_keeps_plans_consistent(num_examples):
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
+
+
+FEW_STATES = {
+    "num_states": 3,
+    "num_host_states": 2,
+    "num_host_blocks": 6,
+    "preemption_mode": "auto",
+    "times": FAST_SWAP,
+}
+"""Slots are short: sequences take those of snapshots, wait, and are preempted both ways."""
+MANY_SNAPSHOTS = {
+    "num_states": 25,
+    "num_host_states": 1,
+    "num_host_blocks": 10,
+    "preemption_mode": "swap",
+    "num_stages": 3,
+}
+"""More than there are sequences: most slots hold snapshots, many of the same tokens."""
+NO_HOST = {"num_states": 5, "preemption_mode": "recompute", "num_stages": 2, "batch_policy": "greedy"}
+
+
+def step_at_random(bench: Bench, draw: random.Random) -> None:
+    """A request that comes, one that is aborted, a step, or a result."""
+    event, scheduler = draw.random(), bench.scheduler
+    if event < 0.12 and len(scheduler.waiting) < 6:
+        num_prompt, max_tokens = draw.randint(1, 18), draw.randint(1, 8)
+        fitting = NUM_BLOCKS // -(-(num_prompt + max_tokens) // BLOCK_SIZE)
+        beams = min(draw.choice([1, 1, 1, 2, 3]), fitting)
+        bench.add(num_prompt, max_tokens, shared=draw.choice([0, num_prompt // 2, num_prompt]), num_beams=beams)
+    elif event < 0.13 and scheduler.has_work:
+        scheduler.finish(draw.choice([*scheduler.waiting, *scheduler.running]), FinishReason.ABORT)
+    elif event < 0.6:
+        bench.launch()
+    elif bench.results:
+        bench.update()
+
+
+@pytest.mark.parametrize(
+    "shape", [FEW_STATES, MANY_SNAPSHOTS, NO_HOST], ids=["few states", "many snapshots", "no host"]
+)
+@pytest.mark.parametrize("num_steps", [3_500, pytest.param(50_000, marks=pytest.mark.slow)])
+def test_engine_with_states_leaks_nothing_in_thousands_of_steps(shape, num_steps):
+    """One engine for all of them. ``Bench`` checks after each step who holds which block and slot, and that every sequence
+    runs on the state of its own tokens."""
+    draw = random.Random(num_steps)
+    bench = Bench(
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        snapshot_interval=2 * BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=16,
+        **shape,
+    )
+    while len(bench.plans) < num_steps:
+        step_at_random(bench, draw)
+    bench.finish_all()
+    counts, kinds = bench.scheduler.counts, {move.kind for plan in bench.plans for move in plan.moves}
+    assert counts["found"] > 0, "no prompt went on from a snapshot"
+    assert counts["preemptions"] - counts["swaps"] > 0 or shape["preemption_mode"] == "swap"
+    swapped = {"swap_out_state", "swap_in_state"} if "num_host_states" in shape else set()
+    assert kinds == {"copy", "copy_state", *swapped} | ({"swap_out", "swap_in"} if swapped else set())

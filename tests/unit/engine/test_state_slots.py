@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from worker_model import Bench
+from scheduler_bench import Bench
 
 from labinfer.engine.state_slots import StateSlots
 from labinfer.plan import NO_SLOT

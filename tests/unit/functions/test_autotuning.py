@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from fake_clock import FakeClock
+from model_calls import SETTING, layer_calls, rank_calls, registry_with_rival
 
 from labinfer.functions.autotune import (
-    TIMED_ROWS,
     Timing,
     benchmark,
     choose,
@@ -21,59 +20,7 @@ from labinfer.functions.autotune import (
     time_candidates,
     write_times,
 )
-from labinfer.functions.calls import (
-    AddRMSNormCall,
-    CallSetting,
-    CausalConvCall,
-    DeltaRuleCall,
-    ExpertsCall,
-    FunctionCall,
-    GatedActivationCall,
-    GatedNormCall,
-    LinearCall,
-    PagedAttentionCall,
-    RotateAndWriteCall,
-)
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.rank_calls import RankCalls
-from labinfer.functions.registry import FunctionRegistry, Implementation
-
-CPU = torch.device("cpu")
-SETTING = CallSetting(device=CPU, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, block_size=4)
-MATRICES = ((96, 64), (64, 32))
-NUM_LAYERS = 3
-
-
-def layer_calls(matrices=MATRICES, num_layers: int = NUM_LAYERS, quantization: str = "none") -> dict[FunctionCall, int]:
-    """Products of layers that are alike."""
-    return {
-        LinearCall(target="layer.linear", quantization=quantization, outputs=outputs, inputs=inputs): num_layers
-        for outputs, inputs in matrices
-    }
-
-
-def all_calls(quantization: str = "none", window: int = 0) -> dict[FunctionCall, int]:
-    """Calls of a small model's only stage."""
-    head = LinearCall(
-        target="vocabulary.linear", quantization="int8" if quantization != "none" else "none", outputs=130, inputs=64
-    )
-    rotation = RotateAndWriteCall(heads=4, kv_heads=2, head_size=16, rotary_size=16)
-    attention = PagedAttentionCall(head_ptr=(0, 2, 4), head_size=16, window=window)
-    experts = ExpertsCall(
-        quantization=quantization, num_experts=6, all_experts=6, num_chosen=2, hidden_size=64, columns=32
-    )
-    return {
-        head: 1,
-        **layer_calls(quantization=quantization),
-        AddRMSNormCall(64): 2 * NUM_LAYERS + 1,
-        GatedActivationCall(48): NUM_LAYERS,
-        rotation: NUM_LAYERS,
-        attention: NUM_LAYERS,
-        CausalConvCall(channels=96, width=4): NUM_LAYERS,
-        DeltaRuleCall(key_heads=(0, 0, 1, 1), key_size=16, value_size=8): NUM_LAYERS,
-        GatedNormCall(heads=4, size=8): NUM_LAYERS,
-        experts: NUM_LAYERS,
-    }
 
 
 def made_up(**seconds: list[float]) -> dict[str, list[Timing]]:
@@ -180,24 +127,6 @@ def test_the_hopeless_drop_out_after_the_warm_up():
     assert clock.calls.count("warming") > 5
 
 
-def registry_with_rival() -> FunctionRegistry:
-    """One that is a good deal slower than torch's ``linear``."""
-    registry = reference_registry()
-    reference = registry.candidates("linear", CPU, torch.bfloat16)["reference"].call
-
-    def slow(*arguments):
-        for _ in range(20):
-            out = reference(*arguments)
-        return out
-
-    registry.add("linear", Implementation(name="slow", call=slow))
-    return registry
-
-
-def rank_calls(registry: FunctionRegistry, counts: dict | None = None, setting: CallSetting = SETTING, **options):
-    return RankCalls(all_calls() if counts is None else counts, registry, setting, **options)
-
-
 def test_slower_implementation_is_found_out():
     calls = rank_calls(registry_with_rival())
     assert set(calls.contested()) == {"layer.linear", "vocabulary.linear"}
@@ -205,136 +134,6 @@ def test_slower_implementation_is_found_out():
         "layer.linear": ("reference",) * 5,
         "vocabulary.linear": ("reference",) * 5,
     }
-
-
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_every_function_can_be_timed(quantization, kv_dtype):
-    setting = replace(SETTING, kv_dtype=kv_dtype)
-    calls = rank_calls(reference_registry(), all_calls(quantization), setting)
-    assert len(calls.candidates) == 10
-    for target, candidates in calls.candidates.items():
-        for rows in TIMED_ROWS:
-            calls.bind(target, candidates["reference"], rows)()
-            work = calls.work(target, candidates["reference"], rows)
-            assert work.num_bytes > 0
-            counted = ("paged_attention", "experts", "delta_rule")
-            assert (work.operations > 0) == (target.endswith("linear") or target in counted)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"rotary_size": 8}, {"rotary_size": 0}, {"interleaved": True}, {"norms": "before"}, {"norms": "after"}],
-    ids=str,
-)
-def test_every_kind_of_rotation_can_be_timed(changes):
-    call = replace(RotateAndWriteCall(heads=4, kv_heads=2, head_size=16, rotary_size=16), **changes)
-    calls = rank_calls(reference_registry(), {call: 1})
-    queries = calls.bind("rotate_and_write", calls.candidates["rotate_and_write"]["reference"], 4)()
-    assert queries.shape == (4, 4, 16)
-
-
-def test_work_of_a_product():
-    calls = rank_calls(reference_registry())
-    work = calls.work("layer.linear", calls.candidates["layer.linear"]["reference"], 4)
-    elements = 96 * 64 + 64 * 32
-    assert (work.operations, work.num_bytes) == (8 * elements, 2 * elements + 2 * 4 * (96 + 64 + 64 + 32))
-
-
-def test_work_of_experts_is_that_of_those_that_are_chosen():
-    """A token has two of eight experts; those of this rank, the first four, are half of what is chosen."""
-    call = ExpertsCall(quantization="none", num_experts=4, all_experts=8, num_chosen=2, hidden_size=64, columns=32)
-    calls = rank_calls(reference_registry(), {call: 1})
-    elements, (reference,) = 3 * 64 * 32, calls.candidates["experts"].values()
-    one, many = (calls.work("experts", reference, rows) for rows in (1, 256))
-    activations = 2 * 64 * 2
-    assert 0.6 < one.operations / (2 * elements) < 1.4
-    assert one.num_bytes == one.operations + activations  # two bytes and two operations for each weight
-    assert 0.9 < many.operations / (256 * 2 * elements) < 1.1
-    assert many.num_bytes == 4 * elements * 2 + 256 * activations
-
-
-def test_experts_that_take_turns_are_not_in_the_cache():
-    call = ExpertsCall(quantization="none", num_experts=64, all_experts=64, num_chosen=2, hidden_size=8, columns=4)
-    assert len(torch.cat(call.routings(1)).unique()) > 20
-    assert all(torch.equal(a, b) for a, b in zip(call.routings(3), call.routings(3), strict=True))
-
-
-def test_work_of_attention():
-    """Four sequences with one new token see 257 tokens each; a part of a prompt sees 257, 258, …, 320."""
-    calls = rank_calls(reference_registry())
-    reference = calls.candidates["paged_attention"]["reference"]
-    assert calls.work("paged_attention", reference, 4).operations == 4 * 4 * 16 * 4 * 257
-    assert calls.work("paged_attention", reference, 64).operations == 4 * 4 * 16 * sum(range(257, 321))
-
-
-def test_work_of_attention_in_a_window():
-    """A part of a prompt reads the window before its first token as well."""
-    calls = rank_calls(reference_registry(), all_calls(window=100))
-    reference = calls.candidates["paged_attention"]["reference"]
-    work = calls.work("paged_attention", reference, 64)
-    assert work.operations == 4 * 4 * 16 * 64 * 100
-    assert work.num_bytes == 163 * 2 * 2 * 16 * 2 + 2 * 64 * 4 * 16 * 2
-
-
-def spy_weights(registry: FunctionRegistry, counts: dict, rounds: int) -> list[torch.Tensor]:
-    """Weights that a target's products read, in order."""
-    seen: list[torch.Tensor] = []
-    registry.add("linear", Implementation(name="spy", call=lambda x, weight, bias=None: seen.append(weight.data)))
-    calls = rank_calls(registry, counts)
-    run = calls.bind("layer.linear", calls.candidates["layer.linear"]["spy"], 1)
-    for _ in range(rounds):
-        run()
-    return seen
-
-
-def test_weights_come_in_turn_as_layers_do():
-    seen = [weight.data_ptr() for weight in spy_weights(reference_registry(), layer_calls(), 4)]
-    assert len(set(seen)) == 3 * 2 and seen[:2] == seen[6:]  # three layers of two matrices
-
-
-def test_products_are_timed_as_often_as_they_are_made():
-    """One matrix in three layers and another in six: two of the other for each."""
-    counts = layer_calls(((96, 64),), 3) | layer_calls(((64, 32),), 6)
-    shapes = [tuple(weight.shape) for weight in spy_weights(reference_registry(), counts, 1)]
-    assert shapes == [(96, 64), (64, 32), (64, 32)]
-    counts = layer_calls(((96, 64),), 1) | layer_calls(((64, 32),), 1000)
-    shapes = [tuple(weight.shape) for weight in spy_weights(reference_registry(), counts, 1)]
-    assert shapes == [(96, 64)] + 16 * [(64, 32)]
-
-
-def test_attention_of_different_windows_is_timed_together():
-    windows = []
-    registry = reference_registry()
-    registry.add("paged_attention", Implementation(name="spy", call=lambda *_, window: windows.append(window)))
-    full, sliding = (PagedAttentionCall(head_ptr=(0, 2), head_size=16, window=window) for window in (0, 9))
-    calls = rank_calls(registry, {full: 4, sliding: 20})
-    calls.bind("paged_attention", calls.candidates["paged_attention"]["spy"], 1)()
-    assert windows == [0] + 5 * [9]
-
-
-def test_target_has_weights_of_one_quantization():
-    with pytest.raises(ValueError, match="reads weights of int4, none"):
-        rank_calls(reference_registry(), layer_calls() | layer_calls(quantization="int4"))
-
-
-def test_part_of_large_matrices_is_timed():
-    calls = rank_calls(reference_registry(), layer_calls(((100_000, 2048), (2048, 512)), 1))
-    work = calls.work("layer.linear", calls.candidates["layer.linear"]["reference"], 1)
-    assert 15 * 2**20 < work.num_bytes < 17 * 2**20
-
-
-def test_function_the_user_chose_is_not_timed():
-    calls = rank_calls(registry_with_rival(), overrides={"linear": "slow"})
-    assert calls.contested() == {}
-
-
-def test_reference_code_is_not_autotuned():
-    registry = reference_registry()
-    registry.add("linear", Implementation(name="other", call=torch.nn.functional.linear, quantization="int8"))
-    assert "layer.linear" not in rank_calls(registry, all_calls("int8")).contested()
-    registry.add("linear", Implementation(name="third", call=torch.nn.functional.linear, quantization="int8"))
-    assert list(rank_calls(registry, all_calls("int8")).contested()["layer.linear"]) == ["other", "third"]
 
 
 # Remembering.

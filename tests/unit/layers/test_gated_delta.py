@@ -76,5 +76,5 @@ def test_rows_stored_by_key_head_are_those_of_a_checkpoint_with_parts(size):
 
 
 def test_more_ranks_than_value_heads_are_refused():
-    with pytest.raises(UserError, match="--tensor-parallel-size 33 is more than the model's 32"):
+    with pytest.raises(UserError, match="--tensor-parallel-size 33 is more than the model's 32 value heads"):
         GatedDeltaConfig(**SHAPE).check(33)

@@ -16,8 +16,10 @@ from labinfer.layers.context import StageContext
 from labinfer.layers.mixture import Mixture, MixtureConfig
 from labinfer.layers.mlp import GatedMLPConfig
 from labinfer.layers.router import RouterConfig
+from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.loader import pack_weights, weight_bytes, weight_slices
-from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
+from labinfer.weights.slices import TensorSlice, WeightSlice
+from labinfer.weights.stack import StackReader
 from labinfer.weights.weighted_module import WeightedModule
 
 CPU = torch.device("cpu")
@@ -82,19 +84,32 @@ def test_router_decides_in_float32_for_16_bit_models():
 # Layers over ranks.
 
 
+class MadeUpTensors:
+    """As much of a ``TensorReader`` as plain matrices need; tensors that are not there yet are made up."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]):
+        self.tensors = tensors
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return tuple(self.tensors[name].shape) if name in self.tensors else None
+
+    def read_into(self, part: TensorSlice) -> None:
+        tensor = self.tensors.setdefault(part.name.removesuffix(".weight"), torch.randn(part.shape) * 0.3)
+        assert tensor.shape == part.shape
+        part.destination.copy_(tensor[tuple(slice(*cut) for cut in part.ranges)])
+
+
 def read_from(tensors: dict[str, torch.Tensor], stacked: bool = False):
     """A reader of slices of made-up tensors; per-expert ones, or those of a checkpoint that stacks them."""
+    reader = MadeUpTensors(tensors)
 
     def read(part: WeightSlice) -> None:
-        if isinstance(part, MatrixSlice) and part.stack is not None and stacked:
-            part = part.from_stack()
-        if isinstance(part, MatrixSlice):
-            shape, ranges = (part.outputs, part.inputs), (part.rows, part.columns)
+        if isinstance(part, TensorSlice):
+            reader.read_into(part)
+        elif part.stack is not None and stacked:
+            PlainFormat().read(StackReader(reader, part), replace(part, name=part.stack.name))
         else:
-            shape, ranges = part.shape, part.ranges
-        tensor = tensors.setdefault(part.name, torch.randn(shape) * 0.3)
-        assert tensor.shape == shape
-        part.destination.copy_(tensor[tuple(slice(*cut) for cut in ranges)])
+            PlainFormat().read(reader, part)
 
     return read
 
@@ -207,10 +222,6 @@ def test_ranks_together_read_every_expert_once(experts):
 
 def test_slices_of_an_expert_say_where_a_stack_has_them():
     layer = make(LocalCommunicator(rank=1, size=2))
-    up = next(part for part in weight_slices(layer) if part.name == "experts.5.up_proj").from_stack()
-    assert isinstance(up, TensorSlice)
-    assert up.shape == (EXPERTS, 2 * COLUMNS, HIDDEN) and up.ranges == (
-        (5, 6),
-        (COLUMNS + 22, 2 * COLUMNS),
-        (0, HIDDEN),
-    )
+    up = next(part for part in weight_slices(layer) if part.name == "experts.5.up_proj")
+    assert up.stack.name == "experts.gate_up_proj" and up.stack.shape == (EXPERTS, 2 * COLUMNS, HIDDEN)
+    assert (up.stack.index, up.stack.first_row, up.rows) == (5, COLUMNS, (22, COLUMNS))

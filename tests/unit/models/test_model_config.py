@@ -139,6 +139,11 @@ def test_missing_key_is_named_with_its_file(tmp_path, key):
         ("hidden_size", -48),
         ("num_hidden_layers", True),
         ("num_hidden_layers", [2]),
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", 10**18),
+        ("rope_theta", -10000.0),
+        ("rope_theta", float("inf")),
+        ("rope_theta", "1e4"),
         ("num_key_value_heads", 4),
         ("num_key_value_heads", 0),
         ("rms_norm_eps", "small"),
@@ -167,7 +172,7 @@ def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
     ("changes", "complaint"),
     [
         ({"use_sliding_window": "yes"}, "use_sliding_window should be bool"),
-        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window must be at least 1, not 0"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window must be from 1 to [0-9]+, not 0"),
         ({"use_sliding_window": True, "sliding_window": "8"}, "sliding_window should be int"),
         ({"use_sliding_window": True, "max_window_layers": "1"}, "max_window_layers should be int"),
         ({"layer_types": ["full_attention"]}, "layer_types should be a list of 2 times"),
@@ -227,7 +232,7 @@ def test_rope_that_cannot_be_computed_is_a_user_error(tmp_path, key, value):
         inverse_frequencies(8, attention_in(read(tmp_path, **{key: value})).rope.parameters, 64)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"architectures"'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"architectures"', "[" * 100_000, '{"a":' * 100_000])
 def test_config_that_is_no_json_object_is_refused_by_path(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="config.json"):

@@ -159,6 +159,12 @@ def test_tp_group_larger_than_every_node_is_told_to_shrink():
         topology_of((3,)).check_nodes(["node-a", "node-a", "node-b"])
 
 
+def test_tp_group_over_two_nodes_is_told_of_spare_ranks():
+    topology = make_topology((2,), 0, (), 24, 3, ranks=(0, 1))
+    with pytest.raises(UserError, match="let --ranks name ranks of one node .* node-a has 0, 2$"):
+        topology.check_nodes(["node-a", "node-b", "node-a"])
+
+
 def test_stages_may_lie_on_different_nodes():
     topology_of((2, 1)).check_nodes(["node-a", "node-a", "node-b"])
 

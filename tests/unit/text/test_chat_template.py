@@ -147,7 +147,8 @@ def test_variable_that_the_template_does_not_read_is_refused(name):
         ("{{ thinking }}", "minimal", "True"),
         ("{{ reasoning_effort }} {{ enable_thinking is defined }}", "high", "high False"),
         ("{{ reasoning_effort }} {{ enable_thinking }}", "none", "none False"),
-        ("{{ messages }}", "low", None),
+        ("unread", "low", "unread"),
+        ("unread", "none", "unread"),
     ],
 )
 def test_reasoning_effort_becomes_what_the_template_has_for_it(bpe_directory, tmp_path, source, effort, expected):
@@ -155,11 +156,21 @@ def test_reasoning_effort_becomes_what_the_template_has_for_it(bpe_directory, tm
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
     reader = InputProcessor(tmp_path, required=True)
     prompt, _ = parse_prompt({"messages": CONVERSATIONS[0], "reasoning_effort": effort})
-    if expected is None:
-        with pytest.raises(UserError, match="does not read it; leave it out"):
-            reader.encode(prompt)
-    else:
-        assert reader.tokenizer.decode(reader.encode(prompt)) == expected
+    assert reader.tokenizer.decode(reader.encode(prompt)) == expected
+
+
+def test_switch_of_thoughts_may_be_sent_to_a_template_that_does_not_read_it(bpe_directory, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ thinking }} {{ budget }}"}))
+    reader = InputProcessor(tmp_path, required=True)
+
+    def encode(**variables) -> str:
+        prompt, _ = parse_prompt({"messages": CONVERSATIONS[0], "chat_template_kwargs": variables})
+        return reader.tokenizer.decode(reader.encode(prompt))
+
+    assert encode(enable_thinking=False, reasoning_effort="low", thinking=True, budget=5) == "True 5"
+    with pytest.raises(UserError, match="does not read 'enable_thinkin'; it reads budget, thinking"):
+        encode(enable_thinkin=False)
 
 
 def test_past_thoughts_have_the_name_that_the_template_has(bpe_directory, tmp_path):

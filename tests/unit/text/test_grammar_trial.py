@@ -117,18 +117,30 @@ def test_verdict_is_remembered(trial):
     for _ in range(2):
         with pytest.raises(UserError, match="takes more than"):
             trial.check(StructuredOutputs(**PATTERNS))
-    assert trial._process is None  # the second time nothing was started
+    assert not trial._helper.is_running  # the second time nothing was started
     trial.check(StructuredOutputs(regex="[0-9]+"))
-    assert trial._process is None
+    assert not trial._helper.is_running
+    assert trial.is_known(StructuredOutputs(**PATTERNS)) and not trial.is_known(StructuredOutputs(regex="b"))
+
+
+def test_known_grammar_does_not_wait_for_one_that_is_tried(trial):
+    known = StructuredOutputs(regex="[0-9]+")
+    trial.check(known)
+    with ThreadPoolExecutor(1) as pool:
+        trying = pool.submit(trial.check, StructuredOutputs(**PATTERNS))
+        while not trial._trying.locked():
+            time.sleep(0.001)
+        trial.check(known)
+        assert not trying.done()
+        with pytest.raises(UserError, match="takes more than"):
+            trying.result()
 
 
 def test_process_that_dies_is_replaced(trial):
     trial.check(StructuredOutputs(regex="a"))
-    trial._process.kill()
-    trial._process.wait()
-    with pytest.raises(UserError, match="structured_outputs.regex is refused: it takes too much memory"):
-        trial.check(StructuredOutputs(regex="b"))
-    trial.check(StructuredOutputs(regex="c"))
+    trial._helper.end()
+    trial._helper._process.wait()
+    trial.check(StructuredOutputs(regex="b"))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +182,7 @@ def test_tokenizer_that_llguidance_does_not_read_is_refused(tmp_path):
 def test_it_ends_with_its_owner(demo):
     trial = GrammarTrial(lambda: demo)
     trial.check(StructuredOutputs(regex="a"))
-    process = trial._process
+    process = trial._helper._process
     process.stdin.close()  # as the owner's death does
     assert process.wait(10) == 0
     process.stdout.close()

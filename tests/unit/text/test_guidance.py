@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -339,3 +340,30 @@ def test_rollback_leads_out_of_an_error(maker):
     assert guide.error and guide.mask == b""
     guide.rollback(1)
     assert guide.mask == begin and not guide.error
+
+
+def test_maker_gets_ready_beside_its_caller(demo, monkeypatch):
+    go = threading.Event()
+
+    def wait() -> Tokenizer:
+        assert go.wait(10)
+        return demo
+
+    maker = GuideMaker(wait, VOCAB, (EOS,))
+    assert not maker.get_ready() and not maker.get_ready()
+    go.set()
+    maker._preparing.join(10)
+    assert maker.get_ready()
+    assert maker.make(StructuredOutputs(regex="a+")).mask
+
+
+def test_maker_that_cannot_get_ready_says_so_when_it_is_asked():
+    def refuse() -> Tokenizer:
+        raise UserError("there is no tokenizer")
+
+    maker = GuideMaker(refuse, VOCAB, (EOS,))
+    maker.get_ready()
+    maker._preparing.join(10)
+    assert maker.get_ready()
+    with pytest.raises(UserError, match="there is no tokenizer"):
+        maker.make(StructuredOutputs(regex="a+"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from reply_samples import ONE_CALL, THOUGHTS, TOOLS, TWO_CALLS
+from reply_tokenizer import CHAT, write_tokenizer
 
 from labinfer.engine.guide import allows
 from labinfer.errors import UserError
@@ -16,6 +16,7 @@ from labinfer.input_processor import InputProcessor
 from labinfer.prompts import parse_prompt
 from labinfer.sampling_params import SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.argument_schema import ArgumentSchema
 from labinfer.text.guidance import GuideMaker, grammar_source
 from labinfer.text.reply_format import load_built_in
 from labinfer.text.reply_grammar import before_form, forced_calls
@@ -24,28 +25,7 @@ from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 from labinfer.weights.resolve import resolve_model
 
-MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
-MARKS += ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"]
-MARKS += ["<|tool_calls_section_end|>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"]
-MARKS += ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"]
-MARKS += ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"]
-SPECIAL = {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|start|>", "<|channel|>", "<|message|>", "<|end|>"}
-CHAT = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
-CHAT += "<|im_start|>assistant\n{% if thinking %}<think>\n{% endif %}"
-
-
-def write_tokenizer(directory: Path, chat_template: str, **config) -> Path:
-    """The demo's tokenizer with the marks of all formats as tokens."""
-    demo = resolve_model("demo", "", may_download=False)
-    vocabulary = json.loads((demo / "tokenizer.json").read_text(encoding="utf-8"))
-    like, first = vocabulary["added_tokens"][0], len(vocabulary["model"]["vocab"])
-    vocabulary["added_tokens"] += [
-        like | {"id": first + index, "content": mark, "special": mark in SPECIAL} for index, mark in enumerate(MARKS)
-    ]
-    (directory / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-    whole = json.loads((demo / "tokenizer_config.json").read_text()) | {"chat_template": chat_template} | config
-    (directory / "tokenizer_config.json").write_text(json.dumps(whole), encoding="utf-8")
-    return directory
+REFUSED = object()
 
 
 @pytest.fixture(scope="module")
@@ -102,37 +82,94 @@ def test_several_calls_are_forced_where_they_may_be(tokenizer, name):
     assert not takes(tokenizer, LLMatcher.grammar_from_lark(single), text)
 
 
-@pytest.mark.parametrize("name", ["qwen_xml", "glm", "minimax"])
+INTEGER_X = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+DEFINITIONS = {"A": INTEGER_X, "Color": {"enum": ["red", "green"], "type": "string"}, "Int": {"type": "integer"}}
+DEFINITIONS |= {"Loop": {"$ref": "#/$defs/Loop"}}
+OPTIONAL_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize("name", ["qwen_xml", "glm", "minimax", "deepseek_v32"])
 @pytest.mark.parametrize(
-    ("schema", "value", "taken"),
+    ("schema", "text", "value"),
     [
-        ({"type": "string"}, 'any "text"\nof <lines>', True),
-        ({"type": "integer"}, "12", True),
-        ({"type": "integer"}, "twelve", False),
-        ({"enum": ["red", "green"]}, "green", True),
-        ({"enum": ["red", "green"]}, "blue", False),
-        ({"$ref": "#/$defs/A"}, '{"x": 1}', True),
-        ({"$ref": "#/$defs/A"}, '{"y": 1}', False),
+        ({"type": "string"}, 'any "text"\nof <lines>', 'any "text"\nof <lines>'),
+        ({"type": "string"}, "北京 🦊", "北京 🦊"),
+        ({"type": "string", "maxLength": 4, "minLength": 2}, "北京", "北京"),
+        ({"type": "string", "maxLength": 4, "minLength": 2}, "Paris", REFUSED),
+        ({"type": "string", "maxLength": 4, "minLength": 2}, "P", REFUSED),
+        ({"type": "integer"}, "12", 12),
+        ({"type": "integer"}, "twelve", REFUSED),
+        ({"enum": ["red", "green"]}, "green", "green"),
+        ({"enum": ["red", "green"]}, "blue", REFUSED),
+        ({"enum": ["red", "green"]}, '"green"', REFUSED),
+        ({"enum": [1, 2.5, None, "x"]}, "1", 1),
+        ({"enum": [1, 2.5, None, "x"]}, "null", None),
+        ({"enum": [1, 2.5, None, "x"]}, "x", "x"),
+        ({"enum": ["5", "6"]}, "5", "5"),
+        ({"const": "so"}, "so", "so"),
+        ({"const": "so"}, '"so"', REFUSED),
+        ({"const": 7}, "7", 7),
+        (OPTIONAL_TEXT, "Paris", "Paris"),
+        (OPTIONAL_TEXT, "null", None),
+        ({"type": ["string", "null"]}, "Paris", "Paris"),
+        ({"type": "string", "nullable": True}, "Paris", "Paris"),
+        ({"oneOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]}, "red", "red"),
+        ({"oneOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]}, "null", None),
+        ({"oneOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]}, "blue", REFUSED),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", 5),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "five", REFUSED),
+        ({"allOf": [{"$ref": "#/$defs/Color"}], "default": "red"}, "green", "green"),
+        ({"allOf": [{"$ref": "#/$defs/Int"}], "description": "how many"}, "5", 5),
+        ({"allOf": [{"$ref": "#/$defs/Int"}], "description": "how many"}, "five", REFUSED),
+        ({"$ref": "#/$defs/A"}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/A"}, '{"y": 1}', REFUSED),
+        ({"type": "array", "items": {"$ref": "#/$defs/A"}}, '[{"x": 1}]', [{"x": 1}]),
+        ({"properties": {"x": {"type": "integer"}}, "required": ["x"]}, '{"x": 1}', {"x": 1}),
+        ({}, "anything", "anything"),
+        ({"description": "no type"}, "anything", "anything"),
+        ({"$ref": "#/$defs/Loop"}, "anything", "anything"),
+        ({"$ref": "#/$defs/Nowhere"}, "anything", "anything"),
+        (True, "anything", "anything"),
     ],
 )
-def test_arguments_in_tags_keep_to_the_schema(tokenizer, name, schema, value, taken):
-    definition = {
-        "type": "object",
-        "properties": {"x": {"type": "integer"}},
-        "required": ["x"],
-        "additionalProperties": False,
-    }
-    parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": {"A": definition}}
+def test_arguments_in_tags_keep_to_the_schema_and_come_back(tokenizer, name, schema, text, value):
+    parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": DEFINITIONS}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     form = load_built_in(name).call
-    argument = form.argument.replace("{key}", "a").replace("{value}", value)
-    text = form.begin + form.text.replace("{name}", "f").replace("{arguments}", argument) + form.end
+    is_string = "true" if isinstance(value, str) or text == "null" and "string" in str(schema) else "false"
+    argument = form.argument.replace("{key}", "a").replace("{value}", text).replace("{string}", is_string)
+    whole = form.begin + form.text.replace("{name}", "f").replace("{arguments}", argument) + form.end
     grammar = LLMatcher.grammar_from_lark(forced_calls(use(tools=tools), form, tokenizer.added_tokens))
-    assert takes(tokenizer, grammar, text) == taken
-    if taken:
+    assert takes(tokenizer, grammar, whole) == (value is not REFUSED)
+    if value is not REFUSED:
         parser = load_built_in(name).parser("", tools, True)
-        (call,) = join_events(parser.feed(text) + parser.finish()).calls
-        assert str(json.loads(call.arguments)["a"]).replace("'", '"') == value
+        (call,) = join_events(parser.feed(whole) + parser.finish()).calls
+        assert json.loads(call.arguments) == {"a": value}
+
+
+def test_references_without_end_are_no_types():
+    chain = {f"A{number}": {"$ref": f"#/$defs/A{number + 1}"} for number in range(3000)}
+    parameters = {"properties": {"a": {"$ref": "#/$defs/A0"}}, "$ref": "#/$defs/A0", "$defs": chain}
+    schema = ArgumentSchema(parameters)
+    assert schema.cast({"a": "5"}) == {"a": "5"} and schema.texts("a").takes_any
+
+
+def test_parameters_may_stand_behind_a_reference(tokenizer):
+    definitions = {"Args": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+    parameters = {"allOf": [{"$ref": "#/definitions/Args"}], "definitions": definitions}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    grammar = forced_calls(use(tools=tools), load_built_in("qwen_xml").call, tokenizer.added_tokens)
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    grammar = LLMatcher.grammar_from_lark(grammar)
+    assert takes(tokenizer, grammar, text.format(5)) and not takes(tokenizer, grammar, text.format("five"))
+    parser = load_built_in("qwen_xml").parser("", tools, True)
+    (call,) = join_events(parser.feed(text.format(5)) + parser.finish()).calls
+    assert json.loads(call.arguments) == {"a": 5}
 
 
 # What stands before a form.
@@ -168,6 +205,7 @@ def test_form_begins_behind_the_thought(tokenizer, name, form, text):
     assert not takes(tokenizer, opened, answer + text)
     if name == "harmony":
         return  # whose next part begins with the start anchor anew
+    assert not takes(tokenizer, source(start + closing), thought + answer + text)  # DeepSeek's way to have no thought
     closed = source(f"{start}{opening}\n\n{closing}\n\n")
     assert takes(tokenizer, closed, answer + text) and not takes(tokenizer, closed, thought + answer + text)
 

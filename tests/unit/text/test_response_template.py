@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import random
@@ -13,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing.content_parsers import parse_content
 
+from labinfer.config import ModelOptions
 from labinfer.errors import UserError
 from labinfer.text.anchors import MAX_MATCH, LiteralAnchor, PatternAnchor
 from labinfer.text.region_values import read_value
-from labinfer.text.reply_format import NONE, built_in_names, choose_format, load_built_in
+from labinfer.text.reply_format import NONE, built_in_names, choose_format, describe_choice, load_built_in
 from labinfer.text.response_template import ResponseTemplate
 
 # Anchors.
@@ -89,6 +91,54 @@ def test_pattern_that_may_take_for_ever_is_refused(pattern):
         PatternAnchor(pattern)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ".*.*.*x",
+        "a.*b.*c",
+        r"\s*\s*x",
+        r"\w*\d*_*!",
+        "(?:a?){0,1}(?:a{0,40})(?:[ab]{0,40})(?:a{0,40})x",
+        ".*(?:a.*|b.*)c",
+    ]
+    + ["a?" * 20 + "x", "(?:ab)*(?:ab)*(?:ab)*c", r"[^b]*a*", "(?:.*a|.*b)+x", r"x*\x78*y"],
+)
+def test_pattern_that_fits_in_too_many_ways_is_refused(pattern):
+    with pytest.raises(ValueError, match="too many ways|may take for ever"):
+        PatternAnchor(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [".*x", r"\s*<\w+\s*>", r"<p=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</p>", r"a{2,900}b{2,900}c", r"\d+\.\d+"]
+    + [r"\u4f60\x41+", "a{}b", "[a-]+]", "(?:ab)*c"],
+)
+def test_pattern_that_fits_in_few_ways_is_taken(pattern):
+    PatternAnchor(pattern)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["a", "b", ".", "[ab]", r"\w", "(?:ab)", "(?:a|b)", "x"]).flatmap(
+            lambda part: st.sampled_from(["", "*", "+?", "{0,30}", "?"]).map(lambda repeat: part + repeat)
+        ),
+        min_size=1,
+        max_size=7,
+    ).map("".join)
+)
+def test_pattern_that_is_taken_is_matched_in_bounded_time(pattern):
+    try:
+        anchor = PatternAnchor(pattern)
+    except ValueError:
+        return
+    begin = time.process_time()
+    for text in ("a" * 1024, "ab" * 512, "a" * 1000 + "y", "b" + "a" * 1022):
+        anchor.find(text, 0, len(text))
+        anchor.pending(text, 0, len(text))
+    assert time.process_time() - begin < 4
+
+
 def test_longest_match_is_bounded():
     anchor, text = PatternAnchor("a.*b"), "a" + "x" * MAX_MATCH + "b"
     assert anchor.find(text, 0, len(text)) is None
@@ -115,7 +165,7 @@ def test_longest_match_is_bounded():
         ('{a:<|"|>x "y"<|"|>,b:[<|"|>z<|"|>]}', "json", {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]}),
         ("not json ", "json", {"allow_non_json": True}),
         (
-            "<p=a>1</p> and <p=b>x\ny</p><p=a>2</p>",
+            "<p=a>1</p>, \n<p=b>x\ny</p><p=a>2</p>",
             "xml-inline",
             {"tag_pattern": "<p=(?P<key>[^>]+)>(?P<value>.*?)</p>"},
         ),
@@ -201,8 +251,16 @@ def test_built_in_format_is_chosen_by_its_marks(name):
     assert choose_format(NONE, TEMPLATE, mark_text(name)) is None
 
 
+def test_help_names_every_built_in_format():
+    (flag,) = [field for field in dataclasses.fields(ModelOptions) if field.name == "response_template"]
+    assert f"({', '.join(built_in_names())})" in flag.metadata["help"]
+
+
 def test_chat_template_without_marks_has_no_format():
     assert choose_format("", None, "{{ messages }}") is None
+    assert "marks of no built-in one; --response-template NAME|FILE gives one" in describe_choice(None, "")
+    assert "as --response-template none says" in describe_choice(None, NONE)
+    assert describe_choice(load_built_in("glm"), "").endswith("template glm")
 
 
 def test_checkpoints_own_template_comes_first(caplog):

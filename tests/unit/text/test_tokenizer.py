@@ -6,7 +6,9 @@ import json
 import random
 
 import pytest
-from transformers import AutoTokenizer
+from sentencepiece import SentencePieceProcessor
+from transformers import AddedToken, AutoTokenizer, LlamaTokenizer
+from transformers.convert_slow_tokenizer import generate_merges
 
 from labinfer.errors import UserError
 from labinfer.text.detokenizer import Detokenizer
@@ -59,7 +61,7 @@ def test_added_tokens_are_known_by_their_text(bpe_directory, tmp_path, bpe, sp):
     tokenizer = Tokenizer(tmp_path)
     assert tokenizer.added_tokens["<tool_call>"] == bpe.vocab_size and "<secret>" in tokenizer.added_tokens
     assert tokenizer.decode([bpe.vocab_size, bpe.vocab_size + 1]) == "<tool_call>"
-    assert "<tool_call>" not in bpe.added_tokens and sp.added_tokens == {}
+    assert "<tool_call>" not in bpe.added_tokens and sp.added_tokens == {"<unk>": 0, "<s>": 1, "</s>": 2}
 
 
 def test_ids_are_those_of_transformers(bpe_directory, bpe):
@@ -111,6 +113,50 @@ def test_parts_of_characters_are_decoded_as_transformers_decodes_them(bpe_direct
             detokenizer.add(token)
         detokenizer.finish()
         assert detokenizer.text == expected
+
+
+ADDED = {"<|im_end|>": True, "<think>": False, "</think>": False}
+"""Tokens that a checkpoint adds, and whether they are special."""
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["new", "legacy"])
+def with_added_tokens(request, sp, sp_directory, tmp_path_factory):
+    """Ours and Transformers' tokenizer of a SentencePiece model with further tokens, in each of its ways with spaces.
+
+    Transformers reads the file itself only where protobuf is installed, so it is given what stands in it.
+    """
+    directory = tmp_path_factory.mktemp("added")
+    (directory / "tokenizer.model").write_bytes((sp_directory / "tokenizer.model").read_bytes())
+    decoder = {str(360 + index): {"content": text, "special": ADDED[text]} for index, text in enumerate(ADDED)}
+    config = {"legacy": request.param, "added_tokens_decoder": decoder}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    processor = SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
+    vocabulary = {processor.id_to_piece(index): index for index in range(360)}
+    scores = {piece: processor.get_score(index) for piece, index in vocabulary.items()}
+    merges = generate_merges(vocabulary, scores)
+    theirs = LlamaTokenizer(vocab=vocabulary, merges=merges, legacy=request.param, add_bos_token=True)
+    for text, special in ADDED.items():
+        theirs.add_tokens(AddedToken(text, special=special, normalized=False), special_tokens=special)
+    return Tokenizer(directory), theirs
+
+
+@pytest.mark.parametrize("text", [*TRICKY, "<s>hi</s> there<unk>", "<think> so\n</think>So<|im_end|> x", "<s> <s>"])
+def test_tricky_texts_are_read_as_transformers_reads_them_with_sentencepiece(with_added_tokens, text):
+    if text.startswith(" "):
+        pytest.skip("SentencePiece itself puts its own space before one that is there, and Transformers does not")
+    ours, theirs = with_added_tokens
+    for special in (True, False):
+        ids = ours.encode(text, add_special_tokens=special)
+        assert ids == theirs(text, add_special_tokens=special)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_added_tokens_without_text_are_refused(sp_directory, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes((sp_directory / "tokenizer.model").read_bytes())
+    for decoder in ({"5": {}}, {"x": {"content": "a"}}, {"5": "a"}, [5]):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+        with pytest.raises(UserError, match="added tokens without text or id"):
+            Tokenizer(tmp_path)
 
 
 def test_directory_without_tokenizer_is_refused(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from safetensors.torch import save_file
 from tiny_llama import load, write
 
 from labinfer.errors import UserError
-from labinfer.weights import checkpoint as checkpoint_module
+from labinfer.functions.cpu.loading import CpuLoading
+from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.files import INDEX_FILE
 from labinfer.weights.slices import TensorSlice
@@ -31,6 +34,15 @@ def test_directory_without_safetensors_is_refused(tmp_path):
 def test_broken_header_is_refused_by_path(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match=r"model.safetensors is not a valid safetensors file .* download it again"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX_FILE])
+def test_named_pipe_is_refused_and_not_waited_for(tmp_path, name):
+    write(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name} is no plain file"):
         Checkpoint(tmp_path)
 
 
@@ -95,6 +107,7 @@ def test_tensor_in_two_files_is_refused(tmp_path):
         {"a": 5},
         {"a": ["b"]},
         {"a": 5, "b": "c"},
+        {"a": "model\0.safetensors"},
     ],
 )
 def test_index_that_makes_no_sense_is_refused_by_path(tmp_path, weight_map):
@@ -118,11 +131,12 @@ STORED = torch.arange(14 * 6, dtype=torch.float32).reshape(14, 6)
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("dim", "begin", "end"), [(0, 0, 14), (0, 3, 11), (0, 5, 5), (1, 0, 6), (1, 2, 5), (1, 3, 3)])
-@pytest.mark.parametrize("piece", [1, 100, 1 << 20])
+@pytest.mark.parametrize(("piece", "gap"), [(1, 1), (100, 1), (1 << 20, 1), (100, 1 << 20)])
 def test_slice_is_read_whatever_its_type_and_in_whatever_pieces(
-    tmp_path, monkeypatch, stored, wanted, dim, begin, end, piece
+    tmp_path, monkeypatch, stored, wanted, dim, begin, end, piece, gap
 ):
-    monkeypatch.setattr(checkpoint_module, "PIECE", piece)
+    monkeypatch.setattr(tensor_files, "PIECE", piece)
+    monkeypatch.setattr(tensor_files, "SHORTEST_GAP", gap)
     save_file({"before": torch.ones(3, dtype=torch.uint8), "w": STORED.to(stored)}, tmp_path / "model.safetensors")
     expected = STORED[begin:end] if dim == 0 else STORED[:, begin:end]
     destination = torch.full(expected.shape, -1.0, dtype=wanted)
@@ -130,7 +144,10 @@ def test_slice_is_read_whatever_its_type_and_in_whatever_pieces(
     ranges = ((begin, end),) if dim == 0 else ((0, 14), (begin, end))
     checkpoint.read_into(TensorSlice(name="w", shape=(14, 6), ranges=ranges, destination=destination))
     assert torch.equal(destination, expected.to(wanted))
-    assert checkpoint.bytes_read == expected.numel() * stored.itemsize
+    if gap == 1:
+        assert checkpoint.bytes_read == expected.numel() * stored.itemsize
+    else:  # gaps are read through, but for an empty slice
+        assert checkpoint.bytes_read == (14 if dim else end - begin) * 6 * stored.itemsize * (end > begin)
 
 
 def test_destination_with_gaps_is_filled_and_its_gaps_are_not(tmp_path):
@@ -139,6 +156,36 @@ def test_destination_with_gaps_is_filled_and_its_gaps_are_not(tmp_path):
     Checkpoint(tmp_path).read_into(TensorSlice(name="w", shape=(14, 6), destination=whole[:, 1:7]))
     assert torch.equal(whole[:, 1:7], STORED)
     assert not whole[:, [0, 7]].any()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "num_bytes"),
+    [
+        (((0, 64), (0, 2048)), 64 * 8192),
+        (((0, 64), (1024, 2048)), 64 * 4096),
+        (((3, 60), (0, 10)), 57 * 40),
+        (((0, 64), (40, 2048)), 64 * 8192),  # a gap that costs less than a call
+    ],
+)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_bytes_that_count_are_those_that_the_system_read(
+    tmp_path, compiled_functions, monkeypatch, ranges, num_bytes, is_compiled
+):
+    save_file({"w": torch.arange(64 * 2048, dtype=torch.float32).reshape(64, 2048)}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    if is_compiled:
+        checkpoint.functions = CpuLoading(compiled_functions)
+
+    def read_by_process() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])  # rchar: by all calls, also from the cache
+
+    before, overhead = read_by_process(), read_by_process()
+    overhead -= before
+    before = read_by_process()
+    got = checkpoint.read("w", (64, 2048), ranges, torch.float32)
+    assert read_by_process() - before - overhead == checkpoint.bytes_read == num_bytes
+    (begin, end), (left, right) = ranges
+    assert torch.equal(got, torch.arange(begin, end)[:, None] * 2048.0 + torch.arange(left, right))
 
 
 def test_file_that_is_cut_short_after_it_was_opened_is_named(tmp_path):

@@ -10,10 +10,18 @@ from tiny_llama import load, model_of, plain_slices, write
 
 from labinfer.errors import UserError
 from labinfer.models.registry import load_config
+from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_gap_is_too_short(monkeypatch):
+    """Rows of tiny matrices would be read as a whole."""
+    monkeypatch.setattr(tensor_files, "SHORTEST_GAP", 1)
+
 
 # Reading.
 

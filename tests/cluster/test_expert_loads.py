@@ -1,14 +1,14 @@
-"""A served model with experts: how often each was chosen, at /v1/cluster and /metrics."""
+"""A served model with experts: how often each was chosen, and what was read of those in a file, at /v1/cluster and /metrics."""
 
 from __future__ import annotations
 
-from checkpoints import make_checkpoint
 from serving import serving, wait_for
 
 
-def test_loads_of_experts_are_told_while_a_model_is_served(tmp_path):
-    directory = make_checkpoint(tmp_path / "mixture", "glm4-moe")
-    with serving("--model", str(directory), "--num-kv-blocks", "64", "--no-enable-prefix-caching") as server:
+def test_loads_of_experts_are_told_while_a_model_is_served(work):
+    offloaded = ("--quantization", "int8", "--expert-offload", "0.0001")
+    model = str(work / "glm4-moe")
+    with serving("--model", model, "--num-kv-blocks", "64", "--no-enable-prefix-caching", *offloaded) as server:
 
         def loads() -> list[dict]:
             return server.get("/v1/cluster")[1]["experts"]
@@ -22,3 +22,10 @@ def test_loads_of_experts_are_told_while_a_model_is_served(tmp_path):
         busiest = max(range(7), key=found[1]["tokens"].__getitem__)
         told = server.metric("labinfer:expert_tokens_total", layer="2", expert=str(busiest))
         assert told == max(found[1]["tokens"]) > 0
+
+        def misses_are_told() -> bool:
+            (reads,) = server.get("/v1/cluster")[1]["expert_reads"]
+            counted = server.metric("labinfer:expert_misses_total", rank="0")
+            return reads["rank"] == 0 and reads["misses"] == counted > 0 and reads["bytes_read"] > 0
+
+        wait_for(misses_are_told, 10)

@@ -1,6 +1,6 @@
-"""Runs on every rank of a real launch: one command after another that is to be refused, in the same processes.
+"""Runs on every rank of a real launch: one command after another, in the same processes.
 
-``python refusals_driver.py DIRECTORY`` takes lists of arguments from ``cases.json`` there. What rank R says in case N goes to
+``python in_turn_driver.py DIRECTORY`` takes lists of arguments from ``cases.json`` there. What rank R says in case N goes to
 ``N.R.txt``, and the exit status that it comes to and the seconds it took to ``N.R.json``.
 """
 

@@ -1,0 +1,75 @@
+"""Fingerprints of what a job's answers depend on, which a later run compares with its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labinfer.config import EngineOptions
+from labinfer.sampling_params import SamplingParams
+
+ANSWERING = {
+    "model": (
+        "tokenizer",
+        "response_template",
+        "dtype",
+        "quantization",
+        "quantization_group_size",
+        "max_model_len",
+        "sliding_window",
+    ),
+    "cache": ("kv_cache_dtype",),
+    "scheduler": ("context_shift", "keep"),
+}
+"""Options of an engine that answers depend on, by section. The layout is none of them: a job may go on on other ranks."""
+EDGE_BYTES = 1 << 20
+"""Bytes of either end of a file of weights."""
+CHUNK_BYTES = 1 << 22
+
+
+def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
+    """The options that answers depend on, by flag, as JSON has them."""
+    chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
+    values = chosen | msgspec.to_builtins(sampling)
+    return {
+        f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
+
+
+def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:
+    """Size and digest of a file of input lines, and how many there are; nothing of what is no regular file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not os.path.isfile(path):
+        return {}, None
+    digest, num_bytes, num_lines, last = hashlib.blake2b(digest_size=16), 0, 0, b"\n"
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            num_bytes, num_lines, last = num_bytes + len(chunk), num_lines + chunk.count(b"\n"), chunk[-1:]
+    return {"bytes": num_bytes, "digest": digest.hexdigest()}, num_lines + (last != b"\n")
+
+
+def model_fingerprint(directory: Path) -> dict[str, str]:
+    """Digests of a checkpoint's files by name; of weights, their sizes and both ends, as reading all would take long."""
+    digests = {}
+    for file in sorted(directory.iterdir()):
+        if file.suffix not in (".json", ".safetensors", ".model", ".jinja") or not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
+        with open(file, "rb") as content:
+            if file.suffix == ".safetensors":
+                digest.update(content.read(EDGE_BYTES))
+                content.seek(max(0, size - EDGE_BYTES))
+            while chunk := content.read(CHUNK_BYTES):
+                digest.update(chunk)
+        digests[file.name] = digest.hexdigest()
+    return digests

@@ -1,0 +1,78 @@
+"""``launch.py supervise -- …``: a server or a job that is started again when its ranks die. One process, no rank, no torch."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from labinfer.clock import SystemClock
+from labinfer.gateway.options import ServerOptions, Setup
+from labinfer.gateway.process import listen
+from labinfer.group.signals import SignalGuard
+from labinfer.link.local_socket import private_directory
+from labinfer.observe.logs import set_up_logging
+from labinfer.spmd.environment import SupervisorAddress, supervised
+from labinfer.supervisor.options import SuperviseOptions
+from labinfer.supervisor.restarts import Restarts
+from labinfer.supervisor.supervised_gateway import SupervisedGateway
+from labinfer.supervisor.supervisor import Supervisor
+
+GRACE_SECONDS = 86400.0
+"""From a signal to the end of this process at the latest: the group has limits of its own."""
+
+
+def run(
+    signals: SignalGuard,
+    own: SuperviseOptions,
+    command: list[str],
+    *,
+    server: ServerOptions | None,
+    model_names: list[str],
+    log_level: str,
+    again: list[str],
+) -> int:
+    """Run until the group has ended in order; returns its exit status.
+
+    Args:
+        command: what starts the group.
+        server: the flags of its server; None of a job.
+        model_names: the models that it serves.
+        again: what starts the group after a death.
+
+    Raises:
+        UserError: the server's address is taken, its certificate cannot be used, or there is no place for a local socket.
+    """
+    set_up_logging(0, log_level)
+    signals.running, signals.grace_seconds = True, GRACE_SECONDS
+    token = secrets.token_hex(16)
+    with private_directory() as directory:
+        gateway = None
+        port = 0
+        if server is not None:
+            server = server.absolute()
+            setup = Setup(
+                options=server,
+                model_names=model_names,
+                cpus=sorted(os.sched_getaffinity(0)),
+                log_level=log_level,
+                token=token,
+                outlives_host=True,
+            )
+            listener = listen(server)
+            port = listener.getsockname()[1]
+            gateway = SupervisedGateway(setup, directory, listener)
+        supervisor = Supervisor(
+            command,
+            again,
+            directory=directory,
+            environment=supervised(SupervisorAddress(str(directory), token, port)),
+            restarts=Restarts(own.max_restarts),
+            signum=lambda: signals.signum,
+            gateway=gateway,
+            clock=SystemClock(),
+        )
+        try:
+            return supervisor.run()
+        finally:
+            if gateway is not None:
+                gateway.end()

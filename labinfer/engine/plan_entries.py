@@ -1,0 +1,48 @@
+"""Sequences as a plan has them. What a plan says is known to the workers, and is not said again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from labinfer.engine.sequence import Sequence
+from labinfer.plan import NO_SLOT, BatchEntry, SequenceStart
+
+
+def make_start(sequence: Sequence) -> SequenceStart:
+    """Tell the workers of a sequence, with all its tokens."""
+    sampling = sequence.token_sampling
+    if not sequence.measures_prompt:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+    sequence.started, sequence.num_told = True, len(sequence.token_ids)
+    slot = sequence.cache.state_slot
+    return SequenceStart(sequence.seq_id, list(sequence.token_ids), sampling, NO_SLOT if slot is None else slot)
+
+
+def make_entry(sequence: Sequence, count: int) -> BatchEntry:
+    """Part of a sequence in a step: the last ``count`` of the tokens that it has blocks for."""
+    cache, begin = sequence.cache, sequence.num_scheduled - count
+    num_samples = 0
+    if sequence.num_unscheduled == 0 and not sequence.request.pooling:
+        num_samples = 1 + len(sequence.draft)
+    entry = BatchEntry(
+        seq_id=sequence.seq_id,
+        num_tokens=count,
+        begin=begin,
+        position=cache.num_tokens - count,
+        first_block=cache.num_known,
+        new_blocks=cache.blocks[cache.num_known :],
+        new_tokens=(*sequence.token_ids[sequence.num_told :], *sequence.draft),
+        num_samples=num_samples,
+        masks=sequence.masks if num_samples and sequence.guide is not None else (),
+        is_decode=num_samples == count and begin >= sequence.num_prompt_tokens,
+    )
+    sequence.num_in_flight += 1
+    sequence.num_told, cache.num_known = len(sequence.token_ids), len(cache.blocks)
+    return entry
+
+
+def max_result_bytes(sequence: Sequence, entry: BatchEntry) -> int:
+    """Bytes of the entry's result at most."""
+    if entry.is_decode and entry.num_tokens == 1:
+        return sequence.decode_bytes
+    return sequence.result_bytes(entry.begin, entry.num_samples)

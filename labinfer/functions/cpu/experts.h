@@ -1,0 +1,71 @@
+// Experts of a layer in memory: how their weights are held, and where the parts of each are.
+#pragma once
+
+#include "panel.h"
+#include "rounded.h"
+
+namespace {
+
+enum Weights : int64_t { INT4, INT8, BFLOAT16, FLOAT16, FLOAT32 };
+
+// A rank's experts of a layer. Whole numbers have scales by groups of inputs, in 8 bits also by outputs, where group is 0;
+// with zeros groups have zero points, too. lead inputs of nothing stand before the first of down.
+struct Experts {
+  const uint8_t* const* data;  // where each one is; null for one that has no part in a call
+  int64_t count, hidden, columns, weights, group, zeros, lead;
+};
+
+// The form of weights that are no whole numbers, as rounded.h has those.
+template <typename Kernel>
+struct Dense {
+  static constexpr int ROWS = Kernel::ROWS;
+  static constexpr bool OUTPUT_SCALES = false;
+  int64_t inputs;
+
+  explicit Dense(int64_t inputs, int64_t = 0, int64_t = 0) : inputs(inputs) {}
+  int64_t padded() const { return up_to(inputs, Kernel::STEP); }
+  int64_t panel_bytes() const { return PANEL * padded() * sizeof(typename Kernel::Stored); }
+};
+
+// Where the parts of an expert are in its memory: panels of gate and up, each of 16 gates and the 16 ups that go with them,
+// then those of down; where outputs have scales, these after their panels; last the units of both matrices. Columns are filled
+// up to 16 and outputs of down to 32, with zeros.
+template <typename Form>
+struct Layout {
+  int64_t hidden, columns;
+  Form gate_up, down;
+  int64_t gate_panels = (columns + WIDTH - 1) / WIDTH, down_panels = (hidden + PANEL - 1) / PANEL;
+
+  explicit Layout(const Experts& of)
+      : hidden(of.hidden), columns(of.columns), gate_up(of.hidden, of.group), down(of.columns, of.group, of.lead) {}
+
+  int64_t gate_scales() const { return gate_panels * gate_up.panel_bytes(); }
+  int64_t down_begin() const { return gate_scales() + scales(gate_panels); }
+  int64_t down_scales() const { return down_begin() + down_panels * down.panel_bytes(); }
+  int64_t units() const { return down_scales() + scales(down_panels); }
+  int64_t bytes() const { return up_to(units() + 2 * sizeof(float), 64); }
+
+ private:
+  static int64_t scales(int64_t panels) { return Form::OUTPUT_SCALES ? panels * PANEL * sizeof(float) : 0; }
+};
+
+// Calls with the layout of experts in whole numbers.
+template <typename Use>
+void with_codes(const Experts& of, Use use) {
+  if (of.weights == INT8 && !of.group) use(Layout<Int8>(of));
+  else if (of.weights == INT8 && of.zeros) use(Layout<Grouped<8, true>>(of));
+  else if (of.weights == INT8) use(Layout<Grouped<8, false>>(of));
+  else if (of.zeros) use(Layout<Grouped<4, true>>(of));
+  else use(Layout<Grouped<4, false>>(of));
+}
+
+// Calls with the layout of experts, whose kernel is given for bfloat16.
+template <typename Kernel, typename Use>
+void with_layout(const Experts& of, Use use) {
+  if (of.weights == BFLOAT16) use(Layout<Dense<Kernel>>(of));
+  else if (of.weights == FLOAT16) use(Layout<Dense<FloatKernel<Float16>>>(of));
+  else if (of.weights == FLOAT32) use(Layout<Dense<FloatKernel<Float32>>>(of));
+  else with_codes(of, use);
+}
+
+}  // namespace

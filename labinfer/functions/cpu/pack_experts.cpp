@@ -1,0 +1,115 @@
+// Experts one by one into the memory from which experts.cpp reads them.
+#include "experts.h"
+
+namespace {
+
+// A matrix in codes as the checkpoint has it; unit is a power of two for the scales of groups.
+struct UnpackedCodes {
+  Codes codes;
+  float unit;
+};
+
+// Rows of a matrix to panels; row(output) is where one begins, null for one of zeros.
+template <typename T, typename Kernel, typename Row>
+void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int64_t outputs, float, int threads) {
+  int64_t padded = form.padded();
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<T> rows(PANEL * padded);
+    const T* found[PANEL];
+    for (int i = 0; i < PANEL; ++i) found[i] = rows.data() + i * padded;
+#pragma omp for
+    for (int64_t first = 0; first < outputs; first += PANEL) {
+      for (int i = 0; i < PANEL; ++i) {
+        const T* from = first + i < outputs ? row(first + i) : nullptr;
+        T* to = rows.data() + i * padded;
+        if (from) std::memcpy(to, from, form.inputs * sizeof(T));
+        else std::memset(to, 0, form.inputs * sizeof(T));
+      }
+      T* to = (T*)(data + first / PANEL * form.panel_bytes());
+      if constexpr (Kernel::STEP == 2) {
+        pack_panel(found, padded, to);
+      } else {
+        for (int64_t input = 0; input < padded; ++input)
+          for (int i = 0; i < PANEL; ++i) to[input * PANEL + i] = found[i][input];
+      }
+    }
+  }
+}
+
+template <typename T, typename Form, typename Row>
+void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_t outputs, float unit, int threads) {
+  quantize<T>(form, row, data, scales, outputs, unit, threads);
+}
+
+// gate_up (2 columns, hidden), gates first, and down (hidden, columns) to the memory of an expert.
+template <typename Form, typename T>
+void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* to, float gate_up_unit, float down_unit,
+          int threads) {
+  int64_t hidden = layout.hidden, columns = layout.columns;
+  auto gate_or_up = [=](int64_t output) -> const T* {
+    int64_t column = output / PANEL * WIDTH + output % WIDTH;
+    bool is_up = output % PANEL >= WIDTH;
+    return column < columns ? gate_up + (is_up * columns + column) * hidden : nullptr;
+  };
+  pack_panels<T>(layout.gate_up, gate_or_up, to, (float*)(to + layout.gate_scales()), layout.gate_panels * PANEL,
+                 gate_up_unit, threads);
+  pack_panels<T>(layout.down, [=](int64_t output) { return down + output * columns; }, to + layout.down_begin(),
+                 (float*)(to + layout.down_scales()), hidden, down_unit, threads);
+  store(to + layout.units(), gate_up_unit);
+  store(to + layout.units() + sizeof(float), down_unit);
+}
+
+// The same from codes.
+template <typename Form>
+void pack(const Layout<Form>& layout, const UnpackedCodes& gate_up, const UnpackedCodes& down, uint8_t* to, int threads) {
+  auto gate_or_up = [columns = layout.columns](int64_t half) {
+    Half gates = halves_of(columns)(half / 2);
+    return Half{half % 2 * columns + gates.row, gates.count};
+  };
+  pack(layout.gate_up, gate_up.codes, gate_or_up, to, (float*)(to + layout.gate_scales()), layout.gate_panels, gate_up.unit,
+       threads);
+  pack(layout.down, down.codes, halves_of(layout.hidden), to + layout.down_begin(), (float*)(to + layout.down_scales()),
+       layout.down_panels, down.unit, threads);
+  store(to + layout.units(), gate_up.unit);
+  store(to + layout.units() + sizeof(float), down.unit);
+}
+
+}  // namespace
+
+// Plain C functions over pointers, called through ctypes. They check nothing: experts.py checks shapes and types.
+extern "C" {
+
+// Bytes of one expert.
+int64_t expert_bytes(const Experts* experts) {
+  int64_t bytes = 0;
+  with_layout<Fma>(*experts, [&](const auto& layout) { bytes = layout.bytes(); });
+  return bytes;
+}
+
+// See pack. For whole numbers weights are bfloat16 or, with wide, float32, and are rounded to int4 without zero points or to
+// int8 with a scale for each output; units are powers of two for the scales of int4, else 1.
+void pack_expert(const Experts* experts, int64_t number, const void* gate_up, const void* down, float gate_up_unit,
+                 float down_unit, int wide, int threads) {
+  uint8_t* to = const_cast<uint8_t*>(experts->data[number]);
+  auto with = [&](const auto& layout, auto weight) {
+    using T = decltype(weight);
+    pack(layout, (const T*)gate_up, (const T*)down, to, gate_up_unit, down_unit, threads);
+  };
+  auto rounded = [&](const auto& layout) { wide ? with(layout, float()) : with(layout, bf16()); };
+  switch (experts->weights) {
+    case INT4: return rounded(Layout<Int4>(*experts));
+    case INT8: return rounded(Layout<Int8>(*experts));
+    case BFLOAT16: return with(Layout<Dense<Fma>>(*experts), bf16());
+    case FLOAT16: return with(Layout<Dense<FloatKernel<Float16>>>(*experts), uint16_t());
+    case FLOAT32: return with(Layout<Dense<FloatKernel<Float32>>>(*experts), float());
+  }
+}
+
+void pack_expert_codes(const Experts* experts, int64_t number, const UnpackedCodes* gate_up, const UnpackedCodes* down,
+                       int threads) {
+  uint8_t* to = const_cast<uint8_t*>(experts->data[number]);
+  with_codes(*experts, [&](const auto& layout) { pack(layout, *gate_up, *down, to, threads); });
+}
+
+}  // extern "C"

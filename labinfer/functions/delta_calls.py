@@ -1,0 +1,81 @@
+"""Calls of a layer with Gated DeltaNet; see ``calls``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.functions.calls import CallSetting, Work, make_batch
+from labinfer.functions.protocols import CausalConv, DeltaRule, GatedNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalConvCall:
+    """``causal_conv`` of this rank's channels."""
+
+    channels: int
+    width: int
+    """Tokens that each token sees."""
+    target = "causal_conv"
+
+    def bind(self, function: CausalConv, rows: int, setting: CallSetting) -> Callable[[], object]:
+        batch = make_batch(rows, setting)
+        x_TC, weight_WC = setting.random(rows, self.channels), setting.random(self.width, self.channels).float()
+        slots_B = torch.arange(len(batch.context_lens), device=setting.device)
+        state = setting.random(len(slots_B), self.width - 1, self.channels)
+        return lambda: function(x_TC, weight_WC, state, batch, slots_B)
+
+    def work(self, rows: int, setting: CallSetting) -> Work:
+        num_sequences = len(make_batch(rows, setting).context_lens)
+        numbers = 2 * rows + 2 * num_sequences * (self.width - 1)
+        return Work(numbers * self.channels * setting.dtype.itemsize, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaRuleCall:
+    """``delta_rule`` of this rank's heads."""
+
+    key_heads: tuple[int, ...]
+    """Key head of each value head."""
+    key_size: int
+    value_size: int
+    target = "delta_rule"
+
+    def bind(self, function: DeltaRule, rows: int, setting: CallSetting) -> Callable[[], object]:
+        batch, heads = make_batch(rows, setting), len(self.key_heads)
+        qkv_TC, gates_TG = setting.random(rows, self._columns), setting.random(rows, 2 * heads)
+        slots_B = torch.arange(len(batch.context_lens), device=setting.device)
+        state = torch.zeros(len(slots_B), heads, self.key_size, self.value_size, device=setting.device)
+        rate_H, bias_H = (setting.random(heads).float().abs() for _ in range(2))
+        weights = {"rate_H": rate_H, "bias_H": bias_H, "key_heads_H": torch.tensor(self.key_heads)}
+        return lambda: function(qkv_TC, gates_TG, state, batch, slots_B, **weights)
+
+    def work(self, rows: int, setting: CallSetting) -> Work:
+        heads, num_sequences = len(self.key_heads), len(make_batch(rows, setting).context_lens)
+        matrix = heads * self.key_size * self.value_size
+        activations = rows * (self._columns + heads * self.value_size) * setting.dtype.itemsize
+        return Work(2 * num_sequences * matrix * torch.float32.itemsize + activations, 6 * rows * matrix)
+
+    @property
+    def _columns(self) -> int:
+        num_keys = max(self.key_heads) + 1
+        return 2 * num_keys * self.key_size + len(self.key_heads) * self.value_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedNormCall:
+    """``gated_norm`` of so many heads."""
+
+    heads: int
+    size: int
+    target = "gated_norm"
+
+    def bind(self, function: GatedNorm, rows: int, setting: CallSetting) -> Callable[[], object]:
+        x_THP, gate_THP = (setting.random(rows, self.heads, self.size) for _ in range(2))
+        weight_P = setting.random(self.size)
+        return lambda: function(x_THP, gate_THP, weight_P, 1e-6)
+
+    def work(self, rows: int, setting: CallSetting) -> Work:
+        return Work(3 * rows * self.heads * self.size * setting.dtype.itemsize, 0)

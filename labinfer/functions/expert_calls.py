@@ -1,0 +1,97 @@
+"""``ExpertsCall``: the experts of a mixture as a call; see ``calls``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from labinfer.functions.calls import CallSetting, Work
+from labinfer.functions.packed_experts import PackedExperts
+from labinfer.functions.protocols import Experts, MakeExperts
+
+ROUTINGS = 16
+"""Choices of experts that take turns, so that a token's experts are read from memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsCall:
+    """``experts`` with those that this rank holds of a layer."""
+
+    quantization: str
+    num_experts: int
+    """Experts that this rank holds."""
+    all_experts: int
+    """Experts of the whole layer, which tokens choose among."""
+    num_chosen: int
+    """Experts that a token chooses, A."""
+    hidden_size: int
+    columns: int
+    num_timed: int | None = None
+    """Experts that there are while the call is timed, E; None for all that the rank holds."""
+    target: str = "experts"
+
+    @property
+    def elements(self) -> int:
+        return 3 * self._count * self.hidden_size * self.columns
+
+    def cut(self, part: float) -> ExpertsCall:
+        """The same with this fraction of the weights: of the experts, but for as many as a token chooses, and then of their
+        columns, up to a multiple of 64."""
+        count = min(self.num_experts, max(self.num_chosen, math.ceil(self.num_experts * part)))
+        columns = self.columns * part * self.num_experts / max(1, count)
+        return replace(self, num_timed=count, columns=min(self.columns, math.ceil(columns / 64) * 64))
+
+    def pack(self, function: MakeExperts, setting: CallSetting) -> PackedExperts:
+        experts = function(
+            num_experts=self._count,
+            hidden_size=self.hidden_size,
+            columns=self.columns,
+            dtype=setting.dtype,
+            device=setting.device,
+        )
+        gate_up_FD = setting.random(2 * self.columns, self.hidden_size)
+        down_DF = setting.random(self.hidden_size, self.columns)
+        for index in range(self._count):
+            experts.pack(index, gate_up_FD, down_DF)
+        return experts
+
+    def bind(self, function: Experts, rows: int, setting: CallSetting) -> Callable[[PackedExperts], object]:
+        x_TD = setting.random(rows, self.hidden_size)
+        weights_TA = torch.full((rows, self.num_chosen), 1 / self.num_chosen, device=setting.device)
+        routings = itertools.cycle(ids_TA.to(setting.device) for ids_TA in self.routings(rows))
+        return lambda experts: function(x_TD, next(routings), weights_TA, experts)
+
+    def work(self, rows: int, setting: CallSetting) -> Work:
+        chosen = sum(int((ids_TA < self._count).sum()) for ids_TA in self.routings(rows))
+        operations = 2 * chosen * self.elements // max(1, self._count) // ROUTINGS
+        return Work(2 * rows * self.hidden_size * setting.dtype.itemsize, operations)
+
+    def read_bytes(self, packed_bytes: int, rows: int) -> int:
+        """In the mean over the routings: those of experts that some token chose."""
+        chosen = sum(int((ids_TA.unique() < self._count).sum()) for ids_TA in self.routings(rows))
+        return packed_bytes * chosen // max(1, self._count) // ROUTINGS
+
+    def routings(self, rows: int) -> list[torch.Tensor]:
+        """Experts of so many tokens, (T, A) int64, all alike in likelihood; the same in every call.
+
+        Of those that the rank holds as many as are timed keep their tokens, so that each has as many as in a run; the others are
+        left out, as if another rank held them.
+        """
+        generator = torch.Generator().manual_seed(rows)
+        routings = []
+        for _ in range(ROUTINGS):
+            ids_TA = torch.rand(rows, self.all_experts, generator=generator).topk(self.num_chosen, dim=1).indices
+            chosen = ids_TA.unique()
+            timed = chosen[chosen < self.num_experts][: self._count]
+            numbers = torch.full((self.all_experts,), self.all_experts)
+            numbers[timed] = torch.randperm(self._count, generator=generator)[: len(timed)]
+            routings.append(numbers[ids_TA])
+        return routings
+
+    @property
+    def _count(self) -> int:
+        return self.num_experts if self.num_timed is None else self.num_timed

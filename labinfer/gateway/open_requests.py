@@ -1,0 +1,195 @@
+"""OpenRequests: what is open with the engine, and how it goes to another host when the one before has died."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from labinfer.engine.request import AnswerUpdate, Request
+from labinfer.errors import UserError
+from labinfer.gateway.submission import EngineFailed, QueueIsFull, Submission
+from labinfer.link.frames import Abort, Add, FromGateway, Refused
+from labinfer.outputs import RequestState
+from labinfer.sampling_params import MAX_SEED
+
+MAX_DEATHS = 2
+"""Deaths of hosts, of which a request was running at the first and alone at the last: it is given up."""
+TRIAL_TOKENS = (1, 16, 64)
+"""Tokens that a request has to get alone on a new host before others run beside it: after one death, two, and more."""
+FORGIVEN_TOKENS = 256
+"""A request that has got so many on a host is not suspected of what that died of before."""
+
+
+@dataclass(eq=False, kw_only=True)
+class OpenRequest:
+    """A request of a submission that has not ended."""
+
+    submission: Submission
+    number: int
+    """Number of the request in its submission."""
+    is_accepted: bool = False
+    """Whether a host has taken it once."""
+    deaths: int = 0
+    """Hosts that died while it was running."""
+    is_tried: bool = False
+    """Whether it has run alone on the present host, or need not."""
+    tokens_before: int = 0
+    """Tokens of its answers when the present host got it."""
+    keys: list[str] = field(default_factory=list)
+    """Keys under which the present host knows it: one, or one for each of its answers."""
+
+    @property
+    def state(self) -> RequestState:
+        return self.submission.opened[self.number]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that it got from the present host."""
+        return self.state.num_output_tokens - self.tokens_before
+
+
+class OpenRequests:
+    """The open requests of all submissions, in the order in which they came.
+
+    When a host dies, its requests stay open. They go to the next one with the tokens that they have: those that were
+    running one at a time and alone for a few tokens first, as one of them may be what the host died of; then all the others.
+
+    Args:
+        send: hands a frame to the host.
+    """
+
+    def __init__(self, send: Callable[[FromGateway], None]):
+        self._send = send
+        self._requests: dict[str, OpenRequest] = {}  # by the key of the request
+        self._parts: dict[str, tuple[OpenRequest, int | None]] = {}
+        """By the host's key: the request, and the answer that it stands for, where that is a part of the request."""
+        self._attempts = itertools.count()
+        self._takes_all = False  # whether the host takes requests as they come
+        self._trial: OpenRequest | None = None
+
+    def add(self, submission: Submission) -> None:
+        """Take in the requests of a submission; they go to the host once it takes all."""
+        for number, state in enumerate(submission.opened):
+            request = self._requests[state.request.key] = OpenRequest(submission=submission, number=number)
+            if self._takes_all:
+                self._hand_over(request)
+
+    def remove(self, submission: Submission) -> None:
+        """Forget a submission's requests, and have the host do so where they go on."""
+        for state in submission.opened:
+            if (request := self._requests.pop(state.request.key, None)) is not None:
+                self._take_back(request)
+                if request is self._trial:
+                    self._try_next()
+
+    def begin(self) -> None:
+        """Hand all that is open to a host that is ready."""
+        self._try_next()
+
+    def end(self, max_running: int) -> None:
+        """Keep what is open, as the host is gone.
+
+        Args:
+            max_running: requests that may have been running on it, the oldest.
+        """
+        handed = [request for request in self._requests.values() if request.keys and not request.state.is_done]
+        running = [self._trial] if self._trial else handed[:max_running]
+        for request in running:
+            request.deaths = 1 if request.new_tokens >= FORGIVEN_TOKENS else request.deaths + 1
+        for request in self._requests.values():
+            request.is_tried = False
+            request.keys.clear()
+        self._parts.clear()
+        self._takes_all, trial, self._trial = False, self._trial, None
+        if trial is not None and trial.deaths >= MAX_DEATHS:
+            message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
+            trial.submission.fail(EngineFailed(message))
+
+    # What the host says.
+
+    def accept(self, key: str) -> None:
+        """The host has taken a request."""
+        request, _ = self._parts.get(key, (None, None))
+        if request is not None and not request.is_accepted:
+            request.is_accepted = True
+            request.submission.accept()
+
+    def refuse(self, frame: Refused) -> None:
+        """The host does not take a request."""
+        request, _ = self._parts.pop(frame.request_id, (None, None))
+        if request is not None:
+            request.keys.remove(frame.request_id)
+            request.submission.fail((QueueIsFull if frame.queue_is_full else UserError)(frame.message))
+
+    def update(self, key: str, update: AnswerUpdate) -> None:
+        """Take in news of an answer."""
+        request, index = self._parts.get(key, (None, None))
+        if request is None:
+            return
+        own = update if index is None else msgspec.structs.replace(update, index=index)
+        if request.submission.update(request.number, own):
+            self._send(Abort(key, update.index))
+        if request is self._trial and self._is_cleared(request):
+            self._take_back(request)
+            self._try_next()
+
+    # The way to the host.
+
+    def _is_cleared(self, request: OpenRequest) -> bool:
+        least = TRIAL_TOKENS[min(request.deaths, len(TRIAL_TOKENS)) - 1]
+        return request.state.is_done or request.new_tokens >= least
+
+    def _try_next(self) -> None:
+        """Hand over the next suspect alone, or all others when there is none left."""
+        self._trial = None
+        for request in list(self._requests.values()):
+            if request.deaths and not request.is_tried and not request.state.is_done:
+                request.is_tried, self._trial = True, request
+                self._hand_over(request)
+                return
+        self._takes_all = True
+        for request in self._requests.values():
+            if not request.keys and not request.state.is_done:
+                self._hand_over(request)
+
+    def _hand_over(self, request: OpenRequest) -> None:
+        request.tokens_before = request.state.num_output_tokens
+        for index, part in remaining_parts(request.state):
+            key = f"{next(self._attempts)}:{part.key}"
+            request.keys.append(key)
+            self._parts[key] = (request, index)
+            self._send(Add(request.submission.model, replace(part, key=key), request.is_accepted))
+
+    def _take_back(self, request: OpenRequest) -> None:
+        for key in request.keys:
+            self._parts.pop(key)
+            if not request.state.is_done:
+                self._send(Abort(key))
+        request.keys.clear()
+
+
+def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
+    """The rest of a request: itself, or, once there are tokens, a request for each answer that has not ended, with its index.
+    Their tokens are those that the whole request would have got.
+    """
+    request, sampling = state.request, state.request.sampling
+    if not any(answer.token_ids for answer in state.answers):
+        yield None, request
+        return
+    ranks = sampling.num_choices > sampling.n  # the best are chosen by their log-probabilities
+    for answer in state.answers:
+        if answer.finish_reason is not None:
+            continue
+        wants_prompt = answer.index == 0 and state.prompt_logprobs is None
+        own = msgspec.structs.replace(
+            sampling,
+            n=1,
+            best_of=0,
+            seed=(sampling.seed + answer.index) % (MAX_SEED + 1),
+            logprobs=0 if ranks and sampling.logprobs is None else sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs if wants_prompt else None,
+        )
+        yield answer.index, replace(request, sampling=own, output_token_ids=tuple(answer.token_ids))

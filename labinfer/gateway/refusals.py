@@ -1,0 +1,45 @@
+"""Refusals: errors of wrong requests, with the field that is at fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from labinfer.errors import PromptTooLong, UserError
+from labinfer.openai import api_errors
+from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
+
+FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
+"""Place of the wrong field in msgspec's texts."""
+UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
+    "tokens"
+}
+"""Fields of all bodies; ``tokens`` is that of ``/detokenize``."""
+
+Result = TypeVar("Result")
+
+
+def checked(make: Callable[[], Result]) -> Result:
+    """The result of ``make``; a ``UserError`` becomes the ``ApiError`` of a wrong request."""
+    try:
+        return make()
+    except UserError as error:
+        raise refused_field(error) from None
+
+
+def refused(error: Exception) -> api_errors.ApiError:
+    """The error of a wrong request, with its field where the text names one."""
+    text = str(error)
+    match = FIELD.search(text) or UNKNOWN_FIELD.search(text)
+    return api_errors.bad_request(text, match[1] if match else None)
+
+
+def refused_field(error: UserError) -> api_errors.ApiError:
+    """The error of a request that is wrong by a ``UserError``, whose first word is the field where a field is at fault."""
+    text = str(error)
+    if isinstance(error, PromptTooLong):
+        return api_errors.too_long(text)
+    first = re.split(r"[\s.:=\[]", text, maxsplit=1)[0]
+    return api_errors.bad_request(text, first if first in FIELD_NAMES else None)

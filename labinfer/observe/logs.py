@@ -1,0 +1,18 @@
+"""Logging to standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def set_up_logging(rank: int, level: str) -> None:
+    """Log to standard error: rank 0 from this level on, the others warnings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        logging.Formatter("labinfer: %(message)s" if rank == 0 else f"labinfer: rank {rank}: %(message)s")
+    )
+    package = logging.getLogger("labinfer")
+    package.handlers[:] = [handler]
+    package.setLevel(level.upper() if rank == 0 else logging.WARNING)
+    package.propagate = False

@@ -1,0 +1,54 @@
+"""SupervisedGateway: a gateway process that outlives the groups of ranks behind it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+from labinfer.errors import BrokenLink
+from labinfer.gateway.options import Setup
+from labinfer.gateway.process import start_gateway
+from labinfer.host.gateway_link import GatewayLink
+from labinfer.link import local_socket
+from labinfer.link.frames import Bye
+
+END_SECONDS = 6.0
+"""The process may take so long for its last words."""
+
+
+class SupervisedGateway:
+    """The gateway of a supervisor, which keeps the sockets, so that another process can take the place of one that dies.
+
+    Args:
+        directory: for the local socket on which groups come.
+        listener: the socket on which clients come.
+    """
+
+    def __init__(self, setup: Setup, directory: Path, listener: socket.socket):
+        self._setup, self._directory, self._listener = setup, directory, listener
+        self._hosts = local_socket.listen(directory)
+        self._process: subprocess.Popen | None = None
+
+    def keep(self) -> None:
+        """Start it, unless it is there."""
+        if not self.is_alive():
+            self._process = start_gateway(self._setup, self._hosts, self._listener)
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def end(self) -> None:
+        """Let it tell its clients that nobody comes any more, and wait for its end."""
+        try:
+            connection = local_socket.connect(self._directory, self._setup.token, self._setup.model_names)
+            with connection:
+                GatewayLink(connection).send(Bye())
+        except BrokenLink:
+            pass  # the group has said goodbye
+        if self._process is not None:
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()

@@ -1,0 +1,114 @@
+"""Supervisor: starts a group of ranks, and again when it dies, with the gateway that outlives it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from labinfer.clock import Clock
+from labinfer.errors import ExitStatus
+from labinfer.spmd.environment import STATUS_FILE
+from labinfer.supervisor import child
+from labinfer.supervisor.restarts import Restarts
+from labinfer.supervisor.supervised_gateway import SupervisedGateway
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.05
+"""Between looks at the group, the gateway and the signals."""
+
+
+class Supervisor:
+    """One group at a time, until it ends in order, a signal comes, or it has died too often.
+
+    Args:
+        command: what starts the group.
+        again: what starts it after a death.
+        directory: private; rank 0 leaves the status of an orderly end there, which launchers hide.
+        environment: of the group.
+        restarts: how often and when.
+        signum: the signal that has asked for the end; 0 where none has.
+        gateway: it ends by itself only with the group.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        again: list[str],
+        *,
+        directory: Path,
+        environment: dict[str, str],
+        restarts: Restarts,
+        signum: Callable[[], int],
+        gateway: SupervisedGateway | None,
+        clock: Clock,
+    ):
+        self._command, self._again, self._environment = command, again, environment
+        self._status_file = directory / STATUS_FILE
+        self._restarts, self._signum, self._gateway, self._clock = restarts, signum, gateway, clock
+
+    def run(self) -> int:
+        """Returns the exit status."""
+        command = self._command
+        while True:
+            begin = self._clock()
+            status = self._run_group(command)
+            if self._signum() or (own := self._own_status()) is not None:
+                return 128 + self._signum() if self._signum() else own
+            lived = self._clock() - begin
+            pause = self._restarts.next_pause(lived)
+            if pause is None:
+                logger.error("error: the group ended %s after %.0f s; it is not started again", _how(status), lived)
+                return ExitStatus.INTERNAL
+            logger.warning(
+                "the group ended %s after %.0f s; it is started again%s (restart %d)",
+                _how(status),
+                lived,
+                f" in {pause:g} s" if pause else "",
+                self._restarts.count,
+            )
+            self._wait(pause)
+            if self._signum():
+                return 128 + self._signum()
+            command = self._again
+
+    def _run_group(self, command: list[str]) -> int:
+        """Start the group and wait for its end; returns its launcher's status."""
+        self._status_file.unlink(missing_ok=True)
+        if self._gateway is not None:
+            self._gateway.keep()
+        process = subprocess.Popen(
+            [sys.executable, "-E", "-S", child.__file__, *command], env=self._environment, stdin=subprocess.DEVNULL
+        )
+        told = 0
+        while process.poll() is None:
+            if (signum := self._signum()) and not told:
+                told = signum
+                process.send_signal(signal.SIGTERM)  # Ctrl-C has reached it as well, and twice at once is once
+            if not told and self._gateway is not None and not self._gateway.is_alive():
+                logger.warning("the gateway has ended; the group is started again with another one")
+                told = signal.SIGTERM
+                process.kill()
+            time.sleep(LOOK_SECONDS)
+        return process.returncode
+
+    def _own_status(self) -> int | None:
+        """The status that rank 0 has ended with in order."""
+        try:
+            return int(self._status_file.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _wait(self, seconds: float) -> None:
+        until = self._clock() + seconds
+        while self._clock() < until and not self._signum():
+            self._clock.sleep(LOOK_SECONDS)
+
+
+def _how(status: int) -> str:
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -1,0 +1,238 @@
+"""ArgumentSchema: the arguments of a tool where calls write them one by one as text, as in tags: which texts stand for a
+value, and which value a text stands for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+UNIONS = ("anyOf", "oneOf")
+DEFINITIONS = ("$defs", "definitions")
+Result = TypeVar("Result")
+
+
+@dataclass(kw_only=True)
+class ValueTexts:
+    """Texts that stand for the values of a schema."""
+
+    takes_any: bool = False
+    """Whether any text of a length between ``min_length`` and ``max_length`` is one."""
+    min_length: int = 0
+    max_length: int | None = None
+    strings: list[str] = field(default_factory=list)
+    """Strings, without quotes."""
+    values: list[str] = field(default_factory=list)
+    """JSON of other values."""
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    """Schemas of further values, which stand as JSON."""
+
+
+class ArgumentSchema:
+    """The schema of a function's arguments.
+
+    It is JSON Schema as requests bring it (2020-12, and older forms of pydantic's): types, unions, ``enum``, ``const``,
+    ``nullable``, and references within the schema. Whatever is in it, nothing raises an error.
+
+    Args:
+        parameters: schema of an object.
+    """
+
+    def __init__(self, parameters: dict[str, Any]):
+        self._root = parameters
+        self.definitions = {key: parameters[key] for key in DEFINITIONS if key in parameters}
+        """Schemas that references in the schema of an argument may point to."""
+        self.properties: dict[str, Any] = {}
+        """Schemas of the arguments, by their names."""
+        self.required: set[str] = set()
+        for part in _shallow(lambda: list(self._conjuncts(parameters)), []):
+            properties, required = part.get("properties"), part.get("required")
+            self.properties |= properties if isinstance(properties, dict) else {}
+            self.required |= set(filter(_is_text, required)) if isinstance(required, list) else set()
+
+    def cast(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of a call; texts are read as the types that their schemas have.
+
+        A text that is of none of its types stays a text.
+        """
+        cast = dict(arguments)
+        for key, value in arguments.items():
+            types = _shallow(lambda key=key: self._types(self.properties.get(key), set()), [])
+            if isinstance(value, str):
+                cast[key] = _cast(value, types)
+            elif isinstance(value, list) and types and "array" not in types:  # tags of one key
+                cast[key] = [_cast(item, types) if isinstance(item, str) else item for item in value]
+        return cast
+
+    def texts(self, key: str) -> ValueTexts:
+        """Texts that stand for an argument; of a schema that says nothing it is any text."""
+        texts = ValueTexts()
+        _shallow(lambda: self._add_texts(texts, self.properties.get(key), set()), None)
+        if texts.strings or texts.values or texts.schemas:
+            texts.min_length, texts.max_length = 0, None  # which hold for strings only
+        else:
+            texts.takes_any = True
+        return texts
+
+    def _types(self, schema: Any, seen: set[int]) -> list[str]:
+        """Types that a schema names, in order."""
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return []
+        seen.add(id(schema))
+        types = _declared(schema)
+        for union in UNIONS:
+            types += [kind for choice in _parts(schema, union) for kind in self._types(choice, seen)]
+        if not types:
+            types = self._implied(schema, seen)
+        return types + ["null"] * bool(schema.get("nullable"))
+
+    def _implied(self, schema: dict[str, Any], seen: set[int]) -> list[str]:
+        """Types of a schema that does not name any itself."""
+        if values := _fixed_values(schema):
+            return list(dict.fromkeys(map(_kind, values)))
+        for part in self._further(schema):
+            if types := self._types(part, seen):
+                return types
+        return ["object"] * ("properties" in schema) + ["array"] * ("items" in schema)
+
+    def _add_texts(self, texts: ValueTexts, schema: Any, seen: set[int]) -> None:
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return
+        seen.add(id(schema))
+        declared = _declared(schema)
+        if values := _fixed_values(schema):
+            texts.strings += [value for value in values if isinstance(value, str)]
+            texts.values += [json.dumps(value, ensure_ascii=False) for value in values if not isinstance(value, str)]
+        elif "string" in declared:
+            texts.min_length, texts.max_length = 0, None
+            if declared == ["string"] and not texts.takes_any:  # of several such schemas none bounds them all
+                texts.min_length, texts.max_length = _count(schema, "minLength") or 0, _count(schema, "maxLength")
+            texts.takes_any = True
+        elif declared:
+            texts.schemas.append(schema)
+        elif choices := [choice for union in UNIONS for choice in _parts(schema, union)]:
+            for choice in choices:
+                self._add_texts(texts, choice, seen)
+        elif parts := [part for part in self._further(schema) if self._types(part, set())]:
+            self._add_texts(texts, parts[0], seen)
+        elif types := self._types(schema, set()):
+            texts.schemas.append({"type": types[0]} | schema)
+        else:
+            texts.takes_any = True
+        if schema.get("nullable"):
+            texts.values.append("null")
+
+    def _conjuncts(self, schema: Any, seen: set[int] | None = None) -> Iterator[dict[str, Any]]:
+        """A schema, and all further ones."""
+        seen = set() if seen is None else seen
+        if isinstance(schema, dict) and id(schema) not in seen:
+            seen.add(id(schema))
+            yield schema
+            for part in self._further(schema):
+                yield from self._conjuncts(part, seen)
+
+    def _further(self, schema: dict[str, Any]) -> list[Any]:
+        """Schemas that also hold for what this one is of."""
+        return [self._follow(schema.get("$ref")), *_parts(schema, "allOf")]
+
+    def _follow(self, reference: Any) -> Any:
+        """The schema that a JSON pointer (RFC 6901) points to; None where it points nowhere in this schema."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        node: Any = self._root
+        for step in unquote(reference[1:]).split("/")[1:]:
+            node = node.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(node, dict) else None
+        return node
+
+
+def _shallow(read: Callable[[], Result], otherwise: Result) -> Result:
+    """A result of reading a schema; ``otherwise`` where its references lead too far."""
+    try:
+        return read()
+    except RecursionError:
+        return otherwise
+
+
+def _declared(schema: dict[str, Any]) -> list[str]:
+    declared = schema.get("type")
+    return list(filter(_is_text, declared if isinstance(declared, list) else [declared]))
+
+
+def _parts(schema: dict[str, Any], keyword: str) -> list[Any]:
+    parts = schema.get(keyword)
+    return parts if isinstance(parts, list) else []
+
+
+def _fixed_values(schema: dict[str, Any]) -> list[Any]:
+    values = schema.get("enum")
+    return [schema["const"]] if "const" in schema else values if isinstance(values, list) else []
+
+
+def _count(schema: dict[str, Any], keyword: str) -> int | None:
+    count = schema.get(keyword)
+    return count if isinstance(count, int) and count >= 0 else None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _kind(value: Any) -> str:
+    """JSON Schema's type of a value."""
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+# Texts as values. The order of types decides where a text can be of several.
+
+
+def _cast(text: str, types: list[str]) -> Any:
+    for kind in types:
+        try:
+            return _CASTS[kind](text)
+        except (KeyError, ValueError, OverflowError, RecursionError):
+            continue
+    return text
+
+
+def _cast_integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def _cast_number(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")) or number != number:
+        raise ValueError("JSON has no such number")
+    return int(number) if number.is_integer() and "." not in text else number
+
+
+def _choose(meanings: dict[str, Any]) -> Callable[[str], Any]:
+    return lambda text: meanings[text.strip()]
+
+
+def _cast_json(kind: type) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        value = json.loads(text)
+        if not isinstance(value, kind):
+            raise ValueError(f"not {kind.__name__}")
+        return value
+
+    return read
+
+
+_CASTS: dict[str, Callable[[str], Any]] = {
+    "integer": _cast_integer,
+    "number": _cast_number,
+    "boolean": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.strip().lower()],
+    "null": _choose({"null": None, "None": None}),
+    "object": _cast_json(dict),
+    "array": _cast_json(list),
+}

@@ -1,0 +1,189 @@
+"""HelperProcess: a process that answers one message after another and can be ended at any time, in the middle of a call into
+a library as well.
+
+Messages and answers are bytes, each after its length. The process ends when its standard input does, and by itself when an
+answer takes longer than it may: nobody may be left to end it.
+"""
+
+from __future__ import annotations
+
+import io
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import labinfer
+
+START_SECONDS = 60.0
+"""Longest time in which the process gets ready."""
+LENGTH_BYTES = 8
+GRACE_SECONDS = 5
+"""Seconds beyond its time after which a process ends itself."""
+
+
+class HelperEnded(Exception):
+    """The process has ended: it was ended, or had too little memory."""
+
+
+class HelperTimeout(HelperEnded):
+    """The answer took longer than it may, and the process was ended."""
+
+
+class HelperRefused(Exception):
+    """The process cannot do its work; the text says why."""
+
+
+class HelperProcess:
+    """A helper, seen from the process that asks it; it starts with the first message, and anew after it had to be ended.
+
+    One thread at a time may ``ask``; any may ``end`` it meanwhile.
+
+    Args:
+        module: run with ``python -m``; it calls ``answer_messages``.
+        argument: the module's only one.
+        seconds: longest time for an answer.
+    """
+
+    def __init__(self, module: str, argument: str, seconds: float):
+        self._module, self.argument, self._seconds = module, argument, seconds
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def ask(self, message: bytes) -> bytes:
+        """The answer to a message.
+
+        Raises:
+            HelperTimeout: it took too long; the process is gone.
+            HelperEnded: the process has ended meanwhile.
+            HelperRefused: the process could not get ready.
+        """
+        process = self._process if self.is_running else self._start()
+        return self._within(process, self._seconds, lambda: _exchange(process, message))
+
+    def end(self) -> None:
+        """End the process, if it runs; who waits for an answer gets ``HelperEnded``."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process, and wait until it is gone. Nobody may be waiting for an answer."""
+        if self._process is not None:
+            _reap(self._process)
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.close()
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", self._module, self.argument],
+            cwd=Path(labinfer.__file__).parent.parent,  # so that the process finds this package
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        try:
+            problem = self._within(process, START_SECONDS, lambda: _read(process.stdout)).decode()
+        except HelperEnded:
+            problem = f"{self._module} did not start"
+        if problem:
+            self.close()
+            raise HelperRefused(problem)
+        return process
+
+    def _within(self, process: subprocess.Popen[bytes], seconds: float, call: Callable[[], bytes]) -> bytes:
+        is_late = threading.Event()
+
+        def expire() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            return call()
+        except (OSError, EOFError):
+            _reap(process)
+            error = HelperTimeout if is_late.is_set() else HelperEnded
+            raise error(f"{self._module} gave no answer") from None
+        finally:
+            timer.cancel()
+
+
+def _exchange(process: subprocess.Popen[bytes], message: bytes) -> bytes:
+    _write(process.stdin, message)
+    return _read(process.stdout)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            pipe.close()
+
+
+def _write(stream: BinaryIO, message: bytes) -> None:
+    data = memoryview(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+    while data:
+        data = data[stream.write(data) :]
+
+
+def _read(stream: BinaryIO) -> bytes:
+    """The next message.
+
+    Raises:
+        EOFError: the other end is closed.
+    """
+    return _read_bytes(stream, int.from_bytes(_read_bytes(stream, LENGTH_BYTES), "little"))
+
+
+def _read_bytes(stream: BinaryIO, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = stream.read(count - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+# Inside the process:
+
+
+def answer_messages(
+    answer: Callable[[bytes], bytes], *, problem: str = "", seconds: float, most_bytes: int, stack_bytes: int = 0
+) -> None:
+    """Say that this process is ready, and answer messages until the other end is closed.
+
+    Args:
+        problem: why it is not ready, if it is not.
+        seconds: longest time for an answer.
+        most_bytes: address space of the process.
+        stack_bytes: stack of the thread that answers, where it is not to be the system's.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes standard input
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    stdin, stdout = io.FileIO(0), io.FileIO(1, "w")
+    _write(stdout, problem.encode())
+
+    def run() -> None:
+        with suppress(EOFError):
+            while True:
+                message = _read(stdin)
+                signal.alarm(int(seconds) + GRACE_SECONDS)
+                _write(stdout, answer(message))
+                signal.alarm(0)
+
+    threading.stack_size(stack_bytes)
+    threading.Thread(target=run).start()

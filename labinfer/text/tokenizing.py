@@ -1,0 +1,123 @@
+"""TokenizingProcess: a process that tokenizes long prompts. A library's call cannot be broken off and keeps what memory it
+took; a process can be ended, and gives all of it back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labinfer.errors import PromptTooLong, UserError
+from labinfer.text.helper_process import (
+    HelperEnded,
+    HelperProcess,
+    HelperRefused,
+    HelperTimeout,
+    answer_messages,
+)
+from labinfer.text.tokenizer import Tokenizer
+
+MODULE = "labinfer.text.tokenizing"
+TOKENIZE_SECONDS = 30.0
+"""Longest time for the prompts of a request."""
+MAX_BYTES = 2 << 30
+"""Address space of the process."""
+
+
+class PromptText(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt before it is tokenized: a text, or a conversation for the chat template."""
+
+    text: str = ""
+    add_special_tokens: bool = True
+    """Whether a text gets what the checkpoint puts before every text; a conversation has what its template says."""
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] | None = None
+    """All three as chat templates take them."""
+
+    def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+        """Token ids; see ``Tokenizer.encode_within``."""
+        if self.messages is None:
+            return tokenizer.encode_within(self.text, max_tokens, self.add_special_tokens)
+        text = tokenizer.render_chat(self.messages, self.tools, self.template_kwargs)
+        return tokenizer.encode_within(text, max_tokens, add_special_tokens=False)
+
+
+class TokenizingProcess:
+    """The process, seen from the one that asks it. It starts with the first prompts, and anew after it had to be ended.
+
+    Args:
+        directory, response_template: see ``Tokenizer``.
+        max_tokens: the longest prompt that can be used.
+    """
+
+    def __init__(self, directory: Path, response_template: str, max_tokens: int):
+        argument = json.dumps([str(directory.resolve()), response_template, max_tokens])
+        self._helper = HelperProcess(MODULE, argument, TOKENIZE_SECONDS)
+
+    def encode(self, prompts: list[PromptText]) -> list[list[int]]:
+        """Token ids of prompts. One thread at a time may call it.
+
+        Raises:
+            PromptTooLong, UserError: see ``Tokenizer.encode_within``; or it takes too long or too much memory.
+        """
+        # Not msgspec: arguments of calls in messages may hold whole numbers of any size, and halves of characters.
+        message = json.dumps([msgspec.structs.asdict(prompt) for prompt in prompts]).encode()
+        try:
+            answer = msgspec.msgpack.decode(self._helper.ask(message), type=_Answer)
+        except HelperTimeout:
+            raise UserError(f"the prompt takes more than {TOKENIZE_SECONDS:g} s to tokenize; shorten it") from None
+        except HelperRefused as error:
+            raise UserError(f"the prompt cannot be tokenized: {error}") from None
+        except HelperEnded:
+            raise UserError("the prompt takes too much memory to tokenize; shorten it") from None
+        if answer.error:
+            raise (PromptTooLong if answer.is_too_long else UserError)(answer.error)
+        return answer.token_ids
+
+    def end(self) -> None:
+        """Break ``encode`` off, which another thread may be in."""
+        self._helper.end()
+
+    def close(self) -> None:
+        """End the process, if it runs; it starts again with the next prompts."""
+        self._helper.close()
+
+
+class _Answer(msgspec.Struct, array_like=True):
+    token_ids: list[list[int]] = []
+    error: str = ""
+    is_too_long: bool = False
+
+
+# Inside the process:
+
+
+def main(argument: str) -> None:
+    """Answer messages, each the prompts of a request."""
+    directory, response_template, max_tokens = json.loads(argument)
+    tokenizer, problem = None, ""
+    try:
+        tokenizer = Tokenizer(Path(directory), response_template)
+    except UserError as error:
+        problem = str(error)
+    answer_messages(
+        lambda message: msgspec.msgpack.encode(_answer(message, tokenizer, max_tokens)),
+        problem=problem,
+        seconds=TOKENIZE_SECONDS,
+        most_bytes=MAX_BYTES,
+    )
+
+
+def _answer(message: bytes, tokenizer: Tokenizer, max_tokens: int) -> _Answer:
+    try:
+        return _Answer([PromptText(**fields).encode(tokenizer, max_tokens) for fields in json.loads(message)])
+    except UserError as error:
+        return _Answer(error=str(error), is_too_long=isinstance(error, PromptTooLong))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,166 @@
+"""LoadFunctions: the inner loops between a checkpoint's files and memory, which providers may bring compiled.
+
+Letters of shapes: O outputs, I inputs, G groups of inputs that share a scale, B bytes, W words of 32 bits. All tensors are in
+host memory, and their rows may be apart.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from labinfer.weights.codes import row_chunks, unpack
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Output of each code of a word of AWQ's, from the lowest bits up."""
+
+
+class LoadFunctions(Protocol):
+    """Plain torch below says what each computes; every implementation gives the same bits."""
+
+    def read_rows(self, file: int, position: int, stride: int, rows_RB: torch.Tensor) -> bool:
+        """Fill rows of uint8 from a file; false where it ends before them, or cannot be read.
+
+        Args:
+            file: its descriptor.
+            position, stride: bytes before the first row, and from one row to the next.
+        """
+
+    def transpose_words(self, words_WO: torch.Tensor, out_OW: torch.Tensor) -> None:
+        """Bring words along the inputs next to each other: (W, O) int32 → (O, W)."""
+
+    def transpose_awq(self, words_IC: torch.Tensor, out_OW: torch.Tensor) -> None:
+        """The same from words of 4 bits along the outputs, in AWQ's order: (I, C) int32 → (8 C, I / 8 rounded up).
+
+        Codes of inputs beyond the last are zeros.
+        """
+
+    def decode(
+        self,
+        stored_OB: torch.Tensor,
+        scales_OG: torch.Tensor,
+        zeros_OG: torch.Tensor | None,
+        out_OI: torch.Tensor,
+        *,
+        bits: int,
+        group: int,
+        lead: int,
+        skip: int = 0,
+        is_float: bool = False,
+        order_I: torch.Tensor | None = None,
+    ) -> None:
+        """``(number - zero) * scale``, rounded once to the dtype of ``out_OI``: float32 or bfloat16.
+
+        Args:
+            stored_OB: uint8; numbers of 4 bits are two in a byte, the first in its low half.
+            scales_OG: float32.
+            zeros_OG: uint8, with the strides of the scales; None where it is ``2 ** (bits - 1)``, or 0 with ``is_float``.
+            group: inputs that share a scale; 0 for all.
+            lead: inputs of the first group that come before those of ``out_OI``.
+            skip: numbers in ``stored_OB`` that do.
+            is_float: the numbers are e4m3.
+            order_I: int32, the group of each input where that is not given by ``group`` and ``lead``.
+        """
+
+    def round_groups(
+        self, values_OI: torch.Tensor, codes_OB: torch.Tensor, scales_OG: torch.Tensor, *, group: int, lead: int
+    ) -> None:
+        """Round float32 to 8 bits by groups: the largest of each is 127 times its scale, or a little less.
+
+        Scales have 11 bits, as kernels keep no more. Codes are uint8 with the middle, 128, added.
+
+        Args:
+            group, lead: as in ``decode``; what fills up the first and the last group becomes zeros.
+        """
+
+
+class TorchLoading:
+    """``LoadFunctions`` in plain torch, for machines without a compiler."""
+
+    def read_rows(self, file: int, position: int, stride: int, rows_RB: torch.Tensor) -> bool:
+        if rows_RB.is_contiguous() and stride == rows_RB.shape[1]:
+            rows_RB = rows_RB.view(1, -1)
+        for row in rows_RB.numpy():
+            target, begin = memoryview(row), position
+            while target.nbytes:
+                count = os.preadv(file, [target], begin)  # a call reads 2 GiB at most
+                if not count:
+                    return False
+                begin, target = begin + count, target[count:]
+            position += stride
+        return True
+
+    def transpose_words(self, words_WO: torch.Tensor, out_OW: torch.Tensor) -> None:
+        out_OW[:, : len(words_WO)].copy_(words_WO.T)
+
+    def transpose_awq(self, words_IC: torch.Tensor, out_OW: torch.Tensor) -> None:
+        """Eight inputs of a column of words are a square of 8 × 8 codes, which is transposed by exchanging halves, quarters
+        and single codes (Warren, Hacker's Delight, 7-3): a pass over words instead of one over codes.
+        """
+        inputs, columns = words_IC.shape
+        for begin, end in row_chunks(0, -(-inputs // 8), columns * 8):
+            squares = words_IC.new_zeros(end - begin, 8, columns)
+            rows = words_IC[begin * 8 : end * 8]
+            squares.view(-1, columns)[: len(rows)] = rows
+            for size, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+                halves = squares.view(end - begin, 8 // (2 * size), 2, size, columns)
+                low, high = halves[:, :, 0], halves[:, :, 1]
+                changed = ((low >> 4 * size) ^ high) & mask
+                high ^= changed
+                low ^= changed << 4 * size
+            for place, output in enumerate(AWQ_ORDER):
+                out_OW[output::8, begin:end] = squares[:, place].T
+
+    def decode(
+        self,
+        stored_OB: torch.Tensor,
+        scales_OG: torch.Tensor,
+        zeros_OG: torch.Tensor | None,
+        out_OI: torch.Tensor,
+        *,
+        bits: int,
+        group: int,
+        lead: int,
+        skip: int = 0,
+        is_float: bool = False,
+        order_I: torch.Tensor | None = None,
+    ) -> None:
+        columns = out_OI.shape[1]
+        order_I = (torch.arange(columns) + lead) // (group or lead + columns) if order_I is None else order_I.long()
+        for begin, end in row_chunks(0, *out_OI.shape):
+            stored = stored_OB[begin:end]
+            values = _widen_float8(stored) if is_float else unpack(stored, bits).float()
+            values = values[:, skip : skip + columns]
+            if zeros_OG is not None:
+                values -= zeros_OG[begin:end, order_I]
+            elif not is_float:
+                values -= 1 << (bits - 1)
+            out_OI[begin:end].copy_(values.mul_(scales_OG[begin:end, order_I]))
+
+    def round_groups(
+        self, values_OI: torch.Tensor, codes_OB: torch.Tensor, scales_OG: torch.Tensor, *, group: int, lead: int
+    ) -> None:
+        for begin, end in row_chunks(0, *values_OI.shape):
+            values = values_OI[begin:end]
+            wide = F.pad(values, (lead, -(lead + values.shape[1]) % group)).view(end - begin, -1, group)
+            bits = (wide.abs().amax(dim=2) / 127).view(torch.int32)
+            scales = ((bits + 0x1FFF) & ~0x1FFF).view(torch.float32)
+            factors = torch.where(scales > 0, 1 / scales, torch.zeros(()))
+            whole = (wide * factors.unsqueeze(2)).round_().to(torch.int8).view(torch.uint8) ^ 128
+            codes_OB[begin:end].copy_(whole.view(end - begin, -1))
+            scales_OG[begin:end].copy_(scales)
+
+
+def _widen_float8(stored: torch.Tensor) -> torch.Tensor:
+    """e4m3 as float32, many times faster than torch converts it.
+
+    The bits of a number are those of a float16 that is 2 ** 8 times smaller, seven places further left; its sign comes to the
+    top as the byte is widened with its sign.
+    """
+    halves = stored.view(torch.int8).to(torch.int16)
+    halves <<= 7
+    halves &= -0x4080  # 0xbf80: sign, 4 of the 5 bits of the exponent, and the fraction
+    return halves.view(torch.float16).float().mul_(256)

@@ -1,0 +1,100 @@
+"""``StackReader``: one expert's projection out of tensors that hold those of all experts, as some checkpoints store them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from labinfer.weights.formats.format import TensorReader
+from labinfer.weights.loading import LoadFunctions
+from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
+
+
+def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
+    """Possible names of a stack's tensor that a matrix of its own would name with this last part.
+
+    The stack ``experts.down_proj`` has its weights in ``experts.down_proj`` or ``experts.down_proj.weight``, and scales in
+    ``experts.down_proj_scale_inv`` or ``experts.down_proj.weight_scale_inv``.
+    """
+    short = suffix.removeprefix("weight").removeprefix("_")
+    return tuple(dict.fromkeys((f"{stack}.{suffix}", f"{stack}_{short}" if short else stack, f"{stack}_{suffix}")))
+
+
+class StackReader:
+    """A ``TensorReader`` for which a matrix has tensors of its own, under the name of its stack.
+
+    Tensors of a stack have a dimension of experts before their own. Where projections are one matrix of the stack, the next
+    dimension is theirs, one after another; a size of 1 there is shared.
+
+    Args:
+        tensors: the checkpoint's.
+        matrix: with its place in the stack.
+    """
+
+    def __init__(self, tensors: TensorReader, matrix: MatrixSlice):
+        self._tensors, self._stack = tensors, matrix.stack
+        self._parts = matrix.stack.shape[1] // matrix.outputs
+        self._part = matrix.stack.first_row // matrix.outputs
+
+    @property
+    def functions(self) -> LoadFunctions:
+        return self._tensors.functions
+
+    def stored_name(self, name: str) -> str:
+        """The checkpoint's name of a tensor; the plainest one if there is none."""
+        names = stacked_names(self._stack.name, name.removeprefix(f"{self._stack.name}."))
+        return next((stored for stored in names if self._tensors.shape(stored) is not None), names[1])
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        stored = self._tensors.shape(self.stored_name(name))
+        return None if stored is None else self._own_shape(stored)
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        return self._tensors.dtype(self.stored_name(name))
+
+    def expect(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        stored = self.stored_name(name)
+        self._tensors.expect(stored, self._stack_shape(stored, shape), dtype)
+
+    def read_into(self, tensor: TensorSlice) -> None:
+        name, shape, ranges = self._place(tensor.name, tensor.shape, tensor.ranges)
+        destination = tensor.destination.unsqueeze(0)
+        self._tensors.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
+
+    def pieces(
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        return self._tensors.pieces(*self._place(name, shape, ranges), unit, skip + 1)
+
+    def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
+        sizes = [end - begin for begin, end in ranges]
+        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
+        self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
+        return destination
+
+    def _place(
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...]
+    ) -> tuple[str, tuple[int, ...], tuple[Range, ...]]:
+        """Name and shape of the stack's tensor, and the ranges in it."""
+        name, index = self.stored_name(name), self._stack.index
+        stack_shape = self._stack_shape(name, shape)
+        ranges = ranges or tuple((0, size) for size in shape[:1])
+        if len(stack_shape) > 1 and stack_shape[1] != shape[0]:
+            (begin, end), offset = ranges[0], self._part * shape[0]
+            ranges = ((offset + begin, offset + end), *ranges[1:])
+        return name, stack_shape, ((index, index + 1), *ranges)
+
+    def _own_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of one projection's part."""
+        _, *own = stored
+        if own and own[0] > 1 and own[0] % self._parts == 0:
+            own[0] //= self._parts
+        return tuple(own)
+
+    def _stack_shape(self, stored_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape that a tensor of the stack has or should have, if one projection's part is of this shape."""
+        count, stored = self._stack.shape[0], self._tensors.shape(stored_name)
+        if stored is not None and stored[0] == count and self._own_shape(stored) == shape:
+            return stored
+        return (count, shape[0] * self._parts, *shape[1:]) if shape else (count,)

@@ -1,0 +1,200 @@
+"""TensorFiles: the tensors of a checkpoint's safetensors files, read by range.
+
+Only slices that were asked for are read, straight into the memory of a parameter where nothing has to be converted. Files are
+not mapped: their pages would count as this process's memory.
+
+Source: the safetensors format, https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from labinfer.errors import UserError
+from labinfer.weights.codes import Range
+from labinfer.weights.files import weight_files
+from labinfer.weights.json_file import need_plain_file
+from labinfer.weights.loading import LoadFunctions, TorchLoading
+from labinfer.weights.slices import TensorSlice
+
+PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Floating-point dtypes by safetensors' names; any is converted into any."""
+CODED = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+"""Dtypes that mean nothing without a scale or a format; read as they are."""
+PIECE = 2 << 20
+"""Bytes that are read at once where they are converted on their way: what the second-level caches of two threads hold."""
+SHORTEST_GAP = 2 << 10
+"""Bytes between two parts of a file from which they are skipped: reading fewer takes less time than another call of the system."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """The place of a tensor's bytes in its file."""
+
+    path: Path
+    file: BinaryIO
+    position: int
+    """Offset of the tensor's first byte in the file."""
+    shape: tuple[int, ...]
+    dtype: str
+    """Name of the dtype in safetensors."""
+
+
+class TensorFiles:
+    """The tensors of a checkpoint directory: see ``TensorReader``.
+
+    Raises:
+        UserError: no weights there, or a file that is missing or broken.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.functions: LoadFunctions = TorchLoading()
+        """Compiled ones take the place of these once they are there."""
+        self.bytes_read = 0
+        """Bytes that were read from the files so far, headers excluded."""
+        self._tensors: dict[str, StoredTensor] = {}
+        for path in weight_files(directory):
+            for name, tensor in _stored_tensors(path):
+                if name in self._tensors:
+                    first = self._tensors[name].path.name
+                    raise UserError(f"tensor {name} is both in {first} and in {path.name} of {directory}")
+                self._tensors[name] = tensor
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See ``TensorReader``."""
+        return self._tensors[name].shape if name in self._tensors else None
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """See ``TensorReader``."""
+        return (PLAIN | CODED).get(self._tensors[name].dtype) if name in self._tensors else None
+
+    def expect(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """See ``TensorReader``."""
+        if name not in self._tensors:
+            raise UserError(
+                f"{self.directory} has no tensor {name} of shape {list(shape)}; is the checkpoint complete?"
+            )
+        tensor = self._tensors[name]
+        if tensor.shape != shape:
+            raise UserError(
+                f"{tensor.path}: tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(shape)}"
+            )
+        if dtype in CODED.values():
+            if CODED.get(tensor.dtype) != dtype:
+                raise UserError(f"{tensor.path}: tensor {name} holds {tensor.dtype}, not {dtype}")
+        elif tensor.dtype not in PLAIN:
+            raise UserError(
+                f"{tensor.path}: tensor {name} holds {tensor.dtype}, but floating-point numbers are expected: {', '.join(PLAIN)}"
+            )
+
+    def read_into(self, part: TensorSlice) -> None:
+        """See ``TensorReader``."""
+        self.expect(part.name, part.shape, part.destination.dtype)
+        destination = part.destination if part.shape else part.destination.view(1)
+        if destination.dtype == self.dtype(part.name) and destination.device.type == "cpu":
+            tensor = self._tensors[part.name]
+            self._read(tensor, tensor.position, part.shape or (1,), part.ranges, destination)
+            return
+        for first, piece in self.pieces(part.name, part.shape, part.ranges):
+            destination[first : first + len(piece)].copy_(piece)
+
+    def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See ``TensorReader``."""
+        sizes = [end - begin for begin, end in ranges]
+        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
+        self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
+        return destination
+
+    def pieces(
+        self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """See ``TensorReader``."""
+        dtype = self.dtype(name)
+        self.expect(name, shape, dtype)
+        tensor, shape = self._tensors[name], shape or (1,)
+        ranges = (*ranges, *((0, size) for size in shape[len(ranges) :]))
+        entry, (begin, end), cuts = ranges[:skip], ranges[skip], ranges[skip + 1 :]
+        sizes = [last - first for first, last in cuts]
+        step = max(1, PIECE // max(1, math.prod(sizes) * dtype.itemsize) // unit) * unit
+        memory = torch.empty(min(step, end - begin), *sizes, dtype=dtype, device="cpu")
+        for first in range(begin, end, step):
+            piece = memory[: min(step, end - first)]
+            rows = (first, first + len(piece))
+            self._read(tensor, tensor.position, shape, (*entry, rows, *cuts), piece.view(*[1] * skip, *piece.shape))
+            yield first - begin, piece
+
+    def _read(
+        self,
+        tensor: StoredTensor,
+        position: int,
+        shape: Sequence[int],
+        ranges: Sequence[Range],
+        destination: torch.Tensor,
+    ) -> None:
+        """Read part of an array of this shape, which begins at ``position`` of the tensor's file.
+
+        Raises:
+            UserError: the file has become shorter, or cannot be read.
+        """
+        if not destination.numel():
+            return
+        (begin, end), *cuts = (*ranges, *((0, size) for size in shape[len(ranges) :]))
+        stride = math.prod(shape[1:]) * destination.itemsize
+        position += begin * stride
+        whole = all(cut == (0, size) for cut, size in zip(cuts, shape[1:], strict=True))
+        run = math.prod(last - first for first, last in cuts[:1]) * math.prod(shape[2:]) * destination.itemsize
+        is_cut_further = any(cut != (0, size) for cut, size in zip(cuts[1:], shape[2:], strict=True))
+        if destination.ndim > 2 and (is_cut_further or not destination[0].is_contiguous()):
+            for entry in destination:
+                self._read(tensor, position, shape[1:], cuts, entry)
+                position += stride
+        elif whole or stride - run >= SHORTEST_GAP:
+            first = 0 if whole else cuts[0][0] * math.prod(shape[2:]) * destination.itemsize
+            rows = destination.view(len(destination), -1).view(torch.uint8)
+            if not self.functions.read_rows(tensor.file.fileno(), position + first, stride, rows):
+                raise UserError(f"{tensor.path} has been cut short, or fails while it is read; download it again")
+            self.bytes_read += rows.numel()
+        else:
+            rows = destination.new_empty(end - begin, *shape[1:])
+            self._read(tensor, position, rows.shape, (), rows)
+            destination.copy_(rows[:, slice(*cuts[0])])
+
+
+def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """Every tensor of a file, by name."""
+    need_plain_file(path)
+    try:
+        with safe_open(str(path), framework="pt"):  # it checks the header, and that the file is as long as that says
+            pass
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - as long as its tensors
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; is the checkpoint complete?") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a valid safetensors file ({error}); download it again") from None
+    length = int.from_bytes(file.read(8), "little")
+    for name, entry in json.loads(file.read(length)).items():
+        if name != "__metadata__":
+            position = 8 + length + entry["data_offsets"][0]
+            yield name, StoredTensor(path, file, position, tuple(entry["shape"]), entry["dtype"])

@@ -1,0 +1,41 @@
+"""A quantised checkpoint under real launchers: its values' text from two ranks of either kind, and its layout beforehand."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoints import make_checkpoint
+from launchers import LAUNCH, run
+from published_formats import PUBLISHED, write_published
+
+FLAGS = ("--prompt", "x", "--raw", "--max-tokens", "12", "--ignore-eos", "--dtype", "float32", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    directory = make_checkpoint(tmp_path_factory.mktemp("quantised") / "model", "llama-untied")
+    write_published(directory, directory.parent / "twin", PUBLISHED["gptq-asym"])
+    return str(directory), str(directory.parent / "twin")
+
+
+def test_two_ranks_give_the_text_of_the_values(checkpoints):
+    quantised, twin = checkpoints
+    expected = run("single", 1, LAUNCH, "--model", twin, *FLAGS)
+    assert expected.returncode == 0 and expected.stdout.strip(), expected.text
+    for launcher, layout in (("torchrun", ("-tp", "2")), ("mpirun", ("-pp", "2"))):
+        decoded = run(launcher, 2, LAUNCH, "--model", quantised, *FLAGS, *layout, "--quantization", "none")
+        assert decoded.stdout == expected.stdout, decoded.text
+    held = run("torchrun", 2, LAUNCH, "--model", quantised, *FLAGS, "-tp", "2")
+    assert held.returncode == 0 and held.stdout.strip(), held.text
+
+
+def test_plan_counts_codes(checkpoints):
+    weights = []
+    for quantization in ("auto", "none"):
+        flags = ("-tp", "2", "--num-kv-blocks", "10", "--dtype", "float32", "--quantization", quantization)
+        done = run("single", 1, LAUNCH, "plan", "--model", checkpoints[0], *flags)
+        assert done.returncode == 0, done.text
+        rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])]
+        assert len(rows) == 2
+        weights.append([float(row[7]) for row in rows])
+        assert all(row[8] == "KiB" for row in rows)
+    assert all(held < 0.9 * decoded for held, decoded in zip(*weights, strict=True))

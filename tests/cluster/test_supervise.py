@@ -1,0 +1,99 @@
+"""A server and a job whose ranks die under ``launch.py supervise``: a pause, and not a token lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from launchers import LAUNCH, command, descendants, finish, kill_tree, matrix, run, start
+from serving import Server, is_running, serving, wait_for
+
+REQUESTS = {
+    "greedy": {},
+    "seeded": {"temperature": 1.0, "seed": 7, "frequency_penalty": 0.5},
+    "guided": {"temperature": 1.0, "seed": 3, "structured_outputs": {"regex": "[a-z ]{700}"}},
+    "two answers": {"temperature": 1.0, "seed": 5, "n": 2},
+    "log-probabilities": {"logprobs": 2},
+}
+LAYOUT = ("--dtype", "float32", "-pp", "2", "--no-autotune")
+
+
+def ask_all(server: Server) -> list:
+    """Every request as a stream, all at once; what came of each."""
+
+    def ask(fields) -> dict:
+        stream = server.stream({"max_tokens": 500, "ignore_eos": True} | fields).finish(90)
+        assert stream.error is None, stream.error
+        answers: dict = {}
+        for choice in (choice for event in stream.events for choice in event.get("choices", ())):
+            text, measured = answers.setdefault(choice["index"], ([], []))
+            text.append(choice["text"])
+            measured += (choice.get("logprobs") or {}).get("tokens", ())
+        return {index: ("".join(text), measured) for index, (text, measured) in answers.items()}
+
+    with ThreadPoolExecutor(len(REQUESTS)) as threads:
+        return list(threads.map(ask, REQUESTS.values()))
+
+
+@pytest.mark.parametrize(("launcher", "rank"), matrix(("mpirun", 1), over=[(0,), (1,)]))
+def test_streams_go_on_when_a_rank_is_killed(launcher, rank):
+    with serving(*LAYOUT, launcher=launcher, ranks=2, supervised=True) as server:
+        undisturbed = ask_all(server)
+        with ThreadPoolExecutor(1) as threads:
+            disturbed = threads.submit(ask_all, server)
+            wait_for(lambda: server.metric("vllm:num_requests_running") >= len(REQUESTS), 20)
+            time.sleep(0.3)
+            os.kill(server.rank_pid(rank), signal.SIGKILL)
+            wait_for(lambda: "it is started again" in server.text, 20)
+            assert disturbed.result(90) == undisturbed
+        server.wait_idle()
+        tree = server.processes
+        assert server.stop() == 128 + signal.SIGTERM
+        wait_for(lambda: not any(map(is_running, tree)), 10)
+
+
+def test_nothing_is_left_of_a_killed_supervisor():
+    with serving(*LAYOUT, launcher="mpirun", ranks=2, supervised=True) as server:
+        tree = server.processes
+        server.process.kill()
+        server.process.wait()
+        wait_for(lambda: not any(map(is_running, tree)), 10)
+
+
+def test_wrong_flag_of_the_group_ends_the_supervisor(model):
+    done = run("single", 1, LAUNCH, "supervise", "--", "mpirun", "-n", "2", "python", LAUNCH, "serve", "--no-such-flag")
+    assert done.returncode == 2 and "unknown option --no-such-flag" in done.our_errors[0]
+    done = run("single", 1, LAUNCH, "supervise", "--", "python", LAUNCH, "--prompt", "x")
+    assert done.returncode == 2 and "a job with --input FILE and --output FILE" in done.our_errors[0]
+    done = run("single", 1, LAUNCH, "supervise")
+    assert done.returncode == 2 and "supervise needs a command" in done.our_errors[0]
+
+
+def test_job_goes_on_by_itself(model, tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt_token_ids": [5 + i] * 20, "max_tokens": 40, "ignore_eos": True} for i in range(80)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--model", model, "--input", source, "--output", out, "-pp", "2", "--max-num-seqs", "4"]
+    process = start(command("single", 1, LAUNCH, "supervise", "--", *command("mpirun", 2, LAUNCH, *flags)))
+    try:
+        wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 5, 60)
+        ranks = [pid for pid in descendants(process.pid) if "PMI_RANK=1\0" in environment_of(pid)]
+        os.kill(ranks[0], signal.SIGKILL)
+        done = finish(process, 90)
+    finally:
+        kill_tree(process)
+    assert done.returncode == 0, done.text
+    assert "it is started again" in done.stderr and "lines are done already" in done.stderr
+    assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == list(range(1, 81))
+
+
+def environment_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/environ") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,151 @@
+"""Clients that send as much as they can: the server's memory stays bounded, and others do not wait for them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from serving import Server, serving, wait_for
+
+MIB = 1 << 20
+LONG = json.dumps({"prompt": "the sea and the sky " * (15 * MIB // 20), "max_tokens": 1}).encode()
+WORST = (
+    b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 16000000\r\n\r\n" + b" " * MIB,
+    b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * (MIB // 6),
+    b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * (MIB // 5),
+    b"GET /" + b"a" * 60_000,
+    b"GET /openapi.json HTTP/1.1\r\n\r\n" * 20_000,
+    b"GET /webui/vendor/katex.mjs HTTP/1.1\r\n\r\n",
+)
+"""Beginnings of messages that strangers send on a connection each."""
+
+
+def resident_bytes(server: Server) -> int:
+    """Memory of all processes of a server."""
+    return sum(map(process_bytes, server.processes))
+
+
+def process_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0  # it has just ended
+    match = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else 0
+
+
+class Peak:
+    """Most memory that a server had while this is open, beyond what it had before."""
+
+    def __init__(self, server: Server):
+        self._server, self._ends = server, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.begin = self.most = resident_bytes(server)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ends.wait(0.02):
+            self.most = max(self.most, resident_bytes(self._server))
+
+    @property
+    def grown(self) -> int:
+        return self.most - self.begin
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving("--dtype", "float32", "--num-kv-blocks", "64") as server:
+        server.complete()
+        yield server
+        assert "Traceback" not in server.text
+
+
+def answer_seconds(server: Server) -> float:
+    begin = time.monotonic()
+    assert server.complete(max_tokens=1).status == 200
+    return time.monotonic() - begin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_long_bodies_at_once_take_little_memory_and_hold_up_nobody(server, field):
+    body, path = LONG, "/v1/completions"
+    if field == "messages":
+        content = json.loads(LONG)["prompt"]
+        body = json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).encode()
+        path = "/v1/chat/completions"
+    alone = min(answer_seconds(server) for _ in range(5))
+    with Peak(server) as peak, ThreadPoolExecutor(12) as pool:
+        replies = [pool.submit(server.ask, "POST", path, body) for _ in range(12)]
+        waits = []
+        while not all(reply.done() for reply in replies):
+            waits.append(answer_seconds(server))
+    statuses = [reply.result().status for reply in replies]
+    print(f"{peak.grown / MIB:.0f} MiB, {max(waits) - alone:.3f} s longer, {statuses}")
+    assert set(statuses) <= {400, 429, 503} and 400 in statuses
+    assert peak.grown < 300 * MIB
+    assert max(waits) - alone < 1.0
+    wait_for(lambda: resident_bytes(server) - peak.begin < 100 * MIB, 15.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_strangers_doing_their_worst_take_little_memory(server):
+    connections: list[socket.socket] = []
+    with Peak(server) as peak:
+        for number in range(1000):
+            connection = server.connect()
+            connection.setblocking(False)
+            try:
+                connection.send(WORST[number % len(WORST)])
+            except OSError:
+                pass
+            connections.append(connection)
+        waits, until = [], time.monotonic() + 10
+        while time.monotonic() < until:
+            for connection, message in zip(connections, WORST * 1000, strict=False):
+                try:
+                    connection.send(message[-65_536:])  # more of the same
+                except OSError:
+                    pass
+            begin = time.monotonic()
+            assert server.get("/health")[0] == 200
+            waits.append(time.monotonic() - begin)
+    for connection in connections:
+        connection.close()
+    common = sorted(waits)[int(0.95 * len(waits))]
+    print(f"{peak.grown / MIB:.0f} MiB, /health within {common:.3f} s in 95 of 100, {max(waits):.3f} s in all")
+    assert peak.grown < 200 * MIB
+    assert common < 0.2
+
+
+@pytest.mark.slow
+def test_saturated_server_says_so(server):
+    """Bodies that come and do not end fill the memory for bodies of their caller; the server is ready for others."""
+    connections = []
+    for _ in range(4):
+        client = http.client.HTTPConnection(server.url.removeprefix("http://"))
+        client.putrequest("POST", "/v1/completions")
+        client.putheader("Content-Type", "application/json")
+        client.putheader("Content-Length", str(16 * MIB))
+        client.endheaders(b" " * (15 * MIB))
+        connections.append(client)
+    wait_for(lambda: server.ask("POST", "/v1/completions", b" " * MIB * 3).status == 429, 10.0)
+    assert server.complete(max_tokens=1).status == 200
+    for client in connections:
+        client.close()
+    wait_for(lambda: server.ask("POST", "/v1/completions", LONG).status == 400, 10.0)

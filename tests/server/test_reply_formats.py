@@ -1,0 +1,121 @@
+"""Replies in every built-in format, from a server through OpenAI's client: what streams is what comes whole."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import openai
+import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from reply_reading import parse
+from reply_samples import ANSWERS, ONE_CALL, THOUGHTS, TOOLS, TWO_CALLS
+from reply_tokenizer import write_tokenizer
+from safetensors.numpy import save_file
+from serving import serving
+
+from labinfer.text.reply_format import built_in_names, load_built_in
+from labinfer.text.reply_grammar import GrammarWriter
+from labinfer.text.tokenizer import Tokenizer
+
+FORMATS = built_in_names()
+CHAT = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 3200,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A directory with a checkpoint of random weights for each format, which it brings itself."""
+    root, rng = tmp_path_factory.mktemp("formats"), np.random.default_rng(5)
+    shapes = {"embed_tokens.weight": (3200, 32), "norm.weight": (32,)}
+    shapes |= {f"layers.0.{name}_layernorm.weight": (32,) for name in ("input", "post_attention")}
+    shapes |= {f"layers.0.mlp.{name}_proj.weight": (32, 32) for name in ("gate", "up", "down")}
+    shapes |= {f"layers.0.self_attn.{name}_proj.weight": (32, 32) for name in "qo"}
+    shapes |= {f"layers.0.self_attn.{name}_proj.weight": (16, 32) for name in "kv"}
+    weights = {f"model.{name}": rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    for name in FORMATS:
+        (directory := root / name).mkdir()
+        save_file(weights, directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps(CONFIG))
+        write_tokenizer(directory, CHAT, response_template=load_built_in(name).source)
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(checkpoints):
+    models = [text for name in FORMATS for text in ("--model", f"{name}={checkpoints / name}")]
+    with serving(*models, "--dtype", "float32", "--num-kv-blocks", "64") as server:
+        yield openai.OpenAI(
+            base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
+        )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_stream_joins_to_the_whole_reply(client, checkpoints, name):
+    thought, _ = THOUGHTS.get(name, ("", ""))
+    text = thought + TWO_CALLS.get(name, ONE_CALL.get(name, "It is **2**.")).replace("Paris", "北京 🦊 e\u0301")
+    whole, told = ask(client, checkpoints, name, text)
+    choice, expected = whole.choices[0], parse(name, text)
+    calls = choice.message.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        (call.name, call.arguments) for call in expected.calls
+    ]
+    assert len({call.id for call in calls}) == len(calls)
+    assert choice.finish_reason == ("tool_calls" if calls else "stop")
+    assert (choice.message.content or "") == expected.content
+    if thought:
+        assert choice.message.reasoning == choice.message.reasoning_content == expected.reasoning
+    num_thoughts = whole.usage.completion_tokens_details.reasoning_tokens
+    assert "".join(token.token for token in told[:num_thoughts]) == thought.rstrip()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_answer_behind_a_thought_and_a_call_that_is_cut_off_are_content(client, checkpoints, name):
+    thought, _ = THOUGHTS.get(name, ("", ""))
+    answer, _ = ANSWERS.get(name, ("It is **2**.", ""))
+    call = ONE_CALL.get(name, "")
+    text = thought + answer + call[: len(call) // 2]
+    whole, _ = ask(client, checkpoints, name, text)
+    choice, expected = whole.choices[0], parse(name, text)
+    assert (choice.message.content, choice.finish_reason) == (expected.content, "stop")
+    assert choice.message.tool_calls is None and not expected.calls
+
+
+def ask(client: openai.OpenAI, checkpoints, name: str, text: str):
+    """The completion that the model answers with exactly this text, and its tokens; its stream must come to the same."""
+    added_tokens = Tokenizer(checkpoints / name).added_tokens
+    fields = {
+        "model": name,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": TOOLS,
+        "max_tokens": 500,
+        "logprobs": True,
+        "extra_body": {"structured_outputs": {"grammar": f"start: {GrammarWriter(added_tokens).text(text)}"}},
+    }
+    whole = client.chat.completions.create(**fields)
+    state = ChatCompletionStreamState()
+    for chunk in client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}):
+        state.handle_chunk(chunk)
+    streamed = state.get_final_completion()
+    message, other = (one.choices[0].message.model_dump() for one in (whole, streamed))
+    for key in ("content", "reasoning", "reasoning_content"):
+        assert (message.get(key) or "") == (other.get(key) or "")
+    for mine, its in zip(message["tool_calls"] or [], other["tool_calls"] or [], strict=True):
+        assert {key: mine["function"][key] for key in ("name", "arguments")} == {
+            key: its["function"][key] for key in ("name", "arguments")
+        }
+    assert streamed.choices[0].finish_reason == whole.choices[0].finish_reason
+    assert streamed.usage.completion_tokens_details == whole.usage.completion_tokens_details
+    return whole, whole.choices[0].logprobs.content

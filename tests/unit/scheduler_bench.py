@@ -1,0 +1,244 @@
+"""``Bench``: a scheduler with a model of its workers, and the checks that hold after every event."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from fake_clock import FakeClock
+from worker_model import VECTOR_SIZE, WRONG_TOKEN, ContextShift, WorkerModel, likely_tokens, token_at, vector_of
+
+from labinfer.config import CacheOptions, SchedulerOptions
+from labinfer.engine.assemble import make_scheduler
+from labinfer.engine.beam_search import BeamGroup
+from labinfer.engine.block_tables import SequenceCache
+from labinfer.engine.facts import EngineFacts
+from labinfer.engine.guide import Guide
+from labinfer.engine.proposer import Proposer
+from labinfer.engine.request import AnswerUpdate, FinishReason, Request
+from labinfer.engine.sequence import Sequence, token_sampling
+from labinfer.plan import BatchPlan, BatchResult
+from labinfer.rank_stats import StepTimes
+from labinfer.sampling_params import SamplingParams
+
+VOCAB_SIZE = 1000
+
+
+@dataclass
+class RandomProposer:
+    """Drafts any number of tokens of which some are right, then a wrong one or none."""
+
+    draw: random.Random
+    share: float = 0.8
+    """How many of the tokens are right."""
+
+    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+        first = len(sequence.token_ids)
+        right = [token_at(sequence.seq_id, first + index) for index in range(self.draw.randint(0, limit))]
+        return [token if self.draw.random() < self.share else WRONG_TOKEN for token in right]
+
+
+class Bench:
+    """A scheduler and its workers, with the checks that hold after every event.
+
+    Args:
+        max_context: tokens of a sequence in the KV cache at once; by default as many as there is room for.
+        snapshot_interval: tokens; by default those of three blocks.
+        options: the scheduler's.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        num_stages: int = 1,
+        eos: tuple = (),
+        num_host_blocks: int = 0,
+        max_context: int = 0,
+        times: StepTimes | None = None,
+        proposer: Proposer | None = None,
+        num_states: int = 0,
+        num_host_states: int = 0,
+        snapshot_interval: int = 0,
+        **options,
+    ):
+        self.options = SchedulerOptions(**options)
+        self.max_context = max_context or num_blocks * block_size
+        self.clock = FakeClock(0.0)
+        facts = EngineFacts(
+            num_stages=num_stages,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_states=num_states,
+            num_host_states=num_host_states,
+            vocab_size=VOCAB_SIZE,
+            hidden_size=VECTOR_SIZE,
+            max_model_len=self.max_context,
+            eos_token_ids=eos,
+            step_times=times,
+        )
+        self.scheduler = make_scheduler(
+            facts,
+            cache=CacheOptions(block_size=block_size, snapshot_interval=snapshot_interval or 3 * block_size),
+            scheduling=self.options,
+            clock=self.clock,
+            proposer=proposer,
+        )
+        self.tables = self.scheduler.tables
+        self.blocks = self.tables.blocks
+        kept = -(-self.options.keep // block_size) * block_size
+        dropped = max(1, (self.max_context - kept) // 2 // block_size) * block_size
+        shift = ContextShift(self.max_context, kept, dropped)
+        self.worker = WorkerModel(num_blocks, block_size, num_host_blocks, shift, num_states, num_host_states)
+        self.results: deque[BatchResult] = deque()
+        self.plans: list[BatchPlan] = []
+        self.sequences: list[Sequence] = []
+        self.updates: dict[int, list[AnswerUpdate]] = defaultdict(list)
+
+    def add(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        shared: int = 0,
+        ignore_eos: bool = False,
+        num_beams: int = 1,
+        guide: Guide | None = None,
+        **fields,
+    ) -> Sequence:
+        """A request whose first ``shared`` tokens are those of every other one that shares."""
+        seq_id = len(self.sequences)
+        prompt = [1000 + position if position < shared else -1 - seq_id for position in range(prompt_tokens)]
+        sampling = SamplingParams()
+        if not fields.get("pooling"):
+            sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, num_beams=num_beams)
+        self.add_request(Request(key=seq_id, prompt_token_ids=prompt, sampling=sampling, **fields), guide)
+        return self.sequences[seq_id]
+
+    def add_request(self, request: Request, guide: Guide | None = None) -> None:
+        ends, num_beams = sorted(request.ends(self.scheduler.eos_token_ids)), request.sampling.num_beams
+        members = []
+        for _ in range(num_beams):
+            members.append(
+                Sequence(
+                    seq_id=len(self.sequences),
+                    request=request,
+                    token_ids=[*request.prompt_token_ids, *request.output_token_ids],
+                    token_sampling=token_sampling(request, 0, ends),
+                    max_tokens=request.sampling.max_tokens,
+                    max_context=self.max_context,
+                    cache=SequenceCache(salt=request.cache_salt),
+                    vector_size=VECTOR_SIZE if request.pooling else 0,
+                    guide=guide,
+                )
+            )
+            self.sequences.append(members[-1])
+        if num_beams > 1:
+            group = BeamGroup(
+                members=members, sampling=request.sampling, ends=ends, max_tokens=request.sampling.max_tokens
+            )
+            for member in members:
+                member.beams = group
+        self.scheduler.add(members[0])
+
+    def launch(self) -> BatchPlan | None:
+        """One ``schedule``; its plan is run at once, its result waits."""
+        before = {s.seq_id: (s.num_in_flight, s.num_preemptions) for s in self.scheduler.running}
+        unverified = {s.seq_id for s in self.scheduler.running if s.draft}
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        for sequence in self.scheduler.running:
+            found = sequence.cache.num_registered * self.blocks.block_size
+            assert found <= len(sequence.token_ids), "a block with unverified tokens can be found"
+        for seq_id, (num_in_flight, num_preemptions) in before.items():
+            preempted = self.sequences[seq_id].num_preemptions > num_preemptions
+            assert not (preempted and num_in_flight), "a sequence was preempted with a token on its way"
+        if plan is not None:
+            assert not unverified & {entry.seq_id for entry in plan.entries}, "two chunks hold unverified tokens"
+            assert plan.num_tokens <= self.options.max_num_batched_tokens
+            assert all(entry.num_tokens <= self.options.chunked_prefill_size for entry in plan.entries)
+            assert len(self.scheduler.running) <= self.options.max_num_seqs
+            self.plans.append(plan)
+            self.results.append(self.worker.run(plan))
+        return plan
+
+    def launch_all(self) -> list[BatchPlan]:
+        plans = []
+        while (plan := self.launch()) is not None:
+            plans.append(plan)
+        return plans
+
+    def update(self) -> list[Sequence]:
+        """Hand the oldest result back."""
+        advanced = self.scheduler.update(self.results.popleft())
+        self.scheduler.check_integrity()
+        for sequence in advanced:
+            self.updates[sequence.seq_id].append(sequence.update())
+        return advanced
+
+    def finish_all(self, limit: int = 10_000) -> None:
+        """Run on as the engine does, to the end, and check that nothing is left behind."""
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                break
+            self.launch_all()
+            assert self.results, "work is left, but nothing can start and nothing is on its way"
+            self.update()
+        assert not self.scheduler.has_work
+        self.check_end()
+
+    def check_end(self) -> None:
+        self.worker.forget(self.scheduler.take_finished_ids())
+        assert self.worker.sequences == {}, "the workers were not told to forget"
+        assert self.blocks.num_free == self.blocks.num_blocks
+        assert self.tables.host.num_free == self.tables.host.num_blocks
+        assert self.tables.is_idle
+        for sequence in self.sequences:
+            self.check_tokens(sequence)
+
+    def check_tokens(self, sequence: Sequence) -> None:
+        """Each output token is the one sampled at its own position, whatever happened on the way."""
+        begin, pooling = sequence.num_prompt_tokens, sequence.request.pooling
+        if pooling and sequence.finish_reason is not FinishReason.ABORT:
+            prompt = sequence.request.prompt_token_ids
+            assert sequence.embedding == vector_of(prompt if pooling == "mean" else prompt[-1:])
+            assert (sequence.token_ids, sequence.finish_reason) == (prompt, FinishReason.STOP)
+            return
+        if sequence.beams is not None:
+            if sequence.finish_reason is not FinishReason.ABORT:
+                self.check_beams(sequence.beams)
+            return
+        expected = [token_at(sequence.seq_id, begin + index) for index in range(sequence.num_output_tokens)]
+        assert sequence.output_ids == expected
+        updates = self.updates[sequence.seq_id]
+        told = [token for update in updates for token in update.token_ids]
+        assert told == expected[len(sequence.request.output_token_ids) :]
+        if sequence.token_sampling.logprobs is not None:
+            assert [measured.token_id for update in updates for measured in update.logprobs] == told
+        if sequence.finish_reason is FinishReason.LENGTH:
+            assert sequence.num_output_tokens == sequence.max_tokens
+
+    @staticmethod
+    def check_beams(group: BeamGroup) -> None:
+        """The answers are those of a search without any cache."""
+        plain = [([], 0.0)]
+        alone = BeamGroup(members=[], sampling=group.sampling, ends=group.ends, max_tokens=group.max_tokens)
+        prompt = group.members[0].request.prompt_token_ids
+        while plain:
+            alone.members = [PlainBeam(output_ids) for output_ids, _ in plain]
+            alone.scores = {index: score for index, (_, score) in enumerate(plain)}
+            for member in alone.members:
+                count = BeamGroup.num_candidates(group.sampling, group.ends)
+                alone.take(member, likely_tokens([*prompt, *member.output_ids], count))
+            children = alone.advance()
+            plain = [([*alone.members[child.parent].output_ids, child.token], child.score) for child in children]
+        assert group.finished == alone.finished
+
+
+@dataclass(eq=False)
+class PlainBeam:
+    output_ids: list[int]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)
