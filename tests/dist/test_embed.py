@@ -26,7 +26,10 @@ def build(group, golden, **options) -> LLM:
     return LLM.from_options(group, EngineOptions.from_flat({"model": str(golden[0]), "block_size": 4} | options))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=SLOW), 7, pytest.param(64, marks=SLOW)])
 def test_vectors_are_those_of_transformers(group, golden, states, chunk):
     prompts = golden[1]
     for layout in layouts_for(group.size):
@@ -40,7 +43,7 @@ def test_vectors_are_those_of_transformers(group, golden, states, chunk):
                 assert outputs is None
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "lockstep"])
+@pytest.mark.parametrize("schedule", [*(pytest.param(name, marks=SLOW) for name in ("1f1b", "gpipe")), "lockstep"])
 def test_beside_requests_that_generate_and_take_their_blocks(group, golden, states, schedule):
     """The answers leave room for one long prompt beside them, at first; their tokens are Transformers', too."""
     _, prompts, tokens = golden

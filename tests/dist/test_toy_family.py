@@ -116,7 +116,9 @@ def answers(llm, prompts, fields):
     return [[c.token_ids for c in output.completions] for output in llm.generate(prompts, fields) or []]
 
 
-@pytest.mark.parametrize(("name", "mode"), [("hybrid", "recompute"), ("hybrid", "swap"), ("paged", "swap")])
+@pytest.mark.parametrize(
+    ("name", "mode"), [pytest.param("hybrid", "recompute", marks=pytest.mark.slow), ("hybrid", "swap"), ("paged", "swap")]
+)
 def test_states_and_other_shapes_give_the_tokens_of_one_rank(group, checkpoints, questions, expected, name, mode):
     prompts, fields = questions[0], [SamplingParams(**sampling) for sampling in questions[1]]
     for layout in layouts(group):
