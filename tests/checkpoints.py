@@ -113,6 +113,7 @@ PICTURES = {
     "out_hidden_size": 72,
     "num_position_embeddings": 16,
 }
+WINDOW_8 = {"use_sliding_window": True, "sliding_window": 8}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
 MOE = {"moe_intermediate_size": 44, "num_experts_per_tok": 3}
 """Columns and experts that no tensor-parallel degree divides."""
@@ -149,7 +150,7 @@ CONFIGS = {
     "ernie4.5": lambda: Ernie4_5Config(**FAMILY_SHAPE, use_bias=True),
     "hunyuan": lambda: HunYuanDenseV1Config(**FAMILY_SHAPE, rope_parameters=HUNYUAN_ROPE),
     "qwen3-moe": lambda: Qwen3MoeConfig(
-        **FAMILY_SHAPE, **MOE, num_experts=11, norm_topk_prob=True, mlp_only_layers=[1]
+        **FAMILY_SHAPE, **MOE, **WINDOW_8, num_experts=11, norm_topk_prob=True, mlp_only_layers=[1]
     ),
     "qwen3.5": lambda: Qwen3_5TextConfig(**HYBRID),
     "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**HYBRID, **MOE, num_experts=7, shared_expert_intermediate_size=50),
@@ -163,7 +164,13 @@ CONFIGS = {
     ),
     "qwen3.5-pictures": lambda: Qwen3_5Config(text_config=HYBRID | TIED, vision_config=PICTURES, **TIED),
     "qwen2-moe": lambda: Qwen2MoeConfig(
-        **FAMILY_SHAPE, **MOE, num_experts=7, shared_expert_intermediate_size=50, decoder_sparse_step=2
+        **FAMILY_SHAPE,
+        **MOE,
+        **WINDOW_8,
+        max_window_layers=2,
+        num_experts=7,
+        shared_expert_intermediate_size=50,
+        decoder_sparse_step=2,
     ),
     "ernie4.5-moe": lambda: Ernie4_5_MoeConfig(**FAMILY_SHAPE, moe_intermediate_size=44, moe_num_experts=7, moe_k=3),
     "hunyuan-moe": lambda: HunYuanMoEV1Config(
@@ -179,26 +186,38 @@ CONFIGS = {
 }
 """Transformers' config of each kind of checkpoint: a new family is a line here and in ``FAMILIES``."""
 KINDS = ("qwen2-tied", "qwen2-untied-sharded", "llama-untied", "llama-tied-biased")
+MIXTURES = ("qwen3-moe", "qwen2-moe", "ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2")
+HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
     *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
-    *("ernie4.5", "hunyuan", "qwen3-moe", "qwen2-moe", "ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups"),
-    *("minimax-m2", "qwen3.5", "qwen3.5-moe", "qwen3-next-moe"),
+    *("ernie4.5", "hunyuan", *MIXTURES, *HYBRIDS),
 )
 
 
-def make_checkpoint(directory: Path, kind: str) -> Path:
+def make_checkpoint(directory: Path, kind: str, seed: int = 0) -> Path:
     """Write one of the named checkpoints into ``directory``; seeded, so that every process makes the same."""
-    torch.manual_seed(sum(map(ord, kind)))
+    torch.manual_seed(sum(map(ord, kind)) + 10_000 * seed)
     model = auto_class(kind).from_config(CONFIGS[kind]())
-    with torch.no_grad():  # Transformers starts biases at zero and norms at one, where a forgotten one would not show
-        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("bias"):
-                parameter.normal_(0.0, 0.2)
-            elif "norm" in name and kind not in KINDS:
-                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    randomize(model, norms=kind not in KINDS)
     model.save_pretrained(directory, max_shard_size="100KB" if "sharded" in kind else "5GB")
     write_tokenizer(directory)
     return directory
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module, norms: bool = True) -> None:
+    """Random biases and norms: Transformers starts them at zero and at one, where a forgotten one would not show.
+
+    The row of the padding token as well: of zeros, all experts would be as good.
+    """
+    embedding = model.get_input_embeddings()
+    if embedding.padding_idx is not None:
+        embedding.weight[embedding.padding_idx].normal_(0.0, 0.2)
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("bias"):
+            parameter.normal_(0.0, 0.2)
+        elif "norm" in name and norms:
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
 
 
 def auto_class(kind: str) -> type:
@@ -270,6 +289,64 @@ def transformers_states(directory: Path, prompts: list[list[int]]) -> list[torch
     """Transformers' own hidden states of each prompt's tokens after the final norm: (T, D)."""
     model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
     return [model(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
+
+
+@torch.no_grad()
+def transformers_beams(
+    directory: Path, prompts: list[list[int]], num_beams: int, num_tokens: int
+) -> list[list[list[int]]]:
+    """Transformers' own answers to each prompt by beam search, the best first, ignoring end-of-sequence."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers.append(out[:, len(prompt) :].tolist())
+    return answers
+
+
+@torch.no_grad()
+def transformers_choices(
+    directory: Path, sequences: list[list[int]], noise: float = 0.0
+) -> tuple[dict[int, list[list[int]]], list[torch.Tensor]]:
+    """What Transformers chooses for each token of these sequences.
+
+    Args:
+        noise: by how much embeddings are off, relative to what they are.
+
+    Returns:
+        By layer with experts, the token, its position and its experts in ascending order, for all tokens; and by sequence
+        the logits, (T, V).
+    """
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    weight = model.get_input_embeddings().weight
+    weight.mul_(1 + noise * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5)))
+    choices: dict[int, list[list[int]]] = {}
+    ran: list[int] = []
+
+    def keep(number: int, arguments: tuple) -> None:
+        ids_TA = arguments[1].sort(dim=-1).values.tolist()
+        choices.setdefault(number, []).extend(
+            [token, position, *ids] for position, (token, ids) in enumerate(zip(ran, ids_TA, strict=True))
+        )
+
+    for number, layer in enumerate(model.model.layers):
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
+    logits = []
+    for sequence in sequences:
+        ran[:] = sequence
+        logits.append(model(torch.tensor([sequence])).logits[0])
+    return choices, logits
 
 
 def worst_vector_error(vectors: list[list[float]], states: list[torch.Tensor], pooling: str) -> float:

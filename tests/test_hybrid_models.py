@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import contextmanager
 
 import pytest
 import torch
-from checkpoints import make_checkpoint, mixed_prompts, transformers_greedy
+from checkpoints import HYBRIDS, make_checkpoint, transformers_greedy
+from golden import BEAM_PROMPTS, BEAMS, PROMPTS, check_answers, golden, greedy, recorded, relative_error
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -16,83 +16,45 @@ from labinfer import LLM, SamplingParams
 from labinfer.commands.layout import HEADER, layout_rows
 from labinfer.errors import UserError
 
-NUM_TOKENS = 64
 BLOCK = 4
-PROMPTS = mixed_prompts(6)
+SIX = PROMPTS[:6]
 LONG = PROMPTS[1]
 """90 tokens: its last full block before its end ends at 88."""
-TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return make_checkpoint(tmp_path_factory.mktemp("hybrid") / "model", "qwen3.5")
+def checkpoint():
+    return golden("qwen3.5").directory
 
 
-@pytest.fixture(scope="module")
-def references(checkpoint):
-    return transformers_greedy(checkpoint, PROMPTS, NUM_TOKENS)
-
-
-class LogitsRecorder:
-    """Stands before the sampler and keeps each row's logits by its tokens."""
-
-    def __init__(self, sampler):
-        self._sampler, self.rows = sampler, {}
-
-    def __call__(self, logits_BV, rows):
-        for logits_V, row in zip(logits_BV, rows, strict=True):
-            self.rows[tuple(row.token_ids)] = logits_V.clone()
-        return self._sampler(logits_BV, rows)
-
-
-@contextmanager
-def recorded(checkpoint, **options):
-    """An ``LLM`` and the logits that it samples from."""
-    with LLM(str(checkpoint), **{"block_size": BLOCK, "num_kv_blocks": 400} | options) as llm:
-        runner = llm._parts.worker.runner
-        runner.sampler = recorder = LogitsRecorder(runner.sampler)
-        yield llm, recorder.rows
-
-
-def greedy(llm, prompts=PROMPTS, num_tokens=NUM_TOKENS) -> list:
-    return llm.generate(prompts, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
-
-
-def relative_error(got_V: torch.Tensor, wanted_V: torch.Tensor) -> float:
-    return float((got_V - wanted_V).abs().max() / wanted_V.abs().max())
-
-
-def check(outputs, rows, references) -> None:
-    """Tokens and logits are Transformers'."""
-    for output, reference in zip(outputs, references, strict=True):
-        prompt, tokens = list(output.prompt_token_ids), reference["token_ids"]
-        assert output.token_ids == tokens
-        for step, wanted_V in enumerate(reference["logits"]):
-            assert relative_error(rows[(*prompt, *tokens[:step])], wanted_V) < TOLERANCE
+@pytest.fixture(params=HYBRIDS)
+def hybrid(request):
+    """Each of the family: dense, with experts, and with projections that are stored by key head."""
+    return golden(request.param)
 
 
 @pytest.mark.parametrize("chunk", [1, 16, 512])
-def test_tokens_and_logits_are_those_of_transformers(checkpoint, references, chunk):
-    with recorded(checkpoint, chunked_prefill_size=chunk) as (llm, rows):
-        check(greedy(llm), rows, references)
+def test_tokens_and_logits_are_those_of_transformers(hybrid, chunk):
+    with recorded(hybrid.directory, chunked_prefill_size=chunk) as (llm, rows):
+        check_answers(greedy(llm), rows, hybrid.tokens, hybrid.logits)
 
 
 @pytest.mark.parametrize("functions", ["reference", "auto"])
-def test_bfloat16_is_near_float32(checkpoint, references, functions):
+def test_bfloat16_is_near_float32(checkpoint, functions):
     """Compiled functions and torch's: the first token's logits of each prompt."""
     with recorded(checkpoint, dtype="bfloat16", functions=(functions,)) as (llm, rows):
-        greedy(llm, num_tokens=1)
-    errors = [relative_error(rows[tuple(p)].float(), r["logits"][0]) for p, r in zip(PROMPTS, references, strict=True)]
+        greedy(llm, SIX, num_tokens=1)
+    expected_PV = golden("qwen3.5").logits[:6, 0]
+    errors = [relative_error(rows[tuple(p)].float(), want_V) for p, want_V in zip(SIX, expected_PV, strict=True)]
     assert max(errors) < 0.1
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_rounded_weights_give_logits_like_those_of_float32(checkpoint, references, quantization):
+def test_rounded_weights_give_logits_like_those_of_float32(checkpoint, quantization):
     """By the cosine between them, on the average of the prompts: weights this random forgive no rounding."""
     with recorded(checkpoint, quantization=quantization) as (llm, rows):
-        greedy(llm, num_tokens=1)
-    pairs = [(rows[tuple(p)], r["logits"][0]) for p, r in zip(PROMPTS, references, strict=True)]
+        greedy(llm, SIX, num_tokens=1)
+    pairs = [(rows[tuple(p)], want_V) for p, want_V in zip(SIX, golden("qwen3.5").logits[:6, 0], strict=True)]
     cosines = [float(torch.cosine_similarity(got_V, wanted_V, dim=0)) for got_V, wanted_V in pairs]
     assert sum(cosines) / len(cosines) > {"int8": 0.95, "int4": 0.5}[quantization]
 
@@ -100,11 +62,12 @@ def test_rounded_weights_give_logits_like_those_of_float32(checkpoint, reference
 # Snapshots.
 
 
-def test_hit_at_a_snapshot_gives_the_logits_of_computing_it(checkpoint):
-    with recorded(checkpoint, enable_prefix_caching=False) as (llm, rows):
+def test_hit_at_a_snapshot_gives_the_logits_of_computing_it(hybrid):
+    """In the same chunks, which end at the snapshot."""
+    with recorded(hybrid.directory, enable_prefix_caching=False, chunked_prefill_size=88) as (llm, rows):
         greedy(llm, [LONG], 8)
         computed = dict(rows)
-    with recorded(checkpoint) as (llm, rows):
+    with recorded(hybrid.directory) as (llm, rows):
         first = greedy(llm, [LONG], 8)[0]
         rows.clear()
         again = greedy(llm, [LONG], 8)[0]
@@ -113,9 +76,9 @@ def test_hit_at_a_snapshot_gives_the_logits_of_computing_it(checkpoint):
     assert max(relative_error(rows[tokens], computed[tokens]) for tokens in rows) < 1e-5
 
 
-def test_without_the_deepest_snapshot_the_one_before_it_is_taken(checkpoint):
+def test_without_the_deepest_snapshot_the_one_before_it_is_taken(hybrid):
     """The keys and values are there, the state at their end is not."""
-    with recorded(checkpoint, snapshot_interval=32) as (llm, rows):
+    with recorded(hybrid.directory, snapshot_interval=32) as (llm, rows):
         expected = greedy(llm, [LONG], 8)[0].token_ids
         tables, wanted = llm.engine.scheduler.tables, dict(rows)
         for left, found in ((88, 88), (87, 64), (63, 32), (31, 0)):  # tokens up to which snapshots stay
@@ -142,41 +105,32 @@ def _depth(tables, digest: bytes, prompt: list[int]) -> int:
 def test_snapshots_go_before_a_sequence_waits(checkpoint):
     """As many sequences as there are slots run together, whatever snapshots there were."""
     with recorded(checkpoint, max_num_seqs=3) as (llm, _):
-        expected = [output.token_ids for output in greedy(llm, PROMPTS, 8)]
+        expected = [output.token_ids for output in greedy(llm, SIX, 8)]
         slots = llm.engine.scheduler.tables.states.slots
         assert slots.num_blocks == 6 and len(slots._idle) == 3
-        again = [output.token_ids for output in greedy(llm, [prompt[::-1] for prompt in PROMPTS] + PROMPTS, 8)]
-        assert again[len(PROMPTS) :] == expected and llm.report.counts["preemptions"] == 0
+        again = [output.token_ids for output in greedy(llm, [prompt[::-1] for prompt in SIX] + SIX, 8)]
+        assert again[len(SIX) :] == expected and llm.report.counts["preemptions"] == 0
 
 
 # Preemption and beams.
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preempted_sequences_come_to_the_same_tokens(checkpoint, references, mode):
-    swap = {"swap_space": 0.001} if mode == "swap" else {}
-    with recorded(checkpoint, num_kv_blocks=60, preemption_mode=mode, **swap) as (llm, rows):
-        check(greedy(llm), rows, references)
+def test_preempted_sequences_come_to_the_same_tokens(hybrid, mode):
+    swap = {"swap_space": 0.002} if mode == "swap" else {}
+    with recorded(hybrid.directory, num_kv_blocks=60, preemption_mode=mode, **swap) as (llm, rows):
+        check_answers(greedy(llm), rows, hybrid.tokens, hybrid.logits)
         counts = llm.report.counts
         assert counts["preemptions"] > 0 and (counts["swaps"] > 0) == (mode == "swap")
 
 
-@torch.no_grad()
-def test_beams_are_those_of_transformers(checkpoint):
-    reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    with LLM(str(checkpoint), block_size=BLOCK, num_kv_blocks=400) as llm:
-        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=12, num_beams=3, n=3, ignore_eos=True))
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        wanted = reference.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=12,
-            do_sample=False,
-            num_beams=3,
-            num_return_sequences=3,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        assert [c.token_ids for c in output.completions] == wanted[:, len(prompt) :].tolist()
+def test_beams_are_those_of_transformers(hybrid):
+    """Also where they begin at a snapshot."""
+    with recorded(hybrid.directory) as (llm, _):
+        for _ in range(2):
+            outputs = llm.generate(BEAM_PROMPTS, SamplingParams(ignore_eos=True, n=BEAMS["num_beams"], **BEAMS))
+            assert [[item.token_ids for item in output.completions] for output in outputs] == hybrid.beams
+        assert llm.report.counts["found"] > 0
 
 
 def test_plan_shows_what_a_token_and_a_sequence_take(checkpoint):
@@ -207,8 +161,9 @@ def with_pictures(tmp_path_factory, request):
 
 def test_other_parts_than_the_texts_are_left_out_and_named(with_pictures, caplog):
     references = transformers_greedy(with_pictures, PROMPTS[:3], 16)
+    tokens, logits = [r["token_ids"] for r in references], [r["logits"] for r in references]
     with caplog.at_level(logging.INFO, "labinfer"), recorded(with_pictures) as (llm, rows):
-        check(greedy(llm, PROMPTS[:3], 16), rows, references)
+        check_answers(greedy(llm, PROMPTS[:3], 16), rows, tokens, logits)
     (line,) = [record.message for record in caplog.records if "left out" in record.message]
     assert "tensors of model.visual and mtp are left out" in line
 
@@ -222,5 +177,6 @@ def test_text_model_may_have_the_names_of_the_whole(with_pictures, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("ForCausalLM")
     assert all(name.startswith("model.language_model.") for name in names - {"lm_head.weight"})
     references = transformers_greedy(with_pictures, PROMPTS[:2], 8)
+    tokens, logits = [r["token_ids"] for r in references], [r["logits"] for r in references]
     with recorded(tmp_path) as (llm, rows):
-        check(greedy(llm, PROMPTS[:2], 8), rows, references)
+        check_answers(greedy(llm, PROMPTS[:2], 8), rows, tokens, logits)

@@ -1,4 +1,4 @@
-"""Mixtures of experts through ``LLM`` in one process, against Transformers in fp32: tokens, logits and every choice of experts."""
+"""Mixtures of experts through ``LLM`` in one process, against Transformers in fp32: tokens and logits in every way of the engine."""
 
 from __future__ import annotations
 
@@ -8,122 +8,31 @@ import statistics
 import pytest
 import torch
 import torch.nn.functional as F
-from checkpoints import CONFIGS, FAMILIES, make_checkpoint, mixed_prompts, transformers_greedy, transformers_logprobs
+from checkpoints import MIXTURES, make_checkpoint, transformers_logprobs
+from golden import BEAM_PROMPTS, BEAMS, NUM_TOKENS, PROMPTS, check_answers, golden, greedy, recorded
 from safetensors.torch import load_file, save_file
 from toy_format import METHOD, read_toy_config, write_toy
-from transformers import AutoModelForCausalLM
 
 from labinfer import LLM, SamplingParams
 from labinfer.errors import UserError
-from labinfer.layers.mixture import Mixture
-from labinfer.layers.router import Router
 from labinfer.weights.formats.registry import METHODS
 
-KINDS = [kind for kind in FAMILIES if "moe" in kind or kind == "minimax-m2"]
-NUM_TOKENS = 64
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-PROMPTS = mixed_prompts(4)[1:]
+SOME = PROMPTS[1:4]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """``made(kind)``: a checkpoint and Transformers' greedy tokens of ``PROMPTS``, made once."""
-    known = {}
-
-    def make(kind: str):
-        if kind not in known:
-            directory = make_checkpoint(tmp_path_factory.mktemp("mixtures") / kind, kind)
-            known[kind] = directory, [item["token_ids"] for item in transformers_greedy(directory, PROMPTS, NUM_TOKENS)]
-        return known[kind]
-
-    return make
+def tokens(outputs: list) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
 
 
-def greedy(llm: LLM, prompts=PROMPTS) -> list[list[int]]:
-    return [output.token_ids for output in llm.generate(prompts, GREEDY)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_chosen_experts_are_those_of_transformers_at_every_layer_and_token(made, kind):
-    directory, wanted = made(kind)
-    prompt, answer = PROMPTS[1], wanted[1]
-    ours: dict[int, list[torch.Tensor]] = {}
-    with LLM(str(directory), num_kv_blocks=64, enable_prefix_caching=False) as llm:
-        for number, layer in llm._parts.worker.runner.model.model.layers.items():
-            if isinstance(layer.mlp, Mixture):
-                record(layer.mlp.gate, ours.setdefault(int(number), []))
-        (output,) = llm.generate([prompt], GREEDY)
-    assert output.token_ids == answer
-    theirs = transformers_choices(directory, prompt + answer[:-1])
-    assert theirs.keys() == ours.keys() and ours
-    for number, wanted_TA in theirs.items():
-        assert torch.equal(torch.cat(ours[number]), wanted_TA), f"layer {number}"
-
-
-def record(gate: Router, ids: list[torch.Tensor]) -> None:
-    gate.register_forward_hook(lambda module, given, output: ids.append(output[0].sort(dim=1).values))
-
-
-@torch.no_grad()
-def transformers_choices(directory, token_ids: list[int]) -> dict[int, torch.Tensor]:
-    """Each token's experts in ascending order, by layer."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    chosen: dict[int, torch.Tensor] = {}
-
-    def keep(number: int, given: tuple) -> None:
-        chosen[number] = given[1].sort(dim=-1).values
-
-    for number, layer in enumerate(model.model.layers):
-        if hasattr(layer.mlp, "gate"):
-            layer.mlp.experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
-    model(torch.tensor([token_ids]))
-    return chosen
-
-
-def test_counted_loads_are_those_of_the_tokens_that_ran(made):
-    directory, _ = made("qwen3-moe")
-    with LLM(str(directory), num_kv_blocks=64, enable_prefix_caching=False) as llm:
-        greedy(llm)
+def test_counted_loads_are_those_of_the_tokens_that_ran():
+    with recorded(golden("qwen3-moe").directory, enable_prefix_caching=False) as (llm, _):
+        greedy(llm, SOME)
         loads, report = llm.report.expert_tokens(), llm.report.as_dict()
-    ran = sum(map(len, PROMPTS)) + len(PROMPTS) * (NUM_TOKENS - 1)
+    ran = sum(map(len, SOME)) + len(SOME) * (NUM_TOKENS - 1)
     assert set(loads) == {0, 2, 3}  # layer 1 is dense
-    assert all(sum(tokens) == 3 * ran and len(tokens) == 11 for tokens in loads.values())
+    assert all(sum(counts) == 3 * ran and len(counts) == 11 for counts in loads.values())
     assert report["expert_tokens"]["2"] == loads[2]
     assert "expert load" in llm.report.format()
-
-
-# Fused tensors and both spellings.
-
-
-def stack_experts(directory, target) -> None:
-    """The same checkpoint with the experts of a layer in two tensors, as newer ones have them, and the older key."""
-    target.mkdir()
-    tensors = load_file(directory / "model.safetensors")
-    stacks: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
-    for name in [name for name in tensors if ".mlp.experts." in name]:
-        prefix, _, rest = name.partition(".mlp.experts.")
-        expert, kind, _ = rest.split(".")
-        stacks.setdefault(prefix, {})[int(expert), kind] = tensors.pop(name)
-    for prefix, parts in stacks.items():
-        experts = range(1 + max(expert for expert, _ in parts))
-        both = [torch.cat([parts[e, "gate_proj"], parts[e, "up_proj"]]) for e in experts]
-        tensors[f"{prefix}.mlp.experts.gate_up_proj"] = torch.stack(both)
-        tensors[f"{prefix}.mlp.experts.down_proj"] = torch.stack([parts[e, "down_proj"] for e in experts])
-    save_file(tensors, target / "model.safetensors")
-    values = json.loads((directory / "config.json").read_text())
-    if "num_local_experts" in values:
-        values["num_experts"] = values.pop("num_local_experts")
-    (target / "config.json").write_text(json.dumps(values))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (target / name).write_bytes((directory / name).read_bytes())
-
-
-@pytest.mark.parametrize("kind", ["qwen3-moe", "glm4-moe", "qwen3.5-moe"])
-def test_stacked_experts_give_the_same_tokens(made, tmp_path, kind):
-    directory, wanted = made(kind)
-    stack_experts(directory, tmp_path / "stacked")
-    with LLM(str(tmp_path / "stacked"), num_kv_blocks=64) as llm:
-        assert greedy(llm) == wanted
 
 
 def test_quantised_experts_are_decoded_one_by_one(tmp_path, monkeypatch):
@@ -135,7 +44,7 @@ def test_quantised_experts_are_decoded_one_by_one(tmp_path, monkeypatch):
     answers = []
     for name in ("toy", "plain"):
         with LLM(str(tmp_path / name), num_kv_blocks=64) as llm:
-            answers.append(greedy(llm))
+            answers.append(tokens(greedy(llm, SOME)))
     assert answers[0] == answers[1]
 
 
@@ -146,42 +55,35 @@ def test_quantised_experts_are_decoded_one_by_one(tmp_path, monkeypatch):
     ("kind", "chunk", "mode"),
     [("qwen2-moe", 1, "recompute"), ("minimax-m2", 16, "swap"), ("glm4-moe-groups", 512, "recompute")],
 )
-def test_chunks_hits_and_preemption_change_no_token(made, kind, chunk, mode):
-    directory, wanted = made(kind)
-    options = {"block_size": 4, "chunked_prefill_size": chunk, "preemption_mode": mode}
-    with LLM(str(directory), num_kv_blocks=48, **options) as llm:
-        assert greedy(llm) == wanted
-        assert llm.report.counts["preemptions"] > 0
-    with LLM(str(directory), num_kv_blocks=300, **options) as llm:
-        assert greedy(llm) == wanted and greedy(llm) == wanted
+def test_chunks_hits_and_preemption_change_no_token(kind, chunk, mode):
+    reference = golden(kind)
+    expected = reference.tokens[1:4], reference.logits[1:4]
+    options = {"chunked_prefill_size": chunk, "preemption_mode": mode, "swap_space": 0.01 if mode == "swap" else 0.0}
+    with recorded(reference.directory, num_kv_blocks=48, **options) as (llm, rows):
+        check_answers(greedy(llm, SOME), rows, *expected)
+        counts = llm.report.counts
+        assert counts["preemptions"] > 0 and (counts["swaps"] > 0) == (mode == "swap")
+    with recorded(reference.directory, **options) as (llm, rows):
+        for _ in range(2):
+            rows.clear()
+            check_answers(greedy(llm, SOME), rows, *expected)
         assert llm.report.counts["found"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MIXTURES)
 @pytest.mark.parametrize("chunk", [1, 16, 512])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_every_family_in_every_chunk_and_preempted(made, kind, chunk, mode):
-    test_chunks_hits_and_preemption_change_no_token(made, kind, chunk, mode)
+def test_every_family_in_every_chunk_and_preempted(kind, chunk, mode):
+    test_chunks_hits_and_preemption_change_no_token(kind, chunk, mode)
 
 
-def test_beams_are_those_of_transformers(made):
-    directory, _ = made("ernie4.5-moe")
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    with LLM(str(directory), num_kv_blocks=200, block_size=4) as llm:
-        (output,) = llm.generate([PROMPTS[1]], SamplingParams(max_tokens=12, num_beams=3, n=3, ignore_eos=True))
-    with torch.no_grad():
-        wanted = model.generate(
-            torch.tensor([PROMPTS[1]]),
-            attention_mask=torch.ones(1, len(PROMPTS[1]), dtype=torch.int64),
-            max_new_tokens=12,
-            do_sample=False,
-            num_beams=3,
-            num_return_sequences=3,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    assert [item.token_ids for item in output.completions] == wanted[:, len(PROMPTS[1]) :].tolist()
+@pytest.mark.parametrize("kind", ["ernie4.5-moe", "glm4-moe-groups"])
+def test_beams_are_those_of_transformers(kind):
+    reference = golden(kind)
+    with recorded(reference.directory) as (llm, _):
+        outputs = llm.generate(BEAM_PROMPTS, SamplingParams(ignore_eos=True, n=BEAMS["num_beams"], **BEAMS))
+    assert [[item.token_ids for item in output.completions] for output in outputs] == reference.beams
 
 
 def rounded_to_int8(weight_OI: torch.Tensor) -> torch.Tensor:
@@ -204,7 +106,7 @@ def rounded_to_int4(weight_OI: torch.Tensor, group: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("quantization", "rounded"), [("int8", rounded_to_int8), ("int4", rounded_to_int4)])
-def test_rounded_experts_differ_from_their_values_by_activations_alone(made, tmp_path, quantization, rounded):
+def test_rounded_experts_differ_from_their_values_by_activations_alone(tmp_path, quantization, rounded):
     def round_matrices(tensors: dict[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             if name.endswith(("embed_tokens.weight", "lm_head.weight")):
@@ -212,11 +114,11 @@ def test_rounded_experts_differ_from_their_values_by_activations_alone(made, tmp
             elif name.endswith("_proj.weight"):
                 tensors[name] = rounded(tensor)
 
-    directory, _ = made("hunyuan-moe")
-    exact = transformers_logprobs(broken(directory, tmp_path / "twin", round_matrices), PROMPTS)
+    directory = golden("hunyuan-moe").directory
+    exact = transformers_logprobs(broken(directory, tmp_path / "twin", round_matrices), SOME)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with LLM(str(directory), num_kv_blocks=64, quantization=quantization) as llm:
-        outputs = llm.generate(PROMPTS, params)
+        outputs = llm.generate(SOME, params)
     got = [one.logprob for output in outputs for one in output.prompt_logprobs]
     errors = [abs(a - b) for a, b in zip(got, exact, strict=True)]
     assert statistics.fmean(errors) < 0.07 * statistics.stdev(exact)  # rounding to 4 bits alone makes half of it
@@ -240,18 +142,26 @@ def broken(directory, target, change, **values) -> str:
 
 
 @pytest.mark.parametrize("kind", ["glm4-moe", "minimax-m2"])
-def test_layers_that_draft_tokens_are_left_out(made, tmp_path, caplog, kind):
-    directory, wanted = made(kind)
+def test_layers_that_draft_tokens_are_left_out(tmp_path, caplog, kind):
+    reference = golden(kind)
     extra = {
         "model.layers.4.eh_proj.weight": torch.ones(2, 2),
         "model.layers.4.mlp.experts.0.up_proj.weight": torch.ones(3),
     }
     with (
         caplog.at_level("INFO"),
-        LLM(broken(directory, tmp_path / "mtp", lambda t: t.update(extra)), num_kv_blocks=64) as llm,
+        LLM(broken(reference.directory, tmp_path / "mtp", lambda t: t.update(extra)), num_kv_blocks=64) as llm,
     ):
-        assert greedy(llm) == wanted
+        assert tokens(greedy(llm, SOME)) == reference.tokens[1:4]
     assert "2 tensors of model.layers.4 are left out" in caplog.text
+
+
+def stack_experts(tensors: dict[str, torch.Tensor], count: int) -> None:
+    """Put that many experts of layer 2 into two tensors."""
+    prefix = "model.layers.2.mlp.experts"
+    experts = [[tensors.pop(f"{prefix}.{e}.{part}_proj.weight") for part in ("gate", "up", "down")] for e in range(11)]
+    tensors[f"{prefix}.gate_up_proj"] = torch.stack([torch.cat(expert[:2]) for expert in experts[:count]])
+    tensors[f"{prefix}.down_proj"] = torch.stack([expert[2] for expert in experts[:count]])
 
 
 @pytest.mark.parametrize(
@@ -272,12 +182,22 @@ def test_layers_that_draft_tokens_are_left_out(made, tmp_path, caplog, kind):
             {"num_local_experts": 10},
             r"mlp.gate.weight has shape \[11, 72\], but the config asks for \[10, 72\]",
         ),
+        (
+            lambda tensors: [tensors.pop(name) for name in list(tensors) if ".layers.3.mlp.experts.10." in name],
+            {},
+            r"has no tensor model.layers.3.mlp.experts.10.gate_proj.weight of shape \[44, 72\]",
+        ),
+        (
+            lambda tensors: stack_experts(tensors, 10),
+            {},
+            r"experts.gate_up_proj has shape \[10, 88, 72\], but the config asks for \[11, 88, 72\]",
+        ),
         (lambda tensors: None, {"num_experts_per_tok": 12}, "12 experts are to be chosen for each token, of 11"),
         (lambda tensors: None, {"architectures": ["Qwen9MoeForCausalLM"]}, "architecture 'Qwen9MoeForCausalLM' is not"),
     ],
 )
-def test_broken_checkpoints_are_refused_before_weights_are_loaded(made, tmp_path, monkeypatch, change, values, message):
-    directory, _ = made("qwen3-moe")
+def test_broken_checkpoints_are_refused_before_weights_are_loaded(tmp_path, monkeypatch, change, values, message):
+    directory = golden("qwen3-moe").directory
 
     def never(*args):
         raise AssertionError("weights were loaded")
@@ -287,11 +207,9 @@ def test_broken_checkpoints_are_refused_before_weights_are_loaded(made, tmp_path
         LLM(broken(directory, tmp_path / "broken", change, **values), num_kv_blocks=64)
 
 
-def test_every_router_bias_of_the_golden_checkpoints_is_random(made):
+def test_every_router_bias_of_the_golden_checkpoints_is_random():
     """Transformers starts them at zero, where a forgotten one would not show."""
-    biased = {kind for kind in KINDS if kind.startswith(("glm", "ernie", "minimax"))}
-    for kind in biased:
-        tensors = load_file(made(kind)[0] / "model.safetensors")
+    for kind in ("ernie4.5-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2"):
+        tensors = load_file(golden(kind).directory / "model.safetensors")
         biases = [tensor for name, tensor in tensors.items() if name.endswith("e_score_correction_bias")]
         assert biases and all(bias.std() > 0.05 for bias in biases), kind
-    assert biased <= set(CONFIGS)

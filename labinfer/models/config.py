@@ -73,12 +73,12 @@ class ConfigFile:
         return file
 
     def text_part(self) -> ConfigFile:
-        """The text model of one that takes pictures as well: ``text_config`` over the file's own values.
+        """The text model of one that takes pictures as well: ``text_config``, but for its nulls, over the file's own values.
 
         Raises:
             UserError: it is not an object.
         """
-        text = self.get("text_config", dict, {})
+        text = {key: value for key, value in self.get("text_config", dict, {}).items() if value is not None}
         outer = ("architectures", "tie_word_embeddings")
         return self.with_values(self.values | text | {key: self.values[key] for key in outer if key in self.values})
 

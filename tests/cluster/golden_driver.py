@@ -1,8 +1,7 @@
 """Runs on every rank of a real launch: many runs of ``LLM`` over one group, results of all of them in one JSON file.
 
-``python golden_driver.py WORK_DIR OUT_FILE '{"tp 2": [{"tensor_parallel_size": 2}, [[checkpoint, schedule, chunk], …]], …}'``
-
-The file has, for each layout by its name, the results by ``checkpoint/schedule/chunk``.
+``python golden_driver.py JOB_FILE OUT_FILE``; see ``test_golden.write_job`` for what a job is. The results are, for each
+layout by its name, those of its cases by ``checkpoint/schedule/chunk/scenario``.
 """
 
 from __future__ import annotations
@@ -18,10 +17,20 @@ from labinfer import SamplingParams
 from labinfer.config import EngineOptions, ParallelOptions, RuntimeOptions
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
+from labinfer.layers.mixture import Mixture
 from labinfer.llm import LLM
 from labinfer.spmd.environment import detect
 
-NUM_TOKENS = 32
+NUM_SAMPLED = 16
+FEW_BLOCKS = {"block_size": 4, "num_kv_blocks": 60, "preemption_mode": "recompute"}
+SCENARIOS = {
+    "plain": {},
+    "hit": {"block_size": 4},
+    "recompute": FEW_BLOCKS,
+    "swap": FEW_BLOCKS | {"preemption_mode": "swap", "swap_space": 0.002},
+    "beams": {"block_size": 4},
+}
+"""Options of runs in which prompts are found again, sequences are preempted, or beams are searched."""
 
 
 class LogitsRecorder:
@@ -36,55 +45,102 @@ class LogitsRecorder:
             self.rows[row.sampling.seed, len(row.token_ids)] = logits_V.clone()
         return self._sampler(logits_BV, rows)
 
+    def worst_error(self, prompts: list[list[int]], expected_PTV: torch.Tensor) -> float:
+        """Largest |difference| relative to the row's largest |logit|, over all prompts and tokens; forgets the rows."""
+        worst = 0.0
+        for index, prompt in enumerate(prompts):
+            for step, expected_V in enumerate(expected_PTV[index]):
+                row_V = self.rows.pop((index, len(prompt) + step))
+                worst = max(worst, float((row_V - expected_V).abs().max() / expected_V.abs().max()))
+        return worst
 
-def worst_logit_error(recorder: LogitsRecorder, prompts: list[list[int]], expected: torch.Tensor) -> float:
-    """Largest |difference| relative to the row's largest |logit|, over all prompts and tokens."""
-    worst = 0.0
-    for index, prompt in enumerate(prompts):
-        for step in range(NUM_TOKENS):
-            row, want = recorder.rows[index, len(prompt) + step], expected[index, step]
-            worst = max(worst, float((row - want).abs().max() / want.abs().max()))
-    return worst
+
+class ChoiceRecorder:
+    """Notes every token that this rank runs, its position and its experts in ascending order, by layer."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.choices: dict[str, set[tuple[int, ...]]] = {}
+        self._tokens: list[list[int]] = []
+        model.register_forward_pre_hook(self._note_tokens)
+        for number, layer in model.model.layers.items():
+            if isinstance(layer.mlp, Mixture):
+                chosen = self.choices[number] = set()
+                layer.mlp.gate.register_forward_hook(
+                    lambda module, given, output, chosen=chosen: self._note_choices(chosen, output[0])
+                )
+
+    def _note_tokens(self, model, arguments) -> None:
+        batch = arguments[0]
+        self._tokens = torch.stack((batch.token_ids_T, batch.positions_T), dim=1).tolist()
+
+    def _note_choices(self, chosen: set[tuple[int, ...]], ids_TA: torch.Tensor) -> None:
+        experts = ids_TA.sort(dim=1).values.tolist()
+        chosen.update((*token, *ids) for token, ids in zip(self._tokens, experts, strict=True))
+
+    def num_wrong(self, expected: dict[str, list[list[int]]]) -> int:
+        """Count the choices that are not in ``expected``, and those in there that were not made."""
+        return sum(len(chosen ^ set(map(tuple, expected[number]))) for number, chosen in self.choices.items())
 
 
-def run_case(group: RankGroup, options: dict, prompts: list[list[int]], expected: torch.Tensor) -> dict:
-    """What this rank knows of one run: the tokens on rank 0, how far logits are off where tokens are sampled."""
-    llm = LLM.from_options(group, EngineOptions.from_flat(options))
-    recorder = llm._parts.worker.runner.sampler = LogitsRecorder(llm._parts.worker.runner.sampler)
-    greedy = [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=i) for i in range(len(prompts))]
-    outputs = llm.generate(prompts, greedy)
-    result = {}
-    if group.rank == llm.layout.topology.sampling_rank:
-        result["logit_error"] = worst_logit_error(recorder, prompts, expected)
-    sampled = [
-        SamplingParams(
-            max_tokens=NUM_TOKENS,
-            ignore_eos=True,
-            seed=1000 + i,
-            temperature=1.5,
-            top_p=0.95,
-            top_k=200 * (i % 2),
-        )
-        for i in range(len(prompts))
-    ]
-    drawn = llm.generate(prompts, sampled)
+def run_case(group: RankGroup, options: dict, scenario: str, job: dict) -> dict:
+    """What this rank knows of one run: tokens and counts on rank 0, how far logits are off where tokens are sampled."""
+    directory, prompts = Path(options["model"]), job["prompts"]
+    llm = LLM.from_options(group, EngineOptions.from_flat(options | SCENARIOS[scenario]))
+    if scenario == "beams":
+        beams = SamplingParams(ignore_eos=True, n=job["beams"]["num_beams"], **job["beams"])
+        outputs = llm.generate(job["beam_prompts"], beams)
+        return {"beams": [[c.token_ids for c in o.completions] for o in outputs]} if llm.is_rank0 else {}
+    expected = load_file(directory / "reference.safetensors")["logits"]
+    runner = llm._parts.worker.runner
+    recorder = runner.sampler = LogitsRecorder(runner.sampler)
+    choices = ChoiceRecorder(runner.model)
+    greedy = [SamplingParams(max_tokens=expected.shape[1], ignore_eos=True, seed=i) for i in range(len(prompts))]
+    answers, errors = [], []
+    for _ in range(2 if scenario == "hit" else 1):
+        outputs = llm.generate(prompts, greedy)
+        if group.rank == llm.layout.topology.sampling_rank:
+            errors.append(recorder.worst_error(prompts, expected))
+        if llm.is_rank0:
+            answers.append([o.token_ids for o in outputs])
+    reference = json.loads((directory / "reference.json").read_text())
+    result = {f"wrong choices on rank {group.rank}": choices.num_wrong(reference["choices"])}
+    if errors:
+        result["logit_error"] = max(errors)
     if llm.is_rank0:
-        result |= {"greedy": [o.token_ids for o in outputs], "sampled": [o.token_ids for o in drawn]}
+        result |= {"greedy": answers, "counts": dict(llm.report.counts)}
+    if scenario == "plain":
+        drawn = llm.generate(prompts, [sampled(index) for index in range(len(prompts))])
+        if llm.is_rank0:
+            result["sampled"] = [o.token_ids for o in drawn]
     return result
 
 
+def sampled(index: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=NUM_SAMPLED,
+        ignore_eos=True,
+        seed=1000 + index,
+        temperature=1.5,
+        top_p=0.95,
+        top_k=200 * (index % 2),
+    )
+
+
 def main() -> None:
-    work, out_file, jobs = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    prompts = json.loads((work / "prompts.json").read_text())
+    job, out_file = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     group = join_group(detect(), ParallelOptions(), RuntimeOptions())
     end_group_on_uncaught(group)
-    results = {name: {} for name in jobs}
-    for name, (layout, cases) in jobs.items():
-        for checkpoint, schedule, chunk in cases:
-            options = {"model": str(work / checkpoint), "pipeline_schedule": schedule, "chunked_prefill_size": chunk}
-            expected = load_file(work / checkpoint / "reference.safetensors")["logits"]
-            result = run_case(group, options | {"max_num_batched_tokens": 96} | layout, prompts, expected)
-            results[name][f"{checkpoint}/{schedule}/{chunk}"] = result
+    results = {name: {} for name in job["layouts"]}
+    for name, (layout, cases) in job["layouts"].items():
+        for checkpoint, schedule, chunk, scenario in cases:
+            options = {
+                "model": job["checkpoints"][checkpoint],
+                "pipeline_schedule": schedule,
+                "chunked_prefill_size": chunk,
+                "max_num_batched_tokens": max(96, chunk),
+            }
+            result = run_case(group, options | layout, scenario, job)
+            results[name][f"{checkpoint}/{schedule}/{chunk}/{scenario}"] = result
     gathered = group.comm.all_gather_bytes(json.dumps(results).encode())
     if group.rank == 0:
         for other in map(json.loads, gathered):

@@ -1,4 +1,4 @@
-"""Every layout under every launcher gives Transformers' greedy tokens and logits, and the same sampled tokens."""
+"""Every layout under every launcher gives Transformers' greedy tokens, logits, experts and beams, and the same sampled tokens."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import json
 import time
 
 import pytest
-from checkpoints import FAMILIES, KINDS
+from checkpoints import FAMILIES, HYBRIDS, KINDS, MIXTURES
+from golden import BEAM_PROMPTS, BEAMS, PROMPTS, TOLERANCE, golden
 from launchers import BIN, LAUNCHERS, Finished, command, finish, free_port, matrix, start
 
 DRIVER = "tests/cluster/golden_driver.py"
-LOGIT_TOLERANCE = 1e-4
 SCHEDULES = ("1f1b", "gpipe", "lockstep")
-CHUNKS = (1, 7, 64)
-ALL_CASES = [(schedule, chunk) for schedule in SCHEDULES for chunk in CHUNKS]
-SAMPLE_CASES = [("1f1b", 7), ("gpipe", 64), ("lockstep", 1)]
+CHUNKS = (1, 16, 512)
+ALL_CASES = [(schedule, chunk, "plain") for schedule in SCHEDULES for chunk in CHUNKS]
+SAMPLE_CASES = [("1f1b", 16, "plain"), ("gpipe", 512, "plain"), ("lockstep", 1, "plain")]
 SAMPLE_KINDS = ("qwen2-tied", "llama-untied")
+NEWEST = MIXTURES + HYBRIDS
+SCENARIOS = ("hit", "swap", "recompute", "beams")
+"""Of ``golden_driver.py``."""
 
 LAYOUTS = {
     "1 rank": (1, {}),
@@ -23,6 +26,7 @@ LAYOUTS = {
     "pp 2": (2, {"pipeline_parallel_size": 2}),
     "pp 2, layers 3,1": (2, {"layers": [3, 1]}),
     "tp 3": (3, {"tensor_parallel_size": 3}),
+    "tp 3, whole experts": (3, {"tensor_parallel_size": 3, "experts": "whole"}),
     "tp 2,1": (3, {"tensor_parallel_size": [2, 1], "experts": "whole"}),
     "tp 1,2": (3, {"tensor_parallel_size": [1, 2]}),
     "tp 2 x pp 2": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "experts": ["columns", "whole"]}),
@@ -30,18 +34,19 @@ LAYOUTS = {
 }
 
 
-Case = tuple[str, str, int]
-"""Checkpoint, pipeline schedule, prefill chunk."""
+Case = tuple[str, str, int, str]
+"""Checkpoint, pipeline schedule, prefill chunk, scenario."""
 
 
-def cases_of(kinds, schedules_and_chunks) -> list[Case]:
-    return [(kind, *case) for kind in kinds for case in schedules_and_chunks]
+def cases_of(kinds, ways) -> list[Case]:
+    return [(kind, *way) for kind in kinds for way in ways]
 
 
 def sample_of_families(layout: str, launcher: str) -> list[Case]:
-    """A fifth of the families, so that each runs on some layouts under each launcher."""
+    """A fifth of the families, so that each runs on some layouts under each launcher, and one of them in a scenario."""
     first = list(LAYOUTS).index(layout) + 2 * LAUNCHERS.index(launcher)
-    return cases_of(FAMILIES[first % 5 :: 5], [SAMPLE_CASES[first % len(SAMPLE_CASES)]])
+    scenario = NEWEST[first % len(NEWEST)], "1f1b", CHUNKS[first % 3], SCENARIOS[first % 4]
+    return [*cases_of(FAMILIES[first % 5 :: 5], [SAMPLE_CASES[first % len(SAMPLE_CASES)]]), scenario]
 
 
 def sample_cases(layout: str, launcher: str) -> list[Case]:
@@ -52,65 +57,86 @@ def sample_cases(layout: str, launcher: str) -> list[Case]:
     return dense + sample_of_families(layout, launcher)
 
 
-def all_cases(layout: str, launcher: str) -> list[Case]:
-    return cases_of(KINDS, ALL_CASES) + cases_of(FAMILIES, SAMPLE_CASES)
+ALL = cases_of(KINDS, ALL_CASES) + cases_of(FAMILIES, SAMPLE_CASES)
 
 
 @pytest.fixture(scope="module")
-def alone(work, tmp_path_factory) -> dict:
+def alone(tmp_path_factory) -> dict:
     """One rank under plain Python: a sample of the matrix."""
     cases = cases_of(KINDS, SAMPLE_CASES) + cases_of(FAMILIES, SAMPLE_CASES[:1])
-    return run_driver("single", 1, {"alone": [{}, cases]}, work, tmp_path_factory.mktemp("alone") / "out.json")["alone"]
+    return run_driver("single", 1, {"alone": [{}, cases]}, tmp_path_factory.mktemp("alone"))["alone"]
 
 
 @pytest.fixture(scope="module")
 def sampled_alone(alone) -> dict:
     """What one rank draws, by checkpoint."""
-    schedule, chunk = SAMPLE_CASES[0]
-    return {kind: alone[f"{kind}/{schedule}/{chunk}"]["sampled"] for kind in KINDS + FAMILIES}
+    schedule, chunk, scenario = SAMPLE_CASES[0]
+    return {kind: alone[f"{kind}/{schedule}/{chunk}/{scenario}"]["sampled"] for kind in KINDS + FAMILIES}
 
 
 @pytest.fixture(scope="module")
-def launched(work, tmp_path_factory):
-    """``launched(launcher, layout, cases)``: the results of ``cases(layout, launcher)``. Layouts of as many ranks share a launch."""
+def sampled_layouts(tmp_path_factory):
+    """``sampled_layouts(launcher, layout)``: results of ``sample_cases``. Layouts of as many ranks share a launch."""
     done = {}
 
-    def results(launcher: str, name: str, cases) -> dict:
+    def results(launcher: str, name: str) -> dict:
         num_ranks = LAYOUTS[name][0]
-        key = (launcher, num_ranks, cases)
-        if key not in done:
-            jobs = {
-                other: [layout, cases(other, launcher)]
+        if (launcher, num_ranks) not in done:
+            layouts = {
+                other: [layout, sample_cases(other, launcher)]
                 for other, (size, layout) in LAYOUTS.items()
                 if size == num_ranks
             }
-            out = tmp_path_factory.mktemp("launch") / "out.json"
-            done[key] = run_driver(launcher, num_ranks, jobs, work, out, timeout=1800)
-        return done[key][name]
+            done[launcher, num_ranks] = run_driver(launcher, num_ranks, layouts, tmp_path_factory.mktemp("launch"))
+        return done[launcher, num_ranks][name]
 
     return results
 
 
-def run_driver(launcher, ranks, jobs, work, out, timeout=300) -> dict:
-    return read_results(finish(start(driver_command(launcher, ranks, jobs, work, out)), timeout), out)
+def run_driver(launcher, ranks, layouts, directory, timeout=300) -> dict:
+    """Results of the cases of each layout, [options, cases] by name."""
+    return read_results(finish(start(driver_command(launcher, ranks, layouts, directory)), timeout), directory)
 
 
-def driver_command(launcher, ranks, jobs, work, out) -> list[str]:
-    return command(launcher, ranks, DRIVER, str(work), str(out), json.dumps(jobs))
+def driver_command(launcher, ranks, layouts, directory) -> list[str]:
+    return command(launcher, ranks, DRIVER, write_job(layouts, directory), str(directory / "out.json"))
 
 
-def read_results(done: Finished, out) -> dict:
+def write_job(layouts, directory) -> str:
+    kinds = {case[0] for _, cases in layouts.values() for case in cases}
+    job = {
+        "prompts": PROMPTS,
+        "beam_prompts": BEAM_PROMPTS,
+        "beams": BEAMS,
+        "checkpoints": {kind: str(golden(kind).directory) for kind in sorted(kinds)},
+        "layouts": layouts,
+    }
+    (directory / "job.json").write_text(json.dumps(job))
+    return str(directory / "job.json")
+
+
+def read_results(done: Finished, directory) -> dict:
     assert done.returncode == 0, done.text
-    return json.loads(out.read_text())
+    return json.loads((directory / "out.json").read_text())
 
 
-def check(results, references, sampled_alone, num_cases) -> None:
+def check(results, num_cases, sampled_alone=None) -> None:
     assert len(results) == num_cases
     for case, result in results.items():
-        kind = case.split("/")[0]
-        assert result["greedy"] == references[kind], f"{case}: greedy tokens differ from Transformers'"
-        assert result["logit_error"] < LOGIT_TOLERANCE, f"{case}: logits are off by {result['logit_error']:.2e}"
-        assert result["sampled"] == sampled_alone[kind], f"{case}: sampled tokens differ from those of one rank"
+        kind, _, _, scenario = case.split("/")
+        if scenario == "beams":
+            assert result["beams"] == golden(kind).beams, f"{case}: beams differ from Transformers'"
+            continue
+        assert all(answers == golden(kind).tokens for answers in result["greedy"]), f"{case}: greedy tokens differ"
+        assert result["logit_error"] < TOLERANCE, f"{case}: logits are off by {result['logit_error']:.2e}"
+        wrong = {key: value for key, value in result.items() if key.startswith("wrong choices") and value}
+        assert not wrong, f"{case}: experts differ from Transformers' ({wrong})"
+        counts = result["counts"]
+        preempted, swapped = counts.get("preemptions", 0) > 0, counts.get("swaps", 0) > 0
+        assert (preempted, swapped) == (scenario in ("recompute", "swap"), scenario == "swap"), f"{case}: {counts}"
+        assert (counts.get("found", 0) > 0) == (scenario == "hit") or preempted, f"{case}: {counts}"
+        if scenario == "plain":
+            assert result["sampled"] == sampled_alone[kind], f"{case}: sampled tokens differ from those of one rank"
 
 
 SAMPLE = [
@@ -121,35 +147,53 @@ SAMPLE = [
 
 
 @pytest.mark.parametrize(("launcher", "name"), matrix(*SAMPLE, over=[(name,) for name in LAYOUTS]))
-def test_sample_of_the_matrix(launcher, name, launched, references, sampled_alone):
-    results = launched(launcher, name, sample_cases)
-    check(results, references, sampled_alone, len(sample_cases(name, launcher)))
+def test_sample_of_the_matrix(launcher, name, sampled_layouts, sampled_alone):
+    check(sampled_layouts(launcher, name), len(sample_cases(name, launcher)), sampled_alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_whole_matrix(name, launcher, launched, references, sampled_alone):
-    results = launched(launcher, name, all_cases)
-    check(results, references, sampled_alone, len(all_cases(name, launcher)))
+def test_whole_matrix(name, launcher, sampled_alone, tmp_path):
+    num_ranks, layout = LAYOUTS[name]
+    results = run_driver(launcher, num_ranks, {name: [layout, ALL]}, tmp_path, timeout=900)
+    check(results[name], len(ALL), sampled_alone)
 
 
-def test_plain_python_is_one_rank(alone, references, sampled_alone):
-    check(alone, references, sampled_alone, len(KINDS) * len(SAMPLE_CASES) + len(FAMILIES))
-
-
-@pytest.mark.slow
-def test_plain_python_is_one_rank_in_the_whole_matrix(work, references, sampled_alone, tmp_path):
-    cases = cases_of(KINDS, ALL_CASES) + cases_of(FAMILIES, SAMPLE_CASES)
-    results = run_driver("single", 1, {"alone": [{}, cases]}, work, tmp_path / "out.json", timeout=900)
-    check(results["alone"], references, sampled_alone, len(cases))
+def test_plain_python_is_one_rank(alone, sampled_alone):
+    check(alone, len(KINDS) * len(SAMPLE_CASES) + len(FAMILIES), sampled_alone)
 
 
 @pytest.mark.slow
-def test_two_torchrun_agents_of_one_rank_each(work, references, sampled_alone, tmp_path):
-    port, out = free_port(), tmp_path / "out.json"
-    cases = cases_of(KINDS, SAMPLE_CASES)
-    arguments = driver_command("single", 1, {"pp 2": [{"pipeline_parallel_size": 2}, cases]}, work, out)[1:]
+def test_plain_python_is_one_rank_in_the_whole_matrix(sampled_alone, tmp_path):
+    results = run_driver("single", 1, {"alone": [{}, ALL]}, tmp_path, timeout=900)
+    check(results["alone"], len(ALL), sampled_alone)
+
+
+SCENARIO_LAYOUTS = [
+    ("1 rank", "columns"),
+    ("pp 2", "columns"),
+    *((name, cut) for name in ("tp 2", "tp 3", "tp 2,1", "tp 2 x pp 2") for cut in ("columns", "whole")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "cut"), SCENARIO_LAYOUTS)
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("kinds", [MIXTURES, HYBRIDS], ids=["mixtures", "hybrids"])
+def test_mixtures_and_hybrids_in_every_scenario(kinds, chunk, name, cut, tmp_path):
+    """Found in the cache, preempted in both ways, and with beams; the launchers take turns."""
+    num_ranks, layout = LAYOUTS[name]
+    number = len(name) + CHUNKS.index(chunk) + len(kinds)
+    launcher = "single" if num_ranks == 1 else LAUNCHERS[number % 2]
+    cases = cases_of(kinds, [("1f1b", chunk, scenario) for scenario in SCENARIOS])
+    check(run_driver(launcher, num_ranks, {name: [layout | {"experts": cut}, cases]}, tmp_path)[name], len(cases))
+
+
+@pytest.mark.slow
+def test_two_torchrun_agents_of_one_rank_each(sampled_alone, tmp_path):
+    port, cases = free_port(), cases_of(KINDS, SAMPLE_CASES)
+    arguments = driver_command("single", 1, {"pp 2": [{"pipeline_parallel_size": 2}, cases]}, tmp_path)[1:]
     begin = time.monotonic()
     agents = [
         start(
@@ -167,4 +211,4 @@ def test_two_torchrun_agents_of_one_rank_each(work, references, sampled_alone, t
     ]
     done = [finish(agent, 120, begin) for agent in agents]
     assert done[1].returncode == 0, done[1].text
-    check(read_results(done[0], out)["pp 2"], references, sampled_alone, len(cases))
+    check(read_results(done[0], tmp_path)["pp 2"], len(cases), sampled_alone)

@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+from golden import PROMPTS, golden
 from launchers import BIN, LAUNCH, descendants, finish, start
 
 ADDRESSES = ("10.99.7.1", "10.99.7.2")
@@ -65,16 +66,15 @@ def start_on_both(hosts, ranks_each: int, *flags: str) -> list[subprocess.Popen]
     return agents
 
 
-def test_pipeline_between_hosts_and_tensor_parallel_inside(hosts, work, references, model, tmp_path):
-    prompts = json.loads((work / "prompts.json").read_text())
+def test_pipeline_between_hosts_and_tensor_parallel_inside(hosts, model, tmp_path):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [{"id": i, "prompt_token_ids": ids, "max_tokens": 32, "ignore_eos": True} for i, ids in enumerate(prompts)]
+    lines = [{"id": i, "prompt_token_ids": ids, "max_tokens": 32, "ignore_eos": True} for i, ids in enumerate(PROMPTS)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     agents = start_on_both(hosts, 2, "--model", model, "--input", path, "--output", out, "-tp", "2", "-pp", "2")
     done = [finish(agent, 90) for agent in agents]
     assert [d.returncode for d in done] == [0, 0], done[0].text + done[1].text
     records = {record["id"]: record["token_ids"] for record in map(json.loads, out.read_text().splitlines())}
-    assert records == dict(enumerate(references["qwen2-tied"]))
+    assert records == {index: answer[:32] for index, answer in enumerate(golden("qwen2-tied").tokens)}
     assert [line.split()[1] for line in done[0].stderr.splitlines() if line.strip()[:1].isdigit()][:4] == [
         "host-0"
     ] * 2 + ["host-1"] * 2

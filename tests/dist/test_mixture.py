@@ -14,6 +14,7 @@ from layouts import GREEDY, layouts_for
 from labinfer import SamplingParams
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.comm.torch_dist import TorchCommunicator, free_port
 from labinfer.config import EngineOptions
 from labinfer.executor.build import prepare_providers
 from labinfer.functions.providers import make_registry
@@ -26,7 +27,9 @@ from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 
 CPU = torch.device("cpu")
-HIDDEN, NUM_LAYERS, NUM_TOKENS = 96, 12, 40
+HIDDEN, NUM_LAYERS = 96, 12
+RUNS = ((NUM_LAYERS, 40), (2, 400))
+"""Layers and tokens: a sum of many tokens may take another way than that of few."""
 MIXTURE = MixtureConfig(
     router=RouterConfig(num_experts=16, num_chosen=4, scores="sigmoid", bias_dims=1),
     intermediate_size=88,
@@ -38,10 +41,32 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-@pytest.fixture(params=["transport alone", "shared memory"])
-def comm(request, group):
-    comm = group.comm.split([range(group.size)])
-    return comm if request.param == "transport alone" else share_memory(comm)
+@pytest.fixture(scope="module")
+def gloo(group):
+    """The ranks over gloo, whatever the launcher."""
+    if group.size == 1:
+        pytest.skip("needs two ranks")
+    address = group.comm.all_gather_bytes(f"tcp://127.0.0.1:{free_port()}".encode())[0].decode()
+    return TorchCommunicator.join(group.progress, address, group.comm.rank, group.size)
+
+
+@pytest.fixture(params=["all ranks", "two ranks"])
+def members(request, group) -> list[range]:
+    """Groups into which the ranks are split."""
+    if request.param == "all ranks":
+        return [range(group.size)]
+    if group.size < 3:
+        pytest.skip("two ranks are all")
+    return [range(2), *(range(rank, rank + 1) for rank in range(2, group.size))]
+
+
+@pytest.fixture(params=["launcher's transport", "gloo", "shared memory"])
+def comm(request, group, members):
+    if request.param == "gloo" == group.comm.name:
+        pytest.skip("the launcher's transport is gloo")
+    transport = request.getfixturevalue("gloo") if request.param == "gloo" else group.comm
+    comm = transport.split(members)
+    return share_memory(comm) if request.param == "shared memory" else comm
 
 
 def read_random(part: WeightSlice) -> None:
@@ -74,16 +99,17 @@ def test_hidden_states_and_choices_have_equal_bits_on_all_ranks(group, comm, exp
     for name, module in layers.named_modules():
         if isinstance(module, WeightedModule):
             module.load(name, read_random)
-    hidden_TD = torch.randn(NUM_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(9)).to(dtype)
-    with torch.inference_mode():
-        for layer in layers:
-            x_TD = torch.nn.functional.rms_norm(hidden_TD, (HIDDEN,))
-            ids_TA, weights_TA = layer.gate(x_TD)
-            hidden_TD = hidden_TD + layer(x_TD)
-            for tensor in (ids_TA, weights_TA, hidden_TD):
-                mine = bits(tensor)
-                assert all(torch.equal(mine, other) for other in comm.all_gather(mine))
-    assert hidden_TD.isfinite().all()
+    for num_layers, num_tokens in RUNS:
+        hidden_TD = torch.randn(num_tokens, HIDDEN, generator=torch.Generator().manual_seed(9)).to(dtype)
+        with torch.inference_mode():
+            for layer in layers[:num_layers]:
+                x_TD = torch.nn.functional.rms_norm(hidden_TD, (HIDDEN,))
+                ids_TA, weights_TA = layer.gate(x_TD)
+                hidden_TD = hidden_TD + layer(x_TD)
+                for tensor in (ids_TA, weights_TA, hidden_TD):
+                    mine = bits(tensor)
+                    assert all(torch.equal(mine, other) for other in comm.all_gather(mine))
+        assert hidden_TD.isfinite().all()
 
 
 @pytest.fixture(scope="module")

@@ -110,3 +110,38 @@ def test_longrope_takes_its_factors_by_the_context_limit():
         frequencies, sharpening = inverse_frequencies(4, parameters, 32, length)
         assert (plain / frequencies).tolist() == pytest.approx(factors)
         assert sharpening == pytest.approx((1 + 2 / 3) ** 0.5)  # sqrt(1 + ln(32/8) / ln(8))
+
+
+def test_null_in_a_text_config_leaves_what_is_around_it(tmp_path):
+    def change(values: dict) -> dict:
+        text = values["text_config"] | {"dtype": None, "architectures": None, "tie_word_embeddings": None}
+        return values | {"dtype": "bfloat16", "text_config": text}
+
+    config = load_config(write(tmp_path, "qwen3.5-moe-pictures", change))
+    assert (config.dtype, config.tied_embeddings) == ("bfloat16", True)
+    assert config.architecture == "Qwen3_5MoeForConditionalGeneration"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "complaint"),
+    [
+        (
+            "qwen3.5",
+            {"layer_types": ["linear_attention"] * 3},
+            "layer_types should be a list of 4 times linear_attention",
+        ),
+        ("qwen3.5", {"layer_types": ["sliding_attention"] * 4}, "layer_types should be a list of 4 times"),
+        ("qwen3.5", {"attn_output_gate": False}, "attn_output_gate false is not supported"),
+        ("qwen3.5-moe", {"linear_num_value_heads": 7}, "linear_num_value_heads 7 is not a multiple of .* 5"),
+        ("qwen3-next-moe", {"num_experts_per_tok": 8}, "8 experts are to be chosen for each token, of 7"),
+        ("hunyuan-moe", {"moe_topk": [3, 1]}, "moe_topk has 2 entries, but there are more layers"),
+        ("glm4-moe-groups", {"n_group": 5}, "12 experts cannot be chosen from 2 of 5 equal groups"),
+        ("glm4-moe-groups", {"num_experts_per_tok": 7}, "7 experts are to be chosen for each token, of 6"),
+        ("ernie4.5-moe", {"use_bias": True}, "use_bias is not supported"),
+        ("minimax-m2", {"num_local_experts": "many"}, "num_local_experts should be int, not 'many'"),
+    ],
+)
+def test_mixture_or_hybrid_that_makes_no_sense_is_refused_in_one_line(tmp_path, kind, changes, complaint):
+    with pytest.raises(UserError, match=f"config.json: .*{complaint}") as caught:
+        load_config(write(tmp_path, kind, lambda values: values | changes))
+    assert "\n" not in str(caught.value)

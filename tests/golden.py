@@ -1,0 +1,147 @@
+"""Checkpoints with Transformers' answers beside them, which stay between runs: Transformers takes long for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import checkpoints
+import torch
+import transformers
+from checkpoints import (
+    HYBRIDS,
+    make_checkpoint,
+    mixed_prompts,
+    transformers_beams,
+    transformers_choices,
+    transformers_greedy,
+)
+from safetensors.torch import load_file, save_file
+
+from labinfer import LLM, SamplingParams
+from labinfer.native.compiler import default_cache
+
+PROMPTS = mixed_prompts()
+LONG = 1
+"""Index of the prompt of 90 tokens: its last full block of 4 before its end ends at 88."""
+NUM_TOKENS = 64
+BEAM_PROMPTS = PROMPTS[2:4]
+BEAMS = {"num_beams": 3, "max_tokens": 12}
+NOISE = 1e-5
+TOLERANCE = 1e-4
+"""Difference of logits, relative to the largest."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A checkpoint, and what Transformers makes of ``PROMPTS`` with it."""
+
+    directory: Path
+
+    @cached_property
+    def _answers(self) -> dict:
+        return json.loads((self.directory / "reference.json").read_text())
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Greedy answers, ``NUM_TOKENS`` long."""
+        return self._answers["tokens"]
+
+    @property
+    def beams(self) -> list[list[list[int]]]:
+        """Answers to ``BEAM_PROMPTS`` by beam search, the best first."""
+        return self._answers["beams"]
+
+    @cached_property
+    def logits(self) -> torch.Tensor:
+        """(prompts, ``NUM_TOKENS``, V): what the greedy tokens were chosen from."""
+        return load_file(self.directory / "reference.safetensors")["logits"]
+
+
+@cache
+def golden(kind: str) -> Golden:
+    """The checkpoint of this kind, made if it is not there yet."""
+    parts = Path(checkpoints.__file__).read_text(), NUM_TOKENS, BEAMS, transformers.__version__, torch.__version__
+    folder = default_cache() / "tests" / hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    if not (folder / kind).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for seed in range(20):
+            with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+                directory = make_checkpoint(Path(unfinished) / kind, kind, seed)
+                if answer_with_transformers(directory, 1e-4 if kind in HYBRIDS else 2e-5):
+                    with suppress(OSError):  # another run was faster
+                        directory.rename(folder / kind)
+                    break
+        assert (folder / kind).exists(), f"no random {kind} answers clearly"
+    return Golden(folder / kind)
+
+
+def answer_with_transformers(directory: Path, limit: float) -> bool:
+    """Write ``reference.json`` and ``reference.safetensors``, which is no part of the checkpoint by its name.
+
+    Returns whether the answers are clear: logits agree with those of whole sequences at once, and noise in the embeddings
+    comes to no other token or expert. Random weights can make a model in which float32 does not suffice for that.
+    """
+    answers = transformers_greedy(directory, PROMPTS, NUM_TOKENS)
+    tokens = [answer["token_ids"] for answer in answers]
+    ran = [prompt + answer[:-1] for prompt, answer in zip(PROMPTS, tokens, strict=True)]
+    choices, logits = transformers_choices(directory, ran)
+    for answer, all_TV in zip(answers, logits, strict=True):
+        pairs = zip(answer["logits"], all_TV[-NUM_TOKENS:], strict=True)
+        if any(relative_error(*pair) > limit for pair in pairs):
+            return False
+    noisy_choices, noisy = transformers_choices(directory, ran, NOISE)
+    if choices != noisy_choices or [noisy_TV[-NUM_TOKENS:].argmax(1).tolist() for noisy_TV in noisy] != tokens:
+        return False
+    beams = transformers_beams(directory, BEAM_PROMPTS, BEAMS["num_beams"], BEAMS["max_tokens"])
+    (directory / "reference.json").write_text(json.dumps({"tokens": tokens, "beams": beams, "choices": choices}))
+    save_file({"logits": torch.stack([answer["logits"] for answer in answers])}, directory / "reference.safetensors")
+    return True
+
+
+# Runs in this process.
+
+
+class LogitsRecorder:
+    """Stands before the sampler and keeps each row's logits by its tokens."""
+
+    def __init__(self, sampler):
+        self._sampler, self.rows, self.process = sampler, {}, sampler.process
+
+    def __call__(self, logits_BV, rows):
+        for logits_V, row in zip(logits_BV, rows, strict=True):
+            self.rows[tuple(row.token_ids)] = logits_V.clone()
+        return self._sampler(logits_BV, rows)
+
+
+@contextmanager
+def recorded(checkpoint: Path, **options) -> Iterator[tuple[LLM, dict[tuple[int, ...], torch.Tensor]]]:
+    """An ``LLM`` with small blocks, and the logits that it samples from, by all tokens before them."""
+    with LLM(str(checkpoint), **{"block_size": 4, "num_kv_blocks": 400} | options) as llm:
+        runner = llm._parts.worker.runner
+        runner.sampler = recorder = LogitsRecorder(runner.sampler)
+        yield llm, recorder.rows
+
+
+def greedy(llm: LLM, prompts: list[list[int]] = PROMPTS, num_tokens: int = NUM_TOKENS) -> list:
+    """Outputs of so many tokens, whatever they are."""
+    return llm.generate(prompts, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+
+
+def relative_error(logits_V: torch.Tensor, wanted_V: torch.Tensor) -> float:
+    """Largest |difference|, relative to the largest |logit|."""
+    return float((logits_V - wanted_V).abs().max() / wanted_V.abs().max())
+
+
+def check_answers(outputs: list, rows: dict, tokens: list[list[int]], logits: Iterable[torch.Tensor]) -> None:
+    """Tokens and logits are Transformers'."""
+    for output, answer, logits_TV in zip(outputs, tokens, logits, strict=True):
+        assert output.token_ids == answer
+        for step, wanted_V in enumerate(logits_TV):
+            assert relative_error(rows[(*output.prompt_token_ids, *answer[:step])], wanted_V) < TOLERANCE

@@ -1,0 +1,130 @@
+"""Mixtures and hybrids as checkpoints spell them: on the hub, by Transformers 5, with the experts of a layer in one tensor or apart."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import HYBRIDS, MIXTURES, make_checkpoint, randomize, transformers_greedy, write_tokenizer
+from golden import PROMPTS, check_answers, golden, greedy, recorded
+from published_configs import PUBLISHED, shrink
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from labinfer.models.registry import load_config
+
+SOME = PROMPTS[2:4]
+
+
+def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with the experts of a layer in two tensors, gates above ups."""
+    parts = {name: tensor for name, tensor in tensors.items() if ".mlp.experts." in name}
+    stacked = {name: tensor for name, tensor in tensors.items() if name not in parts}
+    for prefix in sorted({name.partition(".mlp.experts.")[0] for name in parts}):
+        own = {
+            tuple(name.split(".")[-3:-1]): tensor
+            for name, tensor in parts.items()
+            if name.startswith(f"{prefix}.mlp.experts.")
+        }
+        experts = [str(number) for number in range(len(own) // 3)]
+        both = [torch.cat([own[expert, "gate_proj"], own[expert, "up_proj"]]) for expert in experts]
+        stacked[f"{prefix}.mlp.experts.gate_up_proj"] = torch.stack(both)
+        down = [own[expert, "down_proj"] for expert in experts]
+        stacked[f"{prefix}.mlp.experts.down_proj"] = torch.stack(down)
+    return stacked
+
+
+def older_config(values: dict) -> dict:
+    """Keys as before Transformers 5: rope in two of them, ``torch_dtype``, and the number of experts as the hub has it."""
+    values = dict(values)
+    rope = dict(values.pop("rope_parameters"))
+    values["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        values["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    kind = rope.pop("rope_type")
+    values["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
+    if "dtype" in values:
+        values["torch_dtype"] = values.pop("dtype")
+    if values["model_type"] in ("qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
+        values["num_experts"] = values.pop("num_local_experts", None) or values["num_experts"]
+    return values
+
+
+def respell(directory: Path, target: Path) -> Path:
+    """A checkpoint of Transformers 5 in older keys, its experts stored the other way."""
+    target.mkdir()
+    save_file(stack_experts(load_file(directory / "model.safetensors")), target / "model.safetensors")
+    values = json.loads((directory / "config.json").read_text())
+    nested = {key: older_config(values[key]) for key in ("text_config",) if key in values}
+    (target / "config.json").write_text(json.dumps(values | nested if nested else older_config(values)))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (target / name).write_bytes((directory / name).read_bytes())
+    return target
+
+
+def answers(directory: Path) -> tuple[list, dict]:
+    with recorded(directory) as (llm, rows):
+        return [output.token_ids for output in greedy(llm, SOME, 8)], dict(rows)
+
+
+@pytest.mark.parametrize("kind", [*MIXTURES, *HYBRIDS, "qwen3.5-moe-pictures"])
+def test_every_spelling_gives_the_same_logits(kind, tmp_path):
+    """To the last bit: the same numbers go the same way."""
+    pictures = kind.endswith("pictures")
+    directory = make_checkpoint(tmp_path / "newer", kind) if pictures else golden(kind).directory
+    (tokens, rows), (same_tokens, same_rows) = answers(directory), answers(respell(directory, tmp_path / "older"))
+    assert tokens == same_tokens and rows.keys() == same_rows.keys()
+    assert all(torch.equal(rows[prefix], same_rows[prefix]) for prefix in rows)
+
+
+# As published.
+
+LEFT_OUT = {
+    "Ernie4_5_MoeForCausalLM": "model.mtp_block.0.mlp.down_proj.weight",
+    "Glm4MoeForCausalLM": "model.layers.4.eh_proj.weight",
+    "MiniMaxM2ForCausalLM": "model.layers.5.eh_proj.weight",
+    "Qwen3NextForCausalLM": "mtp.fc.weight",
+    "Qwen3_5ForConditionalGeneration": "mtp.fc.weight",
+    "Qwen3_5MoeForConditionalGeneration": "mtp.layers.0.mlp.experts.gate_up_proj",
+}
+"""A tensor of what drafts tokens, by architecture."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_config_is_read(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    config = load_config(tmp_path)
+    text = PUBLISHED[name].get("text_config", PUBLISHED[name])
+    assert (config.num_layers, config.hidden_size) == (text["num_hidden_layers"], text["hidden_size"])
+    assert (config.max_position, config.vocab_size) == (text["max_position_embeddings"], text["vocab_size"])
+    assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_config_gives_the_logits_of_transformers(name, tmp_path, caplog):
+    """With small sizes, and tensors named as on the hub."""
+    values = shrink(PUBLISHED[name])
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    torch.manual_seed(1)
+    auto = AutoModelForImageTextToText if "vision_config" in values else AutoModelForCausalLM
+    model = auto.from_config(AutoConfig.from_pretrained(tmp_path))
+    randomize(model)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if "vision_config" in values:
+        tensors = stack_experts(tensors)
+    (architecture,) = values["architectures"]
+    if extra := LEFT_OUT.get(architecture):
+        tensors |= {extra: torch.ones(2, 2), f"{extra}_scale": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    write_tokenizer(tmp_path)
+    references = transformers_greedy(tmp_path, SOME, 8)
+    with caplog.at_level(logging.INFO, "labinfer"), recorded(tmp_path) as (llm, rows):
+        tokens, logits = [r["token_ids"] for r in references], torch.stack([r["logits"] for r in references])
+        check_answers(greedy(llm, SOME, 8), rows, tokens, logits)
+    lines = [record.message for record in caplog.records if "left out" in record.message]
+    assert len(lines) == bool(extra) and all("2 tensors of" in line or "model.visual" in line for line in lines)
