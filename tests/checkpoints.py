@@ -274,9 +274,9 @@ def transformers_greedy(directory: Path, prompts: list[list[int]], num_tokens: i
 
 
 @torch.no_grad()
-def transformers_logprobs(directory: Path, prompts: list[list[int]]) -> list[float]:
-    """Transformers' own logprobs of the tokens of all prompts, but for each one's first."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+def transformers_logprobs(directory: Path, prompts: list[list[int]], **options) -> list[float]:
+    """Transformers' own logprobs of the tokens of all prompts, but for each one's first; with options of its own."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options).eval()
     logprobs: list[float] = []
     for prompt in prompts:
         predicted = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)

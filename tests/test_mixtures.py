@@ -106,7 +106,12 @@ def rounded_to_int4(weight_OI: torch.Tensor, group: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("quantization", "rounded"), [("int8", rounded_to_int8), ("int4", rounded_to_int4)])
-def test_rounded_experts_differ_from_their_values_by_activations_alone(tmp_path, quantization, rounded):
+def test_rounded_experts_are_those_of_rounded_weights_and_activations(tmp_path, monkeypatch, quantization, rounded):
+    """The reference is Transformers with weights rounded before, and the inputs of all products but the routers' rounded row
+    by row.
+    """
+    multiply, num_experts = F.linear, 7
+
     def round_matrices(tensors: dict[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             if name.endswith(("embed_tokens.weight", "lm_head.weight")):
@@ -115,13 +120,25 @@ def test_rounded_experts_differ_from_their_values_by_activations_alone(tmp_path,
                 tensors[name] = rounded(tensor)
 
     directory = golden("hunyuan-moe").directory
-    exact = transformers_logprobs(broken(directory, tmp_path / "twin", round_matrices), SOME)
+    twin = broken(directory, tmp_path / "twin", round_matrices)
+
+    def multiply_rounded(x, weight, bias=None):
+        if len(weight) == num_experts:
+            return multiply(x, weight, bias)
+        scale = x.abs().amax(dim=-1, keepdim=True) / 127
+        return multiply((x / torch.where(scale == 0, 1, scale)).round() * scale, weight, bias)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "linear", multiply_rounded)
+        exact = transformers_logprobs(twin, SOME, experts_implementation="eager")
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with LLM(str(directory), num_kv_blocks=64, quantization=quantization) as llm:
         outputs = llm.generate(SOME, params)
     got = [one.logprob for output in outputs for one in output.prompt_logprobs]
     errors = [abs(a - b) for a, b in zip(got, exact, strict=True)]
-    assert statistics.fmean(errors) < 0.07 * statistics.stdev(exact)  # rounding to 4 bits alone makes half of it
+    # Rounding weights to 4 bits alone makes half of the spread. Single tokens may be sent to another expert.
+    assert statistics.median(errors) < 0.01 * statistics.stdev(exact)
+    assert statistics.fmean(errors) < 0.02 * statistics.stdev(exact)
 
 
 # Bad input.
