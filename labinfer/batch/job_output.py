@@ -36,14 +36,13 @@ class JobOutput:
             raise UserError(
                 "--resume goes on with the answers of an earlier run: give --input FILE and --output FILE as then"
             )
+        self._file = self._open()
         self._journal = Journal(job.output) if is_file and job.input else None
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.close)
             self._resumes = wants_more and self._journal.header is not None
             if self._resumes:
                 self._adopt_rewritten()
-            self._file = self._open()
-            if self._resumes:
                 self._check_given()
             elif is_file and not job.overwrite:
                 self._check_empty(wants_more)
@@ -148,11 +147,11 @@ class JobOutput:
         shutil.copymode(self._path, new)
         self._journal.replace(header, kept)
         self._adopt_rewritten()
-        self._file = self._open()
 
     def _adopt_rewritten(self) -> None:
         if (header := self._journal.header) is not None and (new := self._rewritten(header["rewritten"])).exists():
             os.replace(new, self._path)
+            self._file = self._open()
 
 
 def _refuse_change(output: str, kind: str, before: dict[str, Any], now: dict[str, Any]) -> None:

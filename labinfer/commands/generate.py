@@ -18,7 +18,7 @@ from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions, JobOptions
 from labinfer.engine.request import Request
-from labinfer.errors import ExitStatus, Interrupted
+from labinfer.errors import ExitStatus, Interrupted, UserError
 from labinfer.jsonl import ParsedLine
 from labinfer.llm import LLM
 from labinfer.observe.output_file import OutputFile
@@ -78,7 +78,11 @@ class JobFiles:
         file, num_lines = input_fingerprint(job.input)
         given = {"input": file, "options": options_fingerprint(options, sampling)}
         output = JobOutput(job, others, given)
-        report = OutputFile(job.report, "--report", others | {"--output": job.output}) if job.report else None
+        try:
+            report = OutputFile(job.report, "--report", others | {"--output": job.output}) if job.report else None
+        except UserError:
+            output.close()
+            raise
         return cls(reader, output, report, num_lines)
 
 

@@ -129,7 +129,7 @@ PARAMETERS = [
 ]
 TOGETHER = [name for name, (ranks, *_) in CASES.items() if ranks == 2]
 KEPT = "missing tensor"
-"""Refused late, and given an output that is there already."""
+"""Refused late, and given an output that is there already and is to be overwritten."""
 
 
 def flags_of_case(name: str, folder: Path, model: str) -> list[str]:
@@ -149,6 +149,7 @@ def refused_together(folder, model, tmp_path_factory) -> dict[str, Finished]:
     cases = {name: flags_of_case(name, folder, model) for name in [*TOGETHER, *JOB_CASES]}
     for name, out in outputs.items():
         cases[name] += ["--output", str(out)]
+    cases[KEPT].append("--overwrite")
     ended = run_in_turn("mpirun", 2, cases, tmp_path_factory.mktemp("refused"))
     assert outputs.pop(KEPT).read_text() == "precious\n", "a job that never starts keeps the old output"
     assert all(not out.exists() or out.read_bytes() == b"" for out in outputs.values())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from golden import golden
 from serving import serving, wait_for
 
 
-def test_loads_of_experts_are_told_while_a_model_is_served(work):
+def test_loads_of_experts_are_told_while_a_model_is_served():
     offloaded = ("--quantization", "int8", "--expert-offload", "0.0001")
-    model = str(work / "glm4-moe")
-    with serving("--model", model, "--num-kv-blocks", "64", "--no-enable-prefix-caching", *offloaded) as server:
+    with serving(
+        "--model", golden("glm4-moe").directory, "--num-kv-blocks", "64", "--no-enable-prefix-caching", *offloaded
+    ) as server:
 
         def loads() -> list[dict]:
             return server.get("/v1/cluster")[1]["experts"]
