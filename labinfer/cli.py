@@ -16,6 +16,7 @@ import gc
 import importlib
 import itertools
 import os
+import shutil
 import sys
 import typing
 from collections.abc import Callable
@@ -105,8 +106,8 @@ COMMANDS = {
         (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
     ),
 }
-PROGRAMS = ("launch.py", "labinfer")
-"""Names of this program in command lines."""
+PROGRAMS = ("launch.py", "bin/labinfer")
+"""Ends of this program's names in command lines."""
 MODULES = {"plan": "layout"}
 """Modules of ``labinfer.commands`` that are not named like their command."""
 REPEATED = ("prompt", "stop", "api_key")
@@ -173,7 +174,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
     status = _run(environment, signals, arguments)
-    if environment.rank == 0 and environment.supervisor and status != ExitStatus.INTERNAL:
+    if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # not of a signal, either
         environment.supervisor.write_status(status)
     return status
 
@@ -350,6 +351,8 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
     )
     if bool(job.prompt) == bool(job.input):
         raise UserError("give either --prompt TEXT or --input FILE; see launch.py --help")
+    if job.overwrite and (job.resume or job.retry_errors):
+        raise UserError("--overwrite empties the output that --resume goes on with; give one of them")
     if "" in job.prompt:
         raise UserError("--prompt is empty; give some text")
     return job, SamplingParams(**_sampling(args))
@@ -391,18 +394,23 @@ def _supervise(signals: SignalGuard, arguments: list[str]) -> int:
     )
     check_bounds(own)
     command = arguments[here + 1 :]
-    programs = [index for index, word in enumerate(command) if os.path.basename(word) in PROGRAMS]
+    programs = [index for index, word in enumerate(command) if word.endswith(PROGRAMS)]
     if not programs:
         raise UserError(
             "supervise needs a command that starts ranks, as in supervise -- mpirun -n 2 python launch.py serve"
         )
+    if shutil.which(command[0]) is None:
+        raise UserError(f"supervise: there is no program {command[0]} to start; give its path")
     name, args = _parse(command[programs[0] + 1 :], 0)
     again, server, models = command, None, {}
     if name == "serve":
         models = _take_models(args)
         server = _check_own(name, args)["own"]
-    elif name == "generate" and args.input and args.output not in (None, STANDARD):
-        _check_job(args)
+    elif name == "generate" and args.input not in (None, STANDARD) and args.output not in (None, STANDARD):
+        if _check_job(args)[0].overwrite:
+            raise UserError(
+                f"a job that is supervised goes on with its output; remove {args.output} and leave --overwrite out"
+            )
         again = command if args.resume else [*command, "--resume"]
     else:
         raise UserError("supervise starts serve again, or a job with --input FILE and --output FILE; give one of them")

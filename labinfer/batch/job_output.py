@@ -30,6 +30,8 @@ class JobOutput:
         self._retry_errors = job.retry_errors
         self.digests: dict[int, bytes] = {}
         """Digests of the input lines that have their output line already, by number."""
+        self.num_failed = 0
+        """Lines among them whose output line is an error."""
         is_file = job.output not in ("", STANDARD) and (not os.path.exists(job.output) or os.path.isfile(job.output))
         wants_more = job.resume or job.retry_errors
         if wants_more and not (is_file and job.input):
@@ -37,7 +39,7 @@ class JobOutput:
                 "--resume goes on with the answers of an earlier run: give --input FILE and --output FILE as then"
             )
         self._file = self._open()
-        self._journal = Journal(job.output) if is_file and job.input else None
+        self._journal = Journal(job.output, reads=not job.overwrite) if is_file and job.input else None
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.close)
             self._resumes = wants_more and self._journal.header is not None
@@ -63,6 +65,7 @@ class JobOutput:
             if self._retry_errors:
                 self._leave_out_failed()
             self.digests = {entry.number: entry.digest for entry in self._journal.entries}
+            self.num_failed = sum(entry.failed for entry in self._journal.entries)
             return
         self._file.begin()
         if self._journal is not None:
@@ -111,10 +114,11 @@ class JobOutput:
         header = self._journal.header
         for kind, values in self._given.items():
             _refuse_change(self._path, kind, header[kind], values)
-        if (size := self._file.num_bytes()) < self._end:
-            raise UserError(
-                f"--resume: {self._path} has {size} bytes, and {self._end} were written to it; --overwrite begins anew"
-            )
+        size, entries = self._file.num_bytes(), self._journal.entries
+        while (
+            entries and entries[-1].end > size
+        ):  # a machine that lost its power may have kept less of one than of the other
+            entries.pop()
 
     @property
     def _end(self) -> int:
@@ -127,30 +131,36 @@ class JobOutput:
         self._file.cut(self._end)
 
     def _rewritten(self, number: int) -> Path:
-        return Path(f"{self._path}.rewritten-{number}")
+        return Path(f"{os.path.realpath(self._path)}.rewritten-{number}")
 
     def _leave_out_failed(self) -> None:
         """Rewrite output and journal without the lines that failed. The journal is replaced first, and names the file that
         becomes the output; whoever dies between the two leaves it to the next run.
         """
+        if not any(entry.failed for entry in self._journal.entries):
+            return
         header, begin, end = dict(self._journal.header), 0, 0
         header["rewritten"] += 1
         new, kept = self._rewritten(header["rewritten"]), []
-        with open(self._path, "rb") as old, open(new, "wb") as file:
-            for entry in self._journal.entries:
-                line = old.read(entry.end - begin)
-                begin = entry.end
-                if not entry.failed:
-                    file.write(line)
-                    end += len(line)
-                    kept.append(Entry(number=entry.number, end=end, digest=entry.digest, failed=False))
-        shutil.copymode(self._path, new)
-        self._journal.replace(header, kept)
+        try:
+            with open(self._path, "rb") as old, open(new, "wb") as file:
+                for entry in self._journal.entries:
+                    line = old.read(entry.end - begin)
+                    begin = entry.end
+                    if not entry.failed:
+                        file.write(line)
+                        end += len(line)
+                        kept.append(Entry(number=entry.number, end=end, digest=entry.digest, failed=False))
+            shutil.copymode(self._path, new)
+            self._journal.replace(header, kept)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise UserError(f"cannot rewrite --output {self._path} without its errors: {error.strerror}") from None
         self._adopt_rewritten()
 
     def _adopt_rewritten(self) -> None:
         if (header := self._journal.header) is not None and (new := self._rewritten(header["rewritten"])).exists():
-            os.replace(new, self._path)
+            os.replace(new, os.path.realpath(self._path))
             self._file = self._open()
 
 

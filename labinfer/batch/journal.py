@@ -8,6 +8,7 @@ that loses its power may lose the last seconds of both.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,7 @@ from labinfer.errors import UserError
 FORMAT = 1
 """Version of the header and the records."""
 SUFFIX = ".journal"
+MAKE_ROOM = "what was written before is complete: make room, then --resume"
 DIGEST_BYTES = 8
 FIELDS = struct.Struct(f"<QQ{DIGEST_BYTES}sI")
 """Number of the input line, bytes of the output up to the end of its output line, digest of the input line, whether it failed."""
@@ -53,11 +55,14 @@ class Entry:
 class Journal:
     """The journal of an output file, open and locked: no other run can have it at the same time.
 
+    Args:
+        reads: whether an earlier run's records are read; else they are as good as not there.
+
     Raises:
         UserError: it cannot be opened, another run has it, or it is not a journal.
     """
 
-    def __init__(self, output: str):
+    def __init__(self, output: str, reads: bool = True):
         self.path = output + SUFFIX
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -75,13 +80,16 @@ class Journal:
         """Options, input and model of the run that began the journal; None where there is none yet."""
         self.entries: list[Entry]
         """In the order of the output."""
-        self.header, self.entries = self._read()
+        self._header_bytes = 0
+        self.header, self.entries = self._read() if reads else (None, [])
 
     def begin(self, header: dict[str, Any]) -> None:
         """Empty it of an earlier run's records."""
         self.header, self.entries = header, []
         os.ftruncate(self._fd, 0)
-        self._write(_header_line(header))
+        line = _header_line(header)
+        self._header_bytes = len(line)
+        self._write(line)
 
     def add(self, entry: Entry) -> None:
         """Record a line whose output line has been written.
@@ -92,19 +100,25 @@ class Journal:
         self._write(_record(entry))
 
     def replace(self, header: dict[str, Any], entries: list[Entry]) -> None:
-        """Put others in the place of all records, at once."""
+        """Put others in the place of all records, at once.
+
+        Raises:
+            OSError: they cannot be written; those that are there stay.
+        """
         new = Path(self.path + ".new")
         new.unlink(missing_ok=True)  # of a run that died here
-        new.write_bytes(_header_line(header) + b"".join(map(_record, entries)))
+        line = _header_line(header)
+        new.write_bytes(line + b"".join(map(_record, entries)))
         fd = os.open(new, os.O_RDWR | os.O_APPEND)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
         os.replace(new, self.path)
         os.close(self._fd)
-        self._fd, self.header, self.entries = fd, header, entries
+        self._fd, self._header_bytes, self.header, self.entries = fd, len(line), header, entries
 
     def cut(self) -> None:
         """Cut off what follows the last whole record."""
-        os.ftruncate(self._fd, len(_header_line(self.header)) + RECORD_BYTES * len(self.entries))
+        os.ftruncate(self._fd, self._header_bytes + RECORD_BYTES * len(self.entries))
 
     def close(self) -> None:
         """Let another job have it."""
@@ -114,9 +128,9 @@ class Journal:
         try:
             written = os.write(self._fd, data)
         except OSError as error:
-            raise UserError(f"cannot write the job's journal {self.path}: {error.strerror}") from None
+            raise UserError(f"cannot write the job's journal {self.path}: {error.strerror}; {MAKE_ROOM}") from None
         if written < len(data):
-            raise UserError(f"cannot write the job's journal {self.path}: the disk is full")
+            raise UserError(f"cannot write the job's journal {self.path}: the disk is full; {MAKE_ROOM}")
 
     def _read(self) -> tuple[dict[str, Any] | None, list[Entry]]:
         with open(self.path, "rb") as file:
@@ -130,6 +144,7 @@ class Journal:
                 is_journal = False
             if not is_journal:
                 raise UserError(f"{self.path} is not a journal of this version; --overwrite begins the job anew")
+            self._header_bytes = len(first)
             entries = []
             while len(record := file.read(RECORD_BYTES)) == RECORD_BYTES:
                 fields = record[: FIELDS.size]
@@ -141,7 +156,7 @@ class Journal:
 
 
 def _header_line(header: dict[str, Any]) -> bytes:
-    return json.dumps({"journal": FORMAT} | header, ensure_ascii=False).encode() + b"\n"
+    return json.dumps({"journal": FORMAT} | header).encode() + b"\n"
 
 
 def _record(entry: Entry) -> bytes:

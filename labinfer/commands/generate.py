@@ -75,7 +75,7 @@ class JobFiles:
         """
         reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
         others = {"--input": job.input, "--trace": options.observe.trace}
-        file, num_lines = input_fingerprint(job.input)
+        file, num_lines = input_fingerprint(job.input) if job.output else ({}, None)
         given = {"input": file, "options": options_fingerprint(options, sampling)}
         output = JobOutput(job, others, given)
         try:
@@ -120,9 +120,10 @@ class Rank0Job:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
         output.close()
-        if job is not None and job.num_failed:
-            total = job.num_failed + job.num_answered
-            logger.info("%d of %d lines failed; their output lines say why", job.num_failed, total)
+        num_failed = output.num_failed + (job.num_failed if job is not None else 0)
+        if num_failed:
+            total = len(output.digests) + job.num_failed + job.num_answered
+            logger.info("%d of %d lines failed; their output lines say why", num_failed, total)
             return ExitStatus.SOME_FAILED
         return ExitStatus.OK
 

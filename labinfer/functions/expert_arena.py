@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import mmap
 import os
 import tempfile
 import time
@@ -229,9 +230,18 @@ def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
     if not hasattr(os, "O_DIRECT"):
         return file
     try:
-        return os.fdopen(os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_DIRECT), "rb", buffering=0)
+        direct = os.fdopen(os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_DIRECT), "rb", buffering=0)
     except OSError:
         return file
+    os.pwrite(file.fileno(), bytes(BLOCK_BYTES), 0)
+    with mmap.mmap(-1, BLOCK_BYTES) as block:  # some file systems take the flag, and then refuse to read
+        try:
+            os.preadv(direct.fileno(), [block], 0)
+        except OSError:
+            direct.close()
+            direct = file
+    os.ftruncate(file.fileno(), 0)
+    return direct
 
 
 class OffloadedExperts:

@@ -131,7 +131,7 @@ class AsyncLLMEngine:
     # Frames.
 
     def _tell(self, frame: FromGateway) -> None:
-        if self._link is not None:  # else all that was open has failed, and there is nobody to tell
+        if self._link is not None:  # else what is open has failed, or waits for another host
             self._link.send(frame)
 
     def _take(self, frame: FromHost) -> None:

@@ -16,7 +16,7 @@ from labinfer.outputs import RequestState
 from labinfer.sampling_params import MAX_SEED
 
 MAX_DEATHS = 2
-"""Deaths of hosts, of which a request was running at the first and alone at the last: it is given up."""
+"""Deaths of hosts after which a request that ran alone is given up."""
 TRIAL_TOKENS = (1, 16, 64)
 """Tokens that a request has to get alone on a new host before others run beside it: after one death, two, and more."""
 FORGIVEN_TOKENS = 256
@@ -79,11 +79,12 @@ class OpenRequests:
 
     def remove(self, submission: Submission) -> None:
         """Forget a submission's requests, and have the host do so where they go on."""
-        for state in submission.opened:
-            if (request := self._requests.pop(state.request.key, None)) is not None:
-                self._take_back(request)
-                if request is self._trial:
-                    self._try_next()
+        keys = [state.request.key for state in submission.opened if state.request.key in self._requests]
+        requests = [self._requests.pop(key) for key in keys]
+        for request in requests:
+            self._take_back(request)
+        if self._trial in requests:
+            self._try_next()
 
     def begin(self) -> None:
         """Hand all that is open to a host that is ready."""
@@ -93,10 +94,12 @@ class OpenRequests:
         """Keep what is open, as the host is gone.
 
         Args:
-            max_running: requests that may have been running on it, the oldest.
+            max_running: requests without a token that may have been running on it, too: the oldest.
         """
         handed = [request for request in self._requests.values() if request.keys and not request.state.is_done]
-        running = [self._trial] if self._trial else handed[:max_running]
+        begun = [request for request in handed if request.new_tokens]
+        waiting = [request for request in handed if not request.new_tokens]
+        running = [self._trial] if self._trial else [*begun, *waiting[:max_running]]
         for request in running:
             request.deaths = 1 if request.new_tokens >= FORGIVEN_TOKENS else request.deaths + 1
         for request in self._requests.values():
@@ -158,7 +161,7 @@ class OpenRequests:
     def _hand_over(self, request: OpenRequest) -> None:
         request.tokens_before = request.state.num_output_tokens
         for index, part in remaining_parts(request.state):
-            key = f"{next(self._attempts)}:{part.key}"
+            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # the id, as people know it, behind a number
             request.keys.append(key)
             self._parts[key] = (request, index)
             self._send(Add(request.submission.model, replace(part, key=key), request.is_accepted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -124,7 +125,7 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         UserError: the launcher and the transport do not fit together, or the ranks cannot meet.
     """
     if environment.launcher != "single":
-        die_with_parent()
+        die_with_parent(signal.SIGKILL if environment.supervisor else signal.SIGTERM)
     progress = Progress(label=f"rank {environment.rank}", timeout=runtime.timeout)
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name)
     comm = _join_transport(environment, parallel, progress, wants_accelerator=_wants_accelerator(parallel, mine))

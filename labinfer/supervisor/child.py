@@ -1,6 +1,6 @@
 """Become another program that gets SIGTERM when the process that started it dies, however it dies (Linux, ``prctl(2)``).
 
-It runs without the package, so that it costs some milliseconds: ``python -E -S child.py PROGRAM …``.
+It runs without the package, so that it costs some milliseconds: ``python -E -S child.py PARENT PROGRAM …``, with the process id of whoever starts it.
 """
 
 import ctypes
@@ -12,8 +12,10 @@ PR_SET_PDEATHSIG = 1
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):  # it has died before
+        raise SystemExit(2)
     try:
-        os.execvp(sys.argv[1], sys.argv[1:])
+        os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as error:
-        sys.stderr.write(f"labinfer: error: cannot start {sys.argv[1]}: {error.strerror}\n")
+        sys.stderr.write(f"labinfer: error: cannot start {sys.argv[2]}: {error.strerror}\n")
         raise SystemExit(2) from None

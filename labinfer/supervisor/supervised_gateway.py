@@ -39,6 +39,14 @@ class SupervisedGateway:
         """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
+    def is_at_its_end(self) -> bool:
+        """Whether the process has ended because a group said that nobody comes any more."""
+        return self._process is not None and self._process.poll() == 0
+
+    def has_failed(self) -> bool:
+        """Whether it has ended otherwise."""
+        return not self.is_alive() and not self.is_at_its_end()
+
     def end(self) -> None:
         """Let it tell its clients that nobody comes any more, and wait for its end."""
         try:
@@ -46,7 +54,7 @@ class SupervisedGateway:
             with connection:
                 GatewayLink(connection).send(Bye())
         except BrokenLink:
-            pass  # the group has said goodbye
+            pass  # its socket is gone
         if self._process is not None:
             try:
                 self._process.wait(END_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -58,8 +59,13 @@ class Supervisor:
         while True:
             begin = self._clock()
             status = self._run_group(command)
-            if self._signum() or (own := self._own_status()) is not None:
-                return 128 + self._signum() if self._signum() else own
+            if self._signum():
+                return 128 + self._signum()
+            own = self._own_status()
+            if own is None and self._gateway is not None and self._gateway.is_at_its_end():
+                own = status  # somebody has asked the ranks for an orderly end
+            if own is not None:
+                return own
             lived = self._clock() - begin
             pause = self._restarts.next_pause(lived)
             if pause is None:
@@ -83,14 +89,17 @@ class Supervisor:
         if self._gateway is not None:
             self._gateway.keep()
         process = subprocess.Popen(
-            [sys.executable, "-E", "-S", child.__file__, *command], env=self._environment, stdin=subprocess.DEVNULL
+            [sys.executable, "-E", "-S", child.__file__, str(os.getpid()), *command],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # so that Ctrl-C comes to it once, from here
         )
         told = 0
         while process.poll() is None:
             if (signum := self._signum()) and not told:
                 told = signum
-                process.send_signal(signal.SIGTERM)  # Ctrl-C has reached it as well, and twice at once is once
-            if not told and self._gateway is not None and not self._gateway.is_alive():
+                process.send_signal(signum)
+            if not told and self._gateway is not None and self._gateway.has_failed():
                 logger.warning("the gateway has ended; the group is started again with another one")
                 told = signal.SIGTERM
                 process.kill()

@@ -86,7 +86,10 @@ class TorchLoading:
         for row in rows_RB.numpy():
             target, begin = memoryview(row), position
             while target.nbytes:
-                count = os.preadv(file, [target], begin)  # a call reads 2 GiB at most
+                try:
+                    count = os.preadv(file, [target], begin)  # a call reads 2 GiB at most
+                except OSError:
+                    return False
                 if not count:
                     return False
                 begin, target = begin + count, target[count:]

@@ -15,7 +15,7 @@ from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExp
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
 WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}
-"""Numbers of experts.cpp for quantizations, and for dtypes where there is none."""
+"""Numbers of experts.h for quantizations, and for dtypes where there is none."""
 
 
 class CompiledExperts(ctypes.Structure):

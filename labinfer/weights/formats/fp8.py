@@ -55,6 +55,8 @@ class Fp8Format(DecodedFormat):
         else:
             tensors.expect(f"{matrix.name}.weight", shape, FLOAT8)
             name, shape, _, _ = self._scales(tensors, matrix)
+            if self._block is not None and shape[0] < matrix.outputs:
+                _check_stack(matrix, self._block[0], name)
             stored = tensors.dtype(name)
             tensors.expect(name, shape, stored if stored in POWERS else torch.float32)
 
@@ -123,6 +125,18 @@ def read_fp8(settings: Settings) -> FormatByName:
         return plain if left_out else fp8
 
     return choose
+
+
+def _check_stack(matrix: MatrixSlice, height: int, name: str) -> None:
+    """Raises:
+    UserError: blocks of a stack hold rows of two projections, or cannot be told from those that do not.
+    """
+    outputs, stack = matrix.outputs, matrix.stack
+    if stack is not None and stack.shape[1] > outputs and 2 * outputs > height and outputs % height:
+        raise UserError(
+            f"{name}: gate and up of {outputs} rows each do not fill blocks of {height}, and it is not known where the blocks of "
+            "up begin; experts in tensors of their own are read"
+        )
 
 
 def read_block(settings: Settings, key: str) -> tuple[int, int] | None:
