@@ -56,7 +56,7 @@ def test_scheme_of_a_named_module_comes_before_that_of_its_class():
         "weights": {"num_bits": 8, "strategy": "channel"},
         "format": "int-quantized",
     }
-    config = W4A16 | {"config_groups": W4A16["config_groups"] | {"group_1": eight}}
+    config = W4A16 | {"ignore": [], "config_groups": W4A16["config_groups"] | {"group_1": eight}}
     assert chosen(config, *NAMES[:3]) == ["Packed", "Int", "Packed"]
 
 
