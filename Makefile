@@ -1,5 +1,5 @@
 # make run    set up and answer examples/prompts.jsonl with the model that comes with LABInfer
-# make test   set up and run the tests (some 15 minutes on 2 cores)
+# make test   set up and run the tests (some 18 minutes on 2 cores)
 # make help   all targets
 
 PYTHON ?= python3
