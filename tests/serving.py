@@ -165,7 +165,7 @@ class Server:
         return next(
             pid
             for pid in self.processes
-            if "serve" in _arguments(pid) and _rank_of(pid) == str(rank) and GATEWAY not in _arguments(pid)
+            if "serve" in _arguments(pid) and rank_of(pid) == str(rank) and GATEWAY not in _arguments(pid)
         )
 
     def stop(self, signum: int = signal.SIGTERM, seconds: float = 30.0) -> int:
@@ -311,7 +311,8 @@ def _arguments(pid: int) -> list[str]:
     return _proc(pid, "cmdline")
 
 
-def _rank_of(pid: int) -> str | None:
+def rank_of(pid: int) -> str | None:
+    """Rank of a process that a launcher has started."""
     variables = dict(entry.partition("=")[::2] for entry in _proc(pid, "environ"))
     return next((variables[name] for name in RANK_VARIABLES if name in variables), None)
 

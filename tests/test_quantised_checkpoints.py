@@ -51,6 +51,11 @@ def run(directory, dtype: str = "float32", **options) -> tuple[list[float], int]
     return [one.logprob for output in outputs for one in output.prompt_logprobs], num_bytes
 
 
+def relative_error(found: list[float], exact: list[float]) -> float:
+    """Mean error, as a part of the exact values' spread."""
+    return statistics.fmean(abs(a - b) for a, b in zip(found, exact, strict=True)) / statistics.stdev(exact)
+
+
 def test_decoded_checkpoint_has_transformers_logprobs(checkpoint):
     directory, _, exact = checkpoint
     got, _ = run(directory, quantization="none")
@@ -61,8 +66,7 @@ def test_checkpoint_in_codes_differs_by_its_activations_alone(checkpoint):
     directory, quantization, exact = checkpoint
     _, all_bytes = run(directory, quantization="none")
     held, num_bytes = run(directory, quantization=quantization)
-    errors = [abs(a - b) for a, b in zip(held, exact, strict=True)]
-    assert statistics.fmean(errors) < 0.05 * statistics.stdev(exact)
+    assert relative_error(held, exact) < 0.05
     assert num_bytes < all_bytes
 
 
@@ -89,10 +93,9 @@ def test_experts_in_codes_differ_by_their_activations_alone(mixture):
     directory, quantization, exact = mixture
     _, all_bytes = run(directory, quantization="none")
     held, num_bytes = run(directory, quantization=quantization)
-    errors = [abs(a - b) for a, b in zip(held, exact, strict=True)]
-    assert statistics.fmean(errors) < 0.05 * statistics.stdev(exact)
+    assert relative_error(held, exact) < 0.05
     assert num_bytes < 0.45 * all_bytes
     offloaded, _ = run(directory, quantization=quantization, expert_offload=5e-4)
     assert offloaded == held
     in_16_bits, _ = run(directory, dtype="bfloat16", quantization=quantization)  # whose functions are tuned
-    assert statistics.fmean(abs(a - b) for a, b in zip(in_16_bits, exact, strict=True)) < 0.07 * statistics.stdev(exact)
+    assert relative_error(in_16_bits, exact) < 0.07

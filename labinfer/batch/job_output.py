@@ -117,7 +117,7 @@ class JobOutput:
         size, entries = self._file.num_bytes(), self._journal.entries
         while (
             entries and entries[-1].end > size
-        ):  # a machine that lost its power may have kept less of one than of the other
+        ):  # a loss of power may have left less of the output than of its journal
             entries.pop()
 
     @property

@@ -77,10 +77,7 @@ class GatewayProcess:
     def end(self) -> None:
         """Wait for its end; it comes when the connection closes."""
         self.connection.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        await_end(self._process)
 
 
 class SupervisorsGateway:
@@ -103,6 +100,14 @@ class SupervisorsGateway:
     def end(self) -> None:
         """Hang up."""
         self.connection.close()
+
+
+def await_end(process: subprocess.Popen) -> None:
+    """Wait for the end of a gateway process whose last host has gone, and kill it where that takes too long."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def start_gateway(setup: Setup, hosts: socket.socket, listener: socket.socket) -> subprocess.Popen:

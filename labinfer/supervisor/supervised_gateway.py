@@ -8,13 +8,10 @@ from pathlib import Path
 
 from labinfer.errors import BrokenLink
 from labinfer.gateway.options import Setup
-from labinfer.gateway.process import start_gateway
+from labinfer.gateway.process import await_end, start_gateway
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.link import local_socket
 from labinfer.link.frames import Bye
-
-END_SECONDS = 6.0
-"""The process may take so long for its last words."""
 
 
 class SupervisedGateway:
@@ -56,7 +53,4 @@ class SupervisedGateway:
         except BrokenLink:
             pass  # its socket is gone
         if self._process is not None:
-            try:
-                self._process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+            await_end(self._process)

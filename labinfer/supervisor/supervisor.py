@@ -61,11 +61,10 @@ class Supervisor:
             status = self._run_group(command)
             if self._signum():
                 return 128 + self._signum()
-            own = self._own_status()
-            if own is None and self._gateway is not None and self._gateway.is_at_its_end():
-                own = status  # somebody has asked the ranks for an orderly end
-            if own is not None:
+            if (own := self._own_status()) is not None:
                 return own
+            if self._gateway is not None and self._gateway.is_at_its_end():
+                return status  # somebody has asked the ranks for an orderly end
             lived = self._clock() - begin
             pause = self._restarts.next_pause(lived)
             if pause is None:
@@ -94,14 +93,14 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # so that Ctrl-C comes to it once, from here
         )
-        told = 0
+        is_told = False
         while process.poll() is None:
-            if (signum := self._signum()) and not told:
-                told = signum
+            if not is_told and (signum := self._signum()):
+                is_told = True
                 process.send_signal(signum)
-            if not told and self._gateway is not None and self._gateway.has_failed():
+            elif not is_told and self._gateway is not None and self._gateway.has_failed():
                 logger.warning("the gateway has ended; the group is started again with another one")
-                told = signal.SIGTERM
+                is_told = True
                 process.kill()
             time.sleep(LOOK_SECONDS)
         return process.returncode

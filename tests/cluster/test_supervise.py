@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from launchers import LAUNCH, command, descendants, finish, kill_tree, matrix, run, start
-from serving import Server, is_running, serving, wait_for
+from serving import Server, is_running, rank_of, serving, wait_for
 
 REQUESTS = {
     "greedy": {},
@@ -81,19 +81,10 @@ def test_job_goes_on_by_itself(model, tmp_path):
     process = start(command("single", 1, LAUNCH, "supervise", "--", *command("mpirun", 2, LAUNCH, *flags)))
     try:
         wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 5, 60)
-        ranks = [pid for pid in descendants(process.pid) if "PMI_RANK=1\0" in environment_of(pid)]
-        os.kill(ranks[0], signal.SIGKILL)
+        os.kill(next(pid for pid in descendants(process.pid) if rank_of(pid) == "1"), signal.SIGKILL)
         done = finish(process, 90)
     finally:
         kill_tree(process)
     assert done.returncode == 0, done.text
     assert "it is started again" in done.stderr and "lines are done already" in done.stderr
     assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == list(range(1, 81))
-
-
-def environment_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/environ") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
-from tiny_llama import model_of
+from published_formats import PUBLISHED, write_published
+from tiny_llama import model_of, write
 
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.reference.quantized import dequantize
@@ -58,3 +62,19 @@ def forms(model) -> set[tuple[int, int, bool] | None]:
     """The forms of blocks inside the layers."""
     blocks = (block.packed for name, matrix in matrices(model).items() if "layers" in name for block in matrix._blocks)
     return {(one.bits, one.group, one.zeros is not None) if hasattr(one, "scales") else None for one in blocks}
+
+
+def published_pairs(tmp_path_factory, shape: dict) -> Callable[[str], tuple[Path, Path]]:
+    """A function of a format's name: (quantised checkpoint, plain checkpoint of the same values), made when it is first asked."""
+    made: dict[str, tuple[Path, Path]] = {}
+
+    def make(name: str) -> tuple[Path, Path]:
+        if name not in made:
+            directory = tmp_path_factory.mktemp("checkpoints") / name
+            directory.mkdir()
+            write(directory, **shape)
+            write_published(directory, directory.parent / "twin", PUBLISHED[name])
+            made[name] = directory, directory.parent / "twin"
+        return made[name]
+
+    return make

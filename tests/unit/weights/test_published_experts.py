@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from published_formats import PUBLISHED, Published, fp8, write_published
+from published_models import published_pairs
 from safetensors.torch import load_file, save_file
 from tiny_llama import model_of, prompt_logits, write
 
@@ -47,18 +48,7 @@ PREFIX = "model.layers.0.mlp.experts"
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """(quantised checkpoint, plain checkpoint of the same values) by name; made when they are asked for."""
-    made = {}
-
-    def make(name: str):
-        if name not in made:
-            directory = tmp_path_factory.mktemp("checkpoints") / name
-            directory.mkdir()
-            write(directory, **SHAPE)
-            write_published(directory, directory.parent / "twin", PUBLISHED[name])
-            made[name] = directory, directory.parent / "twin"
-        return made[name]
-
-    return make
+    return published_pairs(tmp_path_factory, SHAPE)
 
 
 def load(directory, rank: int = 0, size: int = 1, **options) -> Experts:
