@@ -9,6 +9,8 @@ import sys
 from launchers import ROOT
 from pseudo_terminal import pseudo_terminal
 
+from labinfer.group.signals import NUDGE
+
 PROMPTER = f"""
 import readline, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -38,3 +40,14 @@ def test_signal_just_before_the_wait_for_a_key(tmp_path):
         terminal.wait_for("> ")
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.wait(3) == 9
+
+
+def test_signals_that_follow_at_once(tmp_path):
+    with pseudo_terminal([sys.executable, "-c", PROMPTER], tmp_path) as terminal:
+        for _ in range(60):  # input() runs handlers once more while the first one's exception is on its way
+            terminal.wait_for("> ")
+            for _ in range(20):
+                os.kill(terminal.process.pid, signal.SIGINT)
+                os.kill(terminal.process.pid, NUDGE)
+            terminal.wait_for("[2]", seconds=3)
+        assert "Traceback" not in terminal.text

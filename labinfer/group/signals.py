@@ -66,6 +66,10 @@ class SignalGuard:
         try:
             self.check()
             yield
+        except SystemError:
+            # input() runs handlers once more while the exception of the first is on its way, which Python calls an error.
+            self.check()
+            raise
         finally:
             self._raises = False
 
@@ -75,7 +79,8 @@ class SignalGuard:
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         # Not in _take_note: of two handlers that are due at once, the one with the higher number is to be the one that
         # raises, or Python may run the other while the exception is on its way, and fails (seen with 3.10).
-        if self._raises:
+        if self._raises and self.signum:
+            self._raises = False  # one exception is enough: the next would meet it on its way
             self.check()
 
     def _watch(self) -> None:
