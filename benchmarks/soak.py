@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from process_tree import is_gateway, is_rank, own_megabytes, processes
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, serving
 
@@ -208,7 +208,7 @@ async def check_canaries(client: httpx.AsyncClient, soak: Soak, expected: list[s
 
 
 async def look(server: Served, soak: Soak, begin: float) -> None:
-    for pid in processes(server.pid, lambda words: "labinfer.gateway.main" in words):
+    for pid in processes(server.pid, is_gateway):
         soak.gateway.append(((time.monotonic() - begin) / 60, own_megabytes(pid)))
 
 
@@ -225,38 +225,6 @@ async def settle(client: httpx.AsyncClient, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while any((await state(client)).values()) and time.monotonic() < until:
         await asyncio.sleep(0.5)
-
-
-def is_rank(words: list[str]) -> bool:
-    return (
-        "python" in os.path.basename(words[0])
-        and "serve" in words
-        and not {"supervise", "--"} & set(words)
-        and not any(word.endswith("torchrun") for word in words)
-    )
-
-
-def processes(ancestor: int, wanted) -> list[int]:
-    """Descendants of a process whose command line is wanted."""
-    parents, lines = {}, {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                lines[int(folder.name)] = (folder / "cmdline").read_text().split("\0")[:-1]
-
-    def descends(pid: int) -> bool:
-        return pid == ancestor or (pid in parents and descends(parents[pid]))
-
-    return [pid for pid, words in lines.items() if words and wanted(words) and descends(pid)]
-
-
-def own_megabytes(pid: int) -> float:
-    """Memory of a process without mapped files."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) / 1e3
-    return 0.0
 
 
 def report(soak: Soak, path: Path | None) -> int:
