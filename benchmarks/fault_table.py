@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of it."""
+    """Result of a fault."""
 
     seconds: float | None
     """From the signal to the end of the last process; None where some were left."""

@@ -133,7 +133,7 @@ def _exchange(process: subprocess.Popen[bytes], message: bytes) -> bytes:
 
 
 def _describe_end(status: int) -> str:
-    """How a process ended, by ``Popen.returncode``."""
+    """The end of a process in words, by ``Popen.returncode``."""
     if status == OUT_OF_MEMORY:
         return "it takes too much memory"
     if status >= 0:
