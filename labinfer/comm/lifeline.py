@@ -1,24 +1,28 @@
 """Lifeline: a TCP connection from every rank to rank 0, so that no rank outlives its group.
 
 Launchers differ in how they end the others when a rank dies, and a rank that waits inside a transport's library may not
-notice at all. A thread on each rank sleeps on these connections: when one breaks without a goodbye, or brings the news of
-a failure, the process ends, whatever its main thread is doing.
+notice at all. A thread on each rank sleeps on these connections: when one breaks without a goodbye, falls silent, or brings
+the news of a failure, the process ends, whatever its main thread is doing.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import selectors
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from labinfer.errors import ExitStatus, PeerLost
+from labinfer.heartbeat import DEFAULT_TIMEOUT, Heartbeat
 
 LENGTH_BYTES = 4
 MAX_FRAME = 1 << 20
@@ -27,6 +31,9 @@ GRACE_SECONDS = 1.5
 """Time between a connection's breaking and this process's end, in which the failed rank's own account may arrive."""
 STATES_SECONDS = 1.0
 """Longest wait of rank 0 for the other ranks' states."""
+PRECEDENCE_SECONDS = 1.0
+"""When rank 0 falls silent, rank 1 says so and ends all it can, before the others do so by themselves."""
+CHUNK_BYTES = 1 << 16
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -40,12 +47,20 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """An orderly end; the connection's closing is no failure."""
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """A sign of life, with the rank's step and wait in words."""
+
+    state: str
+
+
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """A rank failed; it has printed why itself."""
+    """A rank failed; it has printed why itself, unless it is one of the ``stopped``."""
 
     text: str
     investigate: bool = False
     """Ask every rank what it is doing before the group ends (a wait passed its limit)."""
+    stopped: tuple[int, ...] = ()
+    """Ranks that are silent; whoever shares a machine with one ends it."""
 
 
 class StateRequest(msgspec.Struct, frozen=True, tag="what"):
@@ -71,7 +86,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     data: bytes
 
 
-_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Failure | StateRequest | State | StatsRequest | Stats)
+_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Beat | Failure | StateRequest | State | StatsRequest | Stats)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -81,6 +96,28 @@ def end_process(text: str) -> None:
         sys.stderr.write(text.rstrip("\n") + "\n")
     sys.stderr.flush()
     os._exit(ExitStatus.INTERNAL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultOptions:
+    """When a silent rank is given up, and what is known of it then."""
+
+    timeout: float = DEFAULT_TIMEOUT
+    """Seconds without a sign of life."""
+    hosts: Sequence[str] = ()
+    """Names of the ranks' machines, by rank."""
+    local_pids: Mapping[int, int] = field(default_factory=dict)
+    """Process ids of the other ranks that this process may end, by rank: those on its own machine."""
+
+    def name(self, rank: int) -> str:
+        """The rank with its machine."""
+        return f"rank {rank} on {self.hosts[rank]}" if rank < len(self.hosts) else f"rank {rank}"
+
+    def kill(self, rank: int) -> None:
+        """End a rank of this machine that is silent: a process that is stopped takes no other signal."""
+        if rank in self.local_pids:
+            with contextlib.suppress(OSError):
+                os.kill(self.local_pids[rank], signal.SIGKILL)
 
 
 class Lifeline:
@@ -99,11 +136,17 @@ class Lifeline:
         connections: dict[int, socket.socket],
         describe: Callable[[], str],
         end: Callable[[str], None] = end_process,
+        faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ):
         self._rank = rank
         self._connections = connections
         self._describe = describe
         self._end = end
+        self._faults = faults
+        self._heartbeat = Heartbeat(sorted(connections), faults.timeout)
+        self._last_words: dict[int, str] = {}  # by peer, its state when it was heard last
+        for connection in connections.values():  # who cannot be told anything for long is as good as gone
+            connection.settimeout(3 * self._heartbeat.interval)
         self._states: dict[int, str] = {}
         self.make_stats: Callable[[int], bytes] = lambda detail: b""
         """Called from the lifeline's thread when rank 0 asks for this rank's stats, with the ``detail`` of ``ask_stats``."""
@@ -128,6 +171,7 @@ class Lifeline:
         timeout: float,
         describe: Callable[[], str],
         end: Callable[[str], None] = end_process,
+        faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ) -> Lifeline:
         """Connect a follower to rank 0, at the first of ``addresses`` that answers.
 
@@ -141,10 +185,8 @@ class Lifeline:
             except OSError as error:
                 errors.append(f"{address}: {error}")
                 continue
-            connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             _send(connection, Hello(rank, key))
-            return cls(rank, {0: connection}, describe, end)
+            return cls(rank, {0: connection}, describe, end, faults)
         raise PeerLost(
             f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); is a firewall between the nodes?"
         )
@@ -178,36 +220,54 @@ class Lifeline:
             for connection in self._connections.values():
                 try:
                     _send(connection, message)
-                except OSError:
-                    pass  # the peer is gone, which ``_watch`` notices
+                except OSError:  # the peer is gone, or takes nothing: what comes after half a message makes no sense
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
         selector = selectors.DefaultSelector()
+        inboxes = {peer: Inbox(connection) for peer, connection in self._connections.items()}
         for peer, connection in self._connections.items():
             selector.register(connection, selectors.EVENT_READ, peer)
-        open_peers = set(self._connections)
-        while open_peers:
-            for key, _ in selector.select():
+        next_beat = 0.0
+        while inboxes:
+            for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
                 peer = key.data
-                message = _receive(key.fileobj)
-                if isinstance(message, Goodbye):
-                    self._said_goodbye.add(peer)
-                elif isinstance(message, StateRequest):
-                    self._tell_all(State(self._describe()))
-                elif isinstance(message, State):
-                    self._states[peer] = message.text
-                elif isinstance(message, StatsRequest):
-                    self._tell_all(Stats(self.make_stats(message.detail)))
-                elif isinstance(message, Stats):
-                    self.stats[peer] = message.data
-                elif isinstance(message, Failure):
-                    self._said_goodbye.add(peer)  # its failure is known: the closing of its connection is no news
-                    threading.Thread(target=self._on_failure, args=(message,), daemon=True).start()
-                else:  # the connection is closed
+                self._heartbeat.hear(peer)
+                messages = inboxes[peer].receive()
+                for message in messages or ():
+                    self._take(peer, message)
+                if messages is None:  # the connection is closed
                     selector.unregister(key.fileobj)
-                    open_peers.discard(peer)
+                    del inboxes[peer]
+                    self._heartbeat.forget(peer)
                     if peer not in self._said_goodbye and not self._closing:
-                        threading.Thread(target=self._on_silence, args=(peer,), daemon=True).start()
+                        threading.Thread(target=self._on_closed, args=(peer,), daemon=True).start()
+            if time.monotonic() < next_beat:
+                continue
+            next_beat = time.monotonic() + self._heartbeat.interval
+            if not self._closing:
+                self._tell_all(Beat(self._describe()))
+                if silent := self._heartbeat.silent():
+                    threading.Thread(target=self._on_silent, args=(silent,), daemon=True).start()
+
+    def _take(self, peer: int, message) -> None:
+        if isinstance(message, Beat):
+            self._last_words[peer] = message.state
+        elif isinstance(message, Goodbye):
+            self._said_goodbye.add(peer)
+            self._heartbeat.forget(peer)
+        elif isinstance(message, StateRequest):
+            self._tell_all(State(self._describe()))
+        elif isinstance(message, State):
+            self._states[peer] = message.text
+        elif isinstance(message, StatsRequest):
+            self._tell_all(Stats(self.make_stats(message.detail)))
+        elif isinstance(message, Stats):
+            self.stats[peer] = message.data
+        elif isinstance(message, Failure):
+            self._said_goodbye.add(peer)  # its failure is known: the closing of its connection is no news
+            threading.Thread(target=self._on_failure, args=(message,), daemon=True).start()
 
     def _on_failure(self, failure: Failure) -> None:
         text = ""  # rank 0 prints it for all ranks
@@ -215,9 +275,26 @@ class Lifeline:
             states = self.ask_states() if failure.investigate else []
             text = "\n".join([*states, failure.text])
             self._tell_all(Failure(failure.text))
+        for rank in failure.stopped:
+            self._faults.kill(rank)
         self._finish(text)
 
-    def _on_silence(self, peer: int) -> None:
+    def _on_silent(self, peers: list[int]) -> None:
+        if self._rank > 1:
+            time.sleep(PRECEDENCE_SECONDS)
+        names = " and ".join(map(self._faults.name, peers))
+        states = "; ".join(self._last_words.get(peer, f"rank {peer}: nothing yet") for peer in peers)
+        text = (
+            f"labinfer: error: no sign of life of {names} for {self._faults.timeout:g} s (--fault-timeout): stopped, or "
+            f"the machine or its network is gone; last heard of {states}; ending all ranks"
+        )
+        if self._rank == 0:
+            self._tell_all(Failure(text, stopped=tuple(peers)))
+        for peer in peers:
+            self._faults.kill(peer)
+        self._finish(text)
+
+    def _on_closed(self, peer: int) -> None:
         time.sleep(GRACE_SECONDS)  # the failed rank's launcher may be about to end all ranks, with its own words
         text = f"labinfer: rank {peer} is gone without a word (killed, or out of memory?); ending all ranks"
         if self._rank == 0:
@@ -244,7 +321,11 @@ class LifelineServer:
         self.port = self._socket.getsockname()[1]
 
     def accept_all(
-        self, timeout: float, describe: Callable[[], str], end: Callable[[str], None] = end_process
+        self,
+        timeout: float,
+        describe: Callable[[], str],
+        end: Callable[[str], None] = end_process,
+        faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ) -> Lifeline:
         """Wait for every follower. A connection without the key is closed.
 
@@ -269,24 +350,37 @@ class LifelineServer:
             if not isinstance(hello, Hello) or hello.key != self._key:
                 connection.close()
                 continue
-            connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connections[hello.rank] = connection
         self._socket.close()
-        return Lifeline(0, connections, describe, end)
+        return Lifeline(0, connections, describe, end, faults)
 
 
-def own_addresses() -> list[str]:
-    """Names and addresses under which other nodes may reach this node, the most likely first."""
-    addresses = [socket.gethostname()]
-    try:
-        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        probe.connect(("192.0.2.1", 9))  # TEST-NET-1: nothing is sent, the kernel only picks the outgoing interface
-        addresses.insert(0, probe.getsockname()[0])
-        probe.close()
-    except OSError:
-        pass
-    return addresses
+class Inbox:
+    """Messages out of a connection as its bytes come, so that half a message holds nobody up."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection, self._data = connection, bytearray()
+
+    def receive(self) -> list | None:
+        """Messages that are complete with the bytes that have come; None when the connection is closed or its bytes are none."""
+        try:
+            piece = self._connection.recv(CHUNK_BYTES)
+        except OSError:
+            return None
+        self._data += piece
+        messages: list = []
+        while len(self._data) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._data[:LENGTH_BYTES], "little")
+            if end > LENGTH_BYTES + MAX_FRAME:
+                return None
+            if len(self._data) < end:
+                break
+            try:
+                messages.append(_decoder.decode(self._data[LENGTH_BYTES:end]))
+            except msgspec.DecodeError:
+                return None
+            del self._data[:end]
+        return messages if piece else None
 
 
 def _send(connection: socket.socket, message) -> None:
