@@ -19,75 +19,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
+from labinfer.comm.lifeline_messages import (
+    Beat,
+    Failure,
+    Goodbye,
+    Hello,
+    Inbox,
+    State,
+    StateRequest,
+    Stats,
+    StatsRequest,
+    send,
+)
 from labinfer.errors import ExitStatus, PeerLost
 from labinfer.heartbeat import DEFAULT_TIMEOUT, Heartbeat
 
-LENGTH_BYTES = 4
-MAX_FRAME = 1 << 20
-"""Bytes of a message."""
 GRACE_SECONDS = 1.5
 """Time between a connection's breaking and this process's end, in which the failed rank's own account may arrive."""
 STATES_SECONDS = 1.0
 """Longest wait of rank 0 for the other ranks' states."""
 PRECEDENCE_SECONDS = 1.0
 """When rank 0 falls silent, rank 1 says so and ends all it can, before the others do so by themselves."""
-CHUNK_BYTES = 1 << 16
-
-
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first message of a follower."""
-
-    rank: int
-    key: str
-
-
-class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """An orderly end; the connection's closing is no failure."""
-
-
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A sign of life, with the rank's step and wait in words."""
-
-    state: str
-
-
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """A rank failed; it has printed why itself, unless it is one of the ``stopped``."""
-
-    text: str
-    investigate: bool = False
-    """Ask every rank what it is doing before the group ends (a wait passed its limit)."""
-    stopped: tuple[int, ...] = ()
-    """Ranks that are silent; whoever shares a machine with one ends it."""
-
-
-class StateRequest(msgspec.Struct, frozen=True, tag="what"):
-    """Rank 0 asks what a rank is doing. Its lifeline thread answers, whatever the main thread is stuck in."""
-
-
-class State(msgspec.Struct, frozen=True, tag="state"):
-    """A follower's step and wait, in words."""
-
-    text: str
-
-
-class StatsRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """Rank 0 asks for a rank's stats, which its lifeline thread sends beside whatever runs."""
-
-    detail: int
-    """Argument of the rank's ``make_stats``; the lifeline does not know its meaning."""
-
-
-class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """Bytes that a follower's ``make_stats`` returned."""
-
-    data: bytes
-
-
-_decoder = msgspec.msgpack.Decoder(Hello | Goodbye | Beat | Failure | StateRequest | State | StatsRequest | Stats)
-_encoder = msgspec.msgpack.Encoder()
 
 
 def end_process(text: str) -> None:
@@ -185,7 +137,7 @@ class Lifeline:
             except OSError as error:
                 errors.append(f"{address}: {error}")
                 continue
-            _send(connection, Hello(rank, key))
+            send(connection, Hello(rank, key))
             return cls(rank, {0: connection}, describe, end, faults)
         raise PeerLost(
             f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); is a firewall between the nodes?"
@@ -219,7 +171,7 @@ class Lifeline:
         with self._lock:
             for connection in self._connections.values():
                 try:
-                    _send(connection, message)
+                    send(connection, message)
                 except OSError:  # the peer is gone, or takes nothing: what comes after half a message makes no sense
                     with contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
@@ -305,106 +257,3 @@ class Lifeline:
         if not self._ended:
             self._ended = True
             self._end(text)
-
-
-class LifelineServer:
-    """Rank 0's listening socket, open before the followers learn its address.
-
-    Args:
-        key: a secret of the group that every ``Hello`` must carry.
-    """
-
-    def __init__(self, num_followers: int, key: str):
-        self._num_followers = num_followers
-        self._key = key
-        self._socket = socket.create_server(("", 0), backlog=num_followers + 8)
-        self.port = self._socket.getsockname()[1]
-
-    def accept_all(
-        self,
-        timeout: float,
-        describe: Callable[[], str],
-        end: Callable[[str], None] = end_process,
-        faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
-    ) -> Lifeline:
-        """Wait for every follower. A connection without the key is closed.
-
-        Raises:
-            PeerLost: a follower did not connect within ``timeout`` seconds.
-        """
-        connections: dict[int, socket.socket] = {}
-        deadline = time.monotonic() + timeout
-        while len(connections) < self._num_followers:
-            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection, _ = self._socket.accept()
-                connection.settimeout(5.0)
-                hello = _receive(connection)
-            except TimeoutError:
-                if time.monotonic() < deadline:
-                    continue
-                missing = sorted(set(range(1, self._num_followers + 1)) - set(connections))
-                raise PeerLost(
-                    f"rank 0 waited {timeout:g} s for ranks {missing} to connect to port {self.port}; is a firewall between the nodes?"
-                ) from None
-            if not isinstance(hello, Hello) or hello.key != self._key:
-                connection.close()
-                continue
-            connections[hello.rank] = connection
-        self._socket.close()
-        return Lifeline(0, connections, describe, end, faults)
-
-
-class Inbox:
-    """Messages out of a connection as its bytes come, so that half a message holds nobody up."""
-
-    def __init__(self, connection: socket.socket):
-        self._connection, self._data = connection, bytearray()
-
-    def receive(self) -> list | None:
-        """Messages that are complete with the bytes that have come; None when the connection is closed or its bytes are none."""
-        try:
-            piece = self._connection.recv(CHUNK_BYTES)
-        except OSError:
-            return None
-        self._data += piece
-        messages: list = []
-        while len(self._data) >= LENGTH_BYTES:
-            end = LENGTH_BYTES + int.from_bytes(self._data[:LENGTH_BYTES], "little")
-            if end > LENGTH_BYTES + MAX_FRAME:
-                return None
-            if len(self._data) < end:
-                break
-            try:
-                messages.append(_decoder.decode(self._data[LENGTH_BYTES:end]))
-            except msgspec.DecodeError:
-                return None
-            del self._data[:end]
-        return messages if piece else None
-
-
-def _send(connection: socket.socket, message) -> None:
-    data = _encoder.encode(message)
-    connection.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
-
-
-def _receive(connection: socket.socket):
-    """The next message; None when the connection is closed or its bytes are no message."""
-    try:
-        header = _receive_exactly(connection, LENGTH_BYTES)
-        length = int.from_bytes(header, "little")
-        if len(header) < LENGTH_BYTES or length > MAX_FRAME:
-            return None
-        return _decoder.decode(_receive_exactly(connection, length))
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = connection.recv(count - len(data))
-        if not piece:
-            break
-        data += piece
-    return data

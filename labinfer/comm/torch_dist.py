@@ -79,6 +79,7 @@ class TorchCommunicator(Communicator):
         address: str,
         rank: int,
         world_size: int,
+        *,
         own_addresses: Sequence[str] | None = None,
         choose_interface: Callable[[list[list[str]]], str] = lambda peers: "",
     ) -> TorchCommunicator:

@@ -44,7 +44,9 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
             else:
                 listener = listen(own)
                 port = listener.getsockname()[1]
-                gateway = GatewayProcess(listener, own, list(models), cpus, level, fault_timeout)
+                gateway = GatewayProcess(
+                    listener, own, list(models), cpus, log_level=level, fault_timeout=fault_timeout
+                )
             link = GatewayLink(gateway.connection)
             link.watch(fault_timeout, group.progress.describe, lambda: _end_with_stopped(gateway, group, fault_timeout))
     llms: dict[str, LLM] = {}

@@ -110,11 +110,14 @@ class AsyncLLMEngine:
     @property
     def is_stalled(self) -> bool:
         """Whether the host is silent, or gives signs of life but ends no step though requests are open."""
-        if self._link is None:
-            return False
-        return self._link.is_silent or (
-            bool(self._facts) and self.has_work and self._clock() - self._last_progress > self._stall_seconds
-        )
+        takes_steps = self._link is not None and self._facts and not self.is_recovering
+        waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
+        return self.is_silent or bool(waits)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is a host that gives no signs of life."""
+        return self._link is not None and self._link.is_silent
 
     def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
         """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""

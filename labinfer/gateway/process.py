@@ -60,6 +60,7 @@ class GatewayProcess:
         options: ServerOptions,
         model_names: list[str],
         cpus: list[int],
+        *,
         log_level: str,
         fault_timeout: float,
     ):

@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from labinfer.comm.communicator import Communicator
-from labinfer.comm.lifeline import FaultOptions, Lifeline, LifelineServer
+from labinfer.comm.lifeline import FaultOptions, Lifeline
+from labinfer.comm.lifeline_server import LifelineServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.config import ParallelOptions, RuntimeOptions

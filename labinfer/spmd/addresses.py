@@ -18,22 +18,22 @@ GLOBAL_SCOPE = "00"
 
 def interfaces() -> dict[str, str]:
     """Interfaces of this machine by their addresses, without loopback (Linux)."""
-    found = {}
+    names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue  # it has none
-            found[socket.inet_ntoa(reply[20:24])] = name
+            names[socket.inet_ntoa(reply[20:24])] = name
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:
         lines = []
     for address, _, _, scope, _, name in map(str.split, lines):
         if scope == GLOBAL_SCOPE:
-            found[str(ipaddress.ip_address(int(address, 16)))] = name
-    return {address: name for address, name in found.items() if not ipaddress.ip_address(address).is_loopback}
+            names[str(ipaddress.ip_address(int(address, 16)))] = name
+    return {address: name for address, name in names.items() if not ipaddress.ip_address(address).is_loopback}
 
 
 def source_address(peer: str) -> str:
@@ -48,7 +48,7 @@ def source_address(peer: str) -> str:
 
 
 def addresses_towards(peers: Iterable[Sequence[str]], own: Sequence[str]) -> list[str]:
-    """Those of ``own`` by which this machine talks to others, the ones on the most routes first.
+    """Addresses by which this machine talks to others, the one on the most routes first.
 
     Args:
         peers: the addresses of each. One that this machine has, too, is passed over: bridges of containers are called the same

@@ -14,7 +14,7 @@ TIMEOUT = 4.0
 FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
 END_SECONDS = 6.0
 """From the moment at which a process is named to the end of all, launchers included."""
-NAMES = {0: "rank 0", 1: "rank 1 on ", None: "the gateway process"}
+NAMES = {0: "rank 0", 1: "rank 1", None: "the gateway process"}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ def test_stopped_process_of_a_server_is_named(launcher, stopped, busy):
         begin = time.monotonic()
         if stopped == 0:
             wait_for(lambda: server.get("/health") == (503, {"status": "stalled"}), TIMEOUT)
+            assert server.get("/ready")[0] == 503
         assert server.wait_end(tree, TIMEOUT + 1 + END_SECONDS) != 0
         print(f"{launcher}: {NAMES[stopped]} stopped, all ended after {time.monotonic() - begin:.1f} s")
         errors = [line for line in server.own_text.splitlines() if "no sign of life of" in line]

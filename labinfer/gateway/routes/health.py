@@ -58,6 +58,8 @@ def _state(service: Service) -> State:
 async def ready(call: Call) -> Response:
     """``GET /ready``: requests are taken now, long prompts and new forms of answers included."""
     call.service.model(None)
+    if call.service.engine.is_silent:
+        raise api_errors.overloaded("the engine gives no signs of life", LOADING_SECONDS)
     if call.service.engine.is_recovering:
         raise api_errors.overloaded("the engine has died, and another one takes up its work", LOADING_SECONDS)
     call.service.check_room()
