@@ -70,6 +70,11 @@ class OpenRequests:
         self._takes_all = False  # whether the host takes requests as they come
         self._trial: OpenRequest | None = None
 
+    @property
+    def any_open(self) -> bool:
+        """Whether there are any."""
+        return bool(self._requests)
+
     def add(self, submission: Submission) -> None:
         """Take in the requests of a submission; they go to the host once it takes all."""
         for number, state in enumerate(submission.opened):
