@@ -60,11 +60,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-<<<<<<< HEAD
-    """Result of a fault."""
-=======
     """End of a trial."""
->>>>>>> main
 
     seconds: float | None
     """From the signal to the end of the last process; None where some were left."""
