@@ -10,9 +10,12 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labinfer.errors import UserError
+from labinfer.text.limited_rendering import LimitedEnvironment, within_limits
+
+MAX_TEMPLATE = 1 << 20
+"""Characters of a template."""
 
 RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
@@ -32,16 +35,16 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str]):
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
-        )
+        if len(source) > MAX_TEMPLATE:
+            raise UserError(f"the chat template has {len(source)} characters; {MAX_TEMPLATE} are supported")
+        environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         try:
             parsed = environment.parse(source)
-            self._template = environment.from_string(parsed)
-        except jinja2.TemplateError as error:
-            raise UserError(f"the chat template does not parse: {error}") from None
+            self._template = within_limits(lambda: environment.from_string(parsed))
+        except Exception as error:  # noqa: BLE001 - Jinja's own, and those of Python, which compiles what Jinja wrote
+            raise UserError(f"the chat template does not parse: {str(error) or type(error).__name__:.300}") from None
         self._special_tokens = special_tokens
         self._takes_tools = any(name.name == "tools" for name in parsed.find_all(nodes.Name))
         self.source = source
@@ -71,13 +74,15 @@ class ChatTemplate:
         if not self._takes_tools and (tools or any(message.get("tool_calls") for message in messages)):
             raise UserError("this model's chat template has no place for tools; leave tools and tool_calls out")
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools or None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-                **(variables or {}),
+            return within_limits(
+                lambda: self._template.render(
+                    messages=messages,
+                    tools=tools or None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **self._special_tokens,
+                    **(variables or {}),
+                )
             )
         except Exception as error:  # noqa: BLE001 - a template is a program; whatever it raises is its refusal
             raise UserError(f"the chat template refuses these messages: {error or type(error).__name__}") from None

@@ -14,6 +14,7 @@ from labinfer.errors import PromptTooLong, UserError, is_failure
 from labinfer.text.reply_format import ReplyFormat, choose_format
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.spelling import Spelling, spell
+from labinfer.text.tokenizer_patterns import check_patterns
 from labinfer.weights.json_file import need_plain_file, read_json
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class _FastBackend:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the Rust library raises plain Exception
             raise UserError(f"{path} is not a valid tokenizer: {str(error).splitlines()[0]:.120}") from None
+        try:
+            for component in (self._tokenizer.normalizer, self._tokenizer.pre_tokenizer):
+                check_patterns(component)
+        except ValueError as error:
+            raise UserError(f"{path} is not supported: {error}") from None
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
@@ -369,13 +375,17 @@ def _load_templates(
     """The chat template, another for conversations with tools where the checkpoint has one, and the format of replies."""
     config = _read_optional(directory / "tokenizer_config.json")
     source = config.get("chat_template")
-    if (directory / "chat_template.jinja").exists():
-        source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    if (path := directory / "chat_template.jinja").exists():
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
     elif (directory / "chat_template.json").exists():
         source = read_json(directory / "chat_template.json").get("chat_template")
     named = {"default": source}
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source}
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
     sources = [named.get(name) for name in ("default", "tool_use")]
     if not isinstance(sources[0], str):
         choose_format(response_template, None, "")  # refuses one that cannot be
@@ -383,7 +393,7 @@ def _load_templates(
     from labinfer.text.chat_template import ChatTemplate  # here, so that Jinja is imported only where it is needed
 
     tokens = {
-        key: value["content"] if isinstance(value, dict) else value
+        key: str(value.get("content", "") if isinstance(value, dict) else value)
         for key, value in config.items()
         if key in ("bos_token", "eos_token", "pad_token", "unk_token") and value
     }

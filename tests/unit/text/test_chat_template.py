@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from checkpoints import CHAT_TEMPLATE
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer
 from labinfer.errors import UserError
 from labinfer.input_processor import InputProcessor
 from labinfer.prompts import parse_prompt
+from labinfer.text import limited_rendering
 from labinfer.text.chat_template import ChatTemplate
 from labinfer.text.tokenizer import Tokenizer
 
@@ -296,3 +298,48 @@ def test_sandbox_refuses_attribute_tricks(source):
 def test_whatever_a_template_stumbles_over_is_a_user_error(source):
     with pytest.raises(UserError, match="refuses"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+
+
+HOSTILE = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{{ f(n - 1) if n else '' }}{{ f(n - 1) if n else '' }}{% endmacro %}{{ f(60) }}",
+    "{% set n = namespace(x='aaaaaaaa') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x=['a']) %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=3) %}{% for a in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ 'a' * 10 ** 11 }}",
+    "{{ 10 ** 10 ** 999 }}",
+    "{{ 9 ** messages|length ** 999 ** 99 }}",
+    "{{ 'a'.ljust(10 ** 11) }}{{ 'a'|center(100000000000) }}",
+    "{{ '%99999999999d' % 1 }}",
+    "{{ '{:99999999999}'.format(1) }}",
+    "{{ '%99999999999d'|format(1) }}",
+    "{{ [1]|batch(99999999999, 'x')|list }}",
+    "{% for a in range(10 ** 9) %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", HOSTILE)
+def test_template_without_end_is_ended(source, monkeypatch):
+    monkeypatch.setattr(limited_rendering, "RENDER_SECONDS", 0.3)
+    monkeypatch.setattr(limited_rendering, "RENDER_BYTES", 1 << 26)
+    begin = time.process_time()
+    with pytest.raises(UserError, match="the chat template (refuses|does not parse)"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+    assert time.process_time() - begin < 3
+    for _ in range(3):  # and what comes afterwards is left alone
+        assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": "hi"}]) == "hi"
+        time.sleep(0.03)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% if 1 %}" * 3000, "{{ " + "(" * 3000, "{% for x in [1] %}" * 40 + "{% endfor %}" * 40, "a" * (2 << 20)],
+)
+def test_template_that_cannot_be_compiled_is_refused(source):
+    with pytest.raises(UserError, match="^the chat template"):
+        ChatTemplate(source, {})
+
+
+def test_large_numbers_of_messages_are_no_danger():
+    source = "{{ messages[0].content|string }} {{ messages[0].content|tojson }} {{ '%d' % 7 }} {{ '-' * 9 }}"
+    assert ChatTemplate(source, {}).render([{"content": 10**30}]) == f"{10**30} {10**30} 7 ---------"

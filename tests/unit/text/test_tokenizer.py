@@ -7,12 +7,15 @@ import random
 
 import pytest
 from sentencepiece import SentencePieceProcessor
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
 from transformers import AddedToken, AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
 from labinfer.errors import UserError
 from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tokenizer_patterns import check_patterns
 
 TEXTS = [
     "the quick brown fox",
@@ -280,3 +283,41 @@ def test_beginning_of_a_stop_string_is_held_back(bpe):
         assert not any(shown.endswith("brown dog"[:length]) for length in range(1, 9))
     detokenizer.finish()
     assert shown + detokenizer.take_new() == "the brown fox"
+
+
+SPLITS = {
+    "cl100k": r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    "o200k": r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+    r"""|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    "deepseek": r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*""",
+    "gpt2": r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
+    "digits": r"\d{1,3}(?=(?:\d{3})*\b)",
+    "han": "[一-龥぀-ゟ゠-ヿ]+",
+    "words": r"(?:ab){3}[[a-z]&&[^x]]+(?>a+)*",
+}
+EXPLODING = [
+    "(a+)+$",
+    "(a|a)*$",
+    "(?:a?b?)+x",
+    "((?:ab)*)*",
+    "(?:(?:a|b){2,9})+",
+    r"(\s*x?){40}",
+    ".*.*.*.*=x",
+    "(?i:a*){2,}",
+]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_patterns_of_known_tokenizers_are_taken(name):
+    check_patterns(pre_tokenizers.Split(Regex(SPLITS[name]), "isolated"))
+
+
+@pytest.mark.parametrize("pattern", EXPLODING)
+def test_pattern_that_explodes_is_refused_by_name(tmp_path, pattern):
+    library = FastTokenizer(models.BPE({"a": 0}, []))
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(), pre_tokenizers.Split(Regex(pattern), "isolated")]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="tokenizer.json is not supported: its pattern .* may take for ever"):
+        Tokenizer(tmp_path)

@@ -1,0 +1,148 @@
+"""Rendering with limits: chat templates are programs that come with the weights, and may loop for ever or make gigabytes."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from resource import getpagesize
+from typing import Any, TypeVar
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+RENDER_SECONDS = 5.0
+"""Most processor time of a rendering."""
+RENDER_BYTES = 1 << 29
+"""Most memory by which the process may grow during a rendering."""
+MAX_SIZE = 1 << 24
+"""Largest number that a method of a text or a filter may be given, and the longest repetition."""
+MAX_BITS = 1 << 14
+"""Bits of the largest whole number."""
+LOOK_SECONDS = 0.02
+"""Time between two looks at a rendering."""
+Result = TypeVar("Result")
+_WIDTH = re.compile(r"\d{8}")
+
+
+class RenderingEnded(Exception):
+    """A rendering took too much; the text says of what."""
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox in which no single step takes long or much memory; what many steps take is for ``within_limits``."""
+
+    intercepted_binops = frozenset(("*", "**", "%"))  # which Jinja otherwise computes while it compiles, too
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.filters = {name: _limited(function) for name, function in self.filters.items()}
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        _check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        if isinstance(text := getattr(function, "__self__", None), str):
+            _check_arguments(*arguments, *named.values())
+            _check_width(text if "format" in function.__name__ else "")
+        return super().call(context, function, *arguments, **named)
+
+
+def within_limits(render: Callable[[], Result]) -> Result:
+    """The result of a rendering.
+
+    Raises:
+        RenderingEnded: it took too much processor time or memory, and was ended.
+    """
+    watch = _Watch()
+    try:
+        try:
+            return render()
+        finally:
+            watch.stop()
+    except RenderingEnded:
+        raise RenderingEnded(watch.reason) from None
+
+
+class _Watch:
+    """A thread that raises ``RenderingEnded`` in the one that made it, until that one stops it."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._thread = threading.get_ident()
+        self._clock = time.pthread_getcpuclockid(self._thread)
+        self._stopped, self._lock = threading.Event(), threading.Lock()
+        threading.Thread(target=self._run, name="rendering", daemon=True).start()
+
+    def stop(self) -> None:
+        while not self._stopped.is_set():
+            with suppress(RenderingEnded):
+                self._stopped.set()
+        with self._lock:  # what is on its way is taken back
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+
+    def _run(self) -> None:
+        with suppress(OSError):  # the thread is gone
+            begin, memory = time.clock_gettime(self._clock), _own_bytes()
+            while not self._stopped.wait(LOOK_SECONDS):
+                if time.clock_gettime(self._clock) - begin > RENDER_SECONDS:
+                    self._end(f"it takes more than {RENDER_SECONDS:g} s")
+                    begin += RENDER_SECONDS
+                elif _own_bytes() - memory > RENDER_BYTES:
+                    self._end(f"it takes more than {RENDER_BYTES >> 20} MiB")
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            if not self._stopped.is_set():
+                self.reason, error = reason, ctypes.py_object(RenderingEnded)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
+
+
+def _own_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize()
+    return 0
+
+
+def _limited(function: Callable) -> Callable:
+    """A filter that refuses huge numbers behind what it filters."""
+    first = 1 + hasattr(function, "jinja_pass_arg")  # behind the context
+
+    @wraps(function)  # Jinja's marks as well
+    def call(*arguments: Any, **named: Any) -> Any:
+        _check_arguments(*arguments[first:], *named.values())
+        _check_width(arguments[0] if function.__name__ == "do_format" else "")
+        return function(*arguments, **named)
+
+    return call
+
+
+def _check_arguments(*values: Any) -> None:
+    for value in values:
+        if isinstance(value, int) and abs(value) > MAX_SIZE:
+            raise SecurityError(f"a number above {MAX_SIZE}")
+
+
+def _check_width(form: Any) -> None:
+    if isinstance(form, str) and _WIDTH.search(form):
+        raise SecurityError(f"{form!r:.60} is too wide a form")
+
+
+def _check_operation(operator: str, left: Any, right: Any) -> None:
+    """Refuse an operation with a huge result."""
+    if operator == "%":
+        _check_width(left)
+    elif isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        if bits > MAX_BITS:
+            raise SecurityError(f"a number of more than {MAX_BITS} bits")
+    elif operator == "*":
+        sizes = [len(side) if hasattr(side, "__len__") else side for side in (left, right)]
+        if all(isinstance(size, int) for size in sizes) and sizes[0] * sizes[1] > MAX_SIZE:
+            raise SecurityError(f"a repetition of more than {MAX_SIZE} elements")
