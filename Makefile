@@ -22,7 +22,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot soak screenshots demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot soak screenshots demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -83,6 +83,11 @@ test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
 
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
 	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/test_*.py)
+
+FUZZ_CASES ?= 20000
+FUZZ_SEED ?= 1
+fuzz: $(VENV)/.setup-test ## mutated input for every reader and port (FUZZ_CASES each, some minutes)
+	$(LIMIT) 3600 $(BIN)/python -m pytest tests/unit/fuzz tests/server/test_http_fuzz.py -rP --fuzz-cases $(FUZZ_CASES) --fuzz-seed $(FUZZ_SEED)
 
 lint: $(VENV)/.setup-test ## check style, and that Python 3.10 suffices
 	$(BIN)/ruff check .

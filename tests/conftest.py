@@ -9,6 +9,11 @@ from labinfer.spmd.environment import shorten_openmp_spins
 shorten_openmp_spins()  # as a run does, before anything imports torch
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fuzz-cases", type=int, default=0, help="cases of each fuzzer, instead of a small sample")
+    parser.addoption("--fuzz-seed", type=int, default=1, help="seed of the fuzzers")
+
+
 @pytest.fixture(autouse=True)
 def check_blocks_when_idle(monkeypatch):
     """At the end of every run of every ``LLM`` in this process, the engine's books of KV blocks must agree."""

@@ -80,7 +80,7 @@ def decode(data: bytes) -> msgspec.Struct | None:
     """A message from the bytes after its length; None where they are none."""
     try:
         return _decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -65,5 +65,5 @@ def unpack(first: torch.Tensor, rest: torch.Tensor | None, decoder: msgspec.msgp
     )
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"a message of {length} bytes does not decode: {error}") from None

@@ -69,7 +69,7 @@ def _may_explode(pattern: str) -> bool:
             groups[-1].varies = True
             groups[-1].repeats = 0
         elif part["class"]:
-            position = _end_of_class(pattern, position)
+            position = _class_end(pattern, position)
         elif part["repeat"] and part["repeat"] not in ("?", "??", "?+"):
             sign = part["repeat"]
             is_long = sign[0] in "*+" or sign.rstrip("?+").endswith(",}")
@@ -97,7 +97,7 @@ class _Group:
         """Whether it may match texts of several lengths or forms."""
 
 
-def _end_of_class(pattern: str, position: int) -> int:
+def _class_end(pattern: str, position: int) -> int:
     """Position behind a class of characters that has begun; classes may be inside each other."""
     depth = 1
     if pattern.startswith("^", position):

@@ -1,0 +1,76 @@
+"""Mutated HTTP at a real server: no 500, no silence, no memory that is kept; ``make fuzz`` runs it."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections import Counter
+
+import pytest
+from fuzzing import MAX_GROWTH, MAX_SECONDS, mutate
+from serving import Server, serving
+from test_floods import resident_bytes
+
+pytestmark = pytest.mark.slow
+
+
+def request(method: str, path: str, body: bytes = b"", *fields: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *fields, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+JSON = "Content-Type: application/json"
+SEEDS = [
+    request("GET", "/health"),
+    request("GET", "/v1/models", b"", "Connection: close"),
+    request("GET", "/v1/cluster/trace?seconds=1"),
+    request("GET", "/metrics") + request("GET", "/version"),
+    request("POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 2, "seed": 3}', JSON),
+    request("POST", "/v1/completions", b'{"prompt": [1, 2], "max_tokens": 1, "stream": true}', JSON),
+    request(
+        "POST", "/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}', JSON
+    ),
+    request("POST", "/tokenize", b'{"prompt": "a b"}', JSON, "Expect: 100-continue"),
+    request("POST", "/v1/requests/x/cancel", b"", "Origin: http://evil.example"),
+    b'POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\n{"pro\r\n0\r\nx: y\r\n\r\n',
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+]
+
+
+def exchange(server: Server, data: bytes) -> bytes:
+    """Whatever comes back until the server has nothing more to say."""
+    answer = b""
+    with server.connect() as connection:
+        connection.settimeout(MAX_SECONDS)
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(1 << 16):
+                answer += piece
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it would not hear any more
+    return answer
+
+
+def test_mutated_requests_are_answered_or_closed(request: pytest.FixtureRequest):
+    cases = request.config.getoption("--fuzz-cases") or 2000
+    seed, counts = request.config.getoption("--fuzz-seed"), Counter()
+    draw = random.Random(seed)
+    with serving() as server:
+        assert server.complete().status == 200
+        before = resident_bytes(server)
+        for number in range(cases):
+            data = mutate(draw, SEEDS)
+            begin = time.monotonic()
+            answer = exchange(server, data)
+            status = answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/1.1 ") else repr(answer[:20])
+            counts[status] += 1
+            assert status != "500", f"case {number} of seed {seed}: {data[:300]!r}"
+            assert time.monotonic() - begin < MAX_SECONDS, f"case {number} of seed {seed}: {data[:300]!r}"
+        assert server.complete().status == 200
+        server.wait_idle()
+        growth = resident_bytes(server) - before
+        assert "Traceback" not in server.text
+        assert growth < MAX_GROWTH, f"{growth >> 20} MiB more"
+    print(f"{cases} requests, seed {seed}: {dict(counts)}, {growth >> 20} MiB more")
