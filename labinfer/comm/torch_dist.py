@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
+from labinfer.comm.attempt import own_part
 from labinfer.comm.communicator import Communicator, Handle, name_ranks, sum_dtype
 from labinfer.comm.progress import Progress
 from labinfer.errors import PeerLost, UserError
@@ -87,7 +89,10 @@ class TorchCommunicator(Communicator):
         if not dist.is_initialized():
             timeout = datetime.timedelta(seconds=progress.timeout)
             try:
-                dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size, timeout=timeout)
+                store, *_ = next(rendezvous(address, rank, world_size, timeout=timeout))
+                store.set_timeout(timeout)
+                part = own_part(store, rank, world_size, progress.timeout)
+                dist.init_process_group("gloo", store=part, rank=rank, world_size=world_size, timeout=timeout)
             except (RuntimeError, dist.DistError) as error:
                 reason = str(error).splitlines()[0]
                 raise UserError(

@@ -51,8 +51,7 @@ class AsyncLLMEngine:
         self._ending: Exception | None = None  # what ended all that was open, until another host comes
         self.is_draining = False
         """Whether the host has said that it will end."""
-        self.is_recovering = False
-        """Whether a host has died, and what is open waits for another."""
+        self._awaits_host = False  # one has died, and what is open waits for another
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         """Called with the stats of each engine as they come."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
@@ -86,10 +85,15 @@ class AsyncLLMEngine:
             link.close()
             self._link = None
             self._requests.end(sum(model.max_num_seqs for model in self._facts))
-            self.is_recovering = ending is None and bool(self._facts)
+            self._awaits_host = ending is None and bool(self._facts)
             if ending is not None:
                 self._fail(ending)
-            self.on_end(not self.is_recovering)
+            self.on_end(not self._awaits_host)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a host has died, and not all that was open then goes on with another."""
+        return self._awaits_host or self._requests.is_trying
 
     def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
         """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
@@ -153,10 +157,10 @@ class AsyncLLMEngine:
             self.is_draining = True
 
     def _attach(self, models: list[ModelFacts]) -> None:
-        if self.is_recovering and not all(map(_can_go_on, self._facts, models)):
+        if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
             self._fail(EngineFailed("the engine has failed, and other models are served now"))
             self._ending = None
-        self._facts, self.is_recovering = models, False
+        self._facts, self._awaits_host = models, False
         self.on_attach(models)
         self._requests.begin()
 

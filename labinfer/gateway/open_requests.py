@@ -70,6 +70,11 @@ class OpenRequests:
         self._takes_all = False  # whether the host takes requests as they come
         self._trial: OpenRequest | None = None
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether a suspect runs alone, and all others wait."""
+        return self._trial is not None
+
     def add(self, submission: Submission) -> None:
         """Take in the requests of a submission; they go to the host once it takes all."""
         for number, state in enumerate(submission.opened):
