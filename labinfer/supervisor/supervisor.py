@@ -68,7 +68,9 @@ class Supervisor:
             if self._gateway is not None and self._gateway.is_at_its_end():
                 return status  # somebody has asked the ranks for an orderly end
             if status == before and not self._ready_file.exists():
-                logger.error("error: the group ended %s twice and was never ready; it is not started again", _how(status))
+                logger.error(
+                    "error: the group ended %s twice and was never ready; it is not started again", _how(status)
+                )
                 return ExitStatus.INTERNAL
             lived = self._clock() - begin
             pause = self._restarts.next_pause(lived)
