@@ -22,7 +22,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot screenshots demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot soak screenshots demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -137,6 +137,9 @@ bench-gateway: $(VENV)/.setup ## what the server adds to a token, and what it co
 	$(BIN)/python benchmarks/idle_server.py --rounds 1
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small
 	$(BIN)/python benchmarks/watch_cost.py --model .small
+
+soak: $(VENV)/.setup ## twenty minutes of load, cancelled requests, bursts and killed ranks on a supervised server
+	$(BIN)/python benchmarks/soak.py --minutes 20
 
 bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler costs, and what a smaller KV cache loses
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small

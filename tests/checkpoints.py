@@ -20,6 +20,7 @@ from transformers import (
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
+    Mistral3Config,
     MistralConfig,
     Olmo3Config,
     Phi3Config,
@@ -113,6 +114,15 @@ PICTURES = {
     "out_hidden_size": 72,
     "num_position_embeddings": 16,
 }
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 32,
+}
 WINDOW_8 = {"use_sliding_window": True, "sliding_window": 8}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
 MOE = {"moe_intermediate_size": 44, "num_experts_per_tok": 3}
@@ -131,6 +141,12 @@ CONFIGS = {
     "mistral": lambda: MistralConfig(**FAMILY_SHAPE, sliding_window=8),
     "ministral3": lambda: Ministral3Config(
         **FAMILY_SHAPE, rope_parameters=YARN | {"llama_4_scaling_beta": 0.4, "mscale": 1.0, "mscale_all_dim": 1.0}
+    ),
+    "ministral3-pictures": lambda: Mistral3Config(
+        text_config=CONFIGS["ministral3"](), vision_config=PIXTRAL, tie_word_embeddings=False
+    ),
+    "mistral3-pictures": lambda: Mistral3Config(
+        text_config=MistralConfig(**FAMILY_SHAPE, **TIED), vision_config=PIXTRAL, **TIED
     ),
     "smollm3": lambda: SmolLM3Config(**NARROW, no_rope_layers=[1, 0, 1, 0], attention_bias=True, mlp_bias=True),
     "phi3": lambda: Phi3Config(**NARROW, sliding_window=8),
@@ -251,9 +267,11 @@ def mixed_prompts(count: int = 8, seed: int = 7) -> list[list[int]]:
 
 
 @torch.no_grad()
-def transformers_greedy(directory: Path, prompts: list[list[int]], num_tokens: int) -> list[dict]:
+def transformers_greedy(
+    directory: Path, prompts: list[list[int]], num_tokens: int, auto: type = AutoModelForCausalLM
+) -> list[dict]:
     """Transformers' own greedy continuation of each prompt, ignoring end-of-sequence, with the logits of each token."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = auto.from_pretrained(directory, dtype=torch.float32).eval()
     results = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -40,6 +42,17 @@ def checkpoint(request, tmp_path_factory):
     write_tokenizer(directory)
     write_published(directory, twin, PUBLISHED[request.param])
     return directory, "int8" if request.param == "fp8" else "auto", transformers_logprobs(twin, PROMPTS)
+
+
+LOOK = "import sys; from labinfer.cli import main; main(sys.argv[1:]); sys.exit('sympy' in sys.modules)"
+"""Exit status 1 where torch has imported what it computes shapes with: that takes a second of every start."""
+
+
+def test_plan_computes_nothing(checkpoint):
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, "plan", "--model", checkpoint[0]], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def run(directory, dtype: str = "float32", **options) -> tuple[list[float], int]:

@@ -128,3 +128,17 @@ def test_published_config_gives_the_logits_of_transformers(name, tmp_path, caplo
         check_answers(greedy(llm, SOME, 8), rows, tokens, logits)
     lines = [record.message for record in caplog.records if "left out" in record.message]
     assert len(lines) == bool(extra) and all("2 tensors of" in line or "model.visual" in line for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["ministral3-pictures", "mistral3-pictures"])
+def test_text_part_of_mistral(kind, tmp_path, caplog):
+    """The output head is beside the text model, not beside the whole."""
+    directory = make_checkpoint(tmp_path, kind)
+    tensors = load_file(directory / "model.safetensors")
+    assert ("language_model.lm_head.weight" in tensors) == (kind == "ministral3-pictures")
+    references = transformers_greedy(directory, SOME, 8, AutoModelForImageTextToText)
+    with caplog.at_level(logging.INFO, "labinfer"), recorded(directory) as (llm, rows):
+        tokens, logits = [r["token_ids"] for r in references], [r["logits"] for r in references]
+        check_answers(greedy(llm, SOME, 8), rows, tokens, logits)
+    (line,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert "vision_tower" in line and "multi_modal_projector" in line

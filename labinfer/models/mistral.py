@@ -1,10 +1,11 @@
-"""Mistral (Jiang et al. 2023, arXiv:2310.06825) and Ministral 3."""
+"""Mistral (Jiang et al. 2023, arXiv:2310.06825), Ministral 3, and either beside what sees pictures."""
 
 from __future__ import annotations
 
 from labinfer.layers.attention import QueryScaling
 from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.decoder import Decoder
+from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class MistralForCausalLM(Decoder):
@@ -30,6 +31,25 @@ class Ministral3ForCausalLM(Decoder):
             "rope parameters should have llama_4_scaling_beta and original_max_position_embeddings, both above 0",
         )
         return read_model(file, _layers(file, query_scaling=QueryScaling(beta=beta, original_length=original)))
+
+
+class Mistral3ForConditionalGeneration(Decoder):
+    """The text part of Mistral Small 3.1 and later, and of Ministral 3 as it is published: ``text_config`` says which."""
+
+    names = CheckpointNames(
+        roots=("language_model.model", "model.language_model"),
+        ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    )
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        kind = file.get("text_config", dict, {}).get("model_type", "mistral")
+        families = {"mistral": MistralForCausalLM, "ministral3": Ministral3ForCausalLM}
+        file.require(
+            kind in families,
+            f"model_type {kind!r:.60} of text_config is not supported; supported are {', '.join(families)}",
+        )
+        return families[kind].read_config(file.text_part())
 
 
 def _layers(file: ConfigFile, **attention) -> list[LayerConfig]:

@@ -16,7 +16,7 @@ from labinfer.models.hunyuan import HunYuanDenseV1ForCausalLM
 from labinfer.models.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from labinfer.models.llama import LlamaForCausalLM
 from labinfer.models.minimax_m2 import MiniMaxM2ForCausalLM
-from labinfer.models.mistral import Ministral3ForCausalLM, MistralForCausalLM
+from labinfer.models.mistral import Ministral3ForCausalLM, Mistral3ForConditionalGeneration, MistralForCausalLM
 from labinfer.models.olmo3 import Olmo3ForCausalLM
 from labinfer.models.phi3 import Phi3ForCausalLM
 from labinfer.models.qwen2 import Qwen2ForCausalLM
@@ -36,6 +36,7 @@ FAMILIES: tuple[type[Decoder], ...] = (
     Qwen3ForCausalLM,
     MistralForCausalLM,
     Ministral3ForCausalLM,
+    Mistral3ForConditionalGeneration,
     SmolLM3ForCausalLM,
     Phi3ForCausalLM,
     Olmo3ForCausalLM,

@@ -20,7 +20,8 @@ class CheckpointNames:
     ignored: tuple[str, ...] = ()
     """Beginnings of the names of tensors that are left unread, such as ``model.visual.``."""
     roots: tuple[str, ...] = ()
-    """Possible names of the first segment ``model`` in checkpoints of this family; the first that is there holds."""
+    """Possible names of the first segment ``model`` in checkpoints of this family; the first that is there holds. The output
+    head stands beside it: under ``language_model.model`` it is ``language_model.lm_head``."""
     has_draft_layers: bool = False
     """Whether layers that guess tokens ahead may follow the model's own (``model.layers.N`` …); they are left unread, too."""
 
@@ -28,13 +29,18 @@ class CheckpointNames:
         """The same for a checkpoint with tensors of these names."""
         for root in self.roots:
             if any(name.startswith(f"{root}.") for name in tensors):
-                return replace(self, renamed={**self.renamed, "model": root}, roots=())
+                return self._rooted(root)
         return self
 
     def spellings(self, name: str) -> set[str]:
         """Names that a path in the model may have in the family's checkpoints, whichever root they have."""
-        rooted = (replace(self, renamed={**self.renamed, "model": root}, roots=()) for root in self.roots)
-        return {self.stored(name), *(names.stored(name) for names in rooted)}
+        return {self.stored(name), *(self._rooted(root).stored(name) for root in self.roots)}
+
+    def _rooted(self, root: str) -> CheckpointNames:
+        own = {"model": root}
+        if root.endswith(".model"):
+            own["lm_head"] = f"{root.removesuffix('model')}lm_head"
+        return replace(self, renamed={**self.renamed, **own}, roots=())
 
     def ignored_part(self, name: str, num_layers: int) -> str:
         """The part of the checkpoint that a tensor belongs to, such as ``mtp``, if it is left unread, else an empty string.

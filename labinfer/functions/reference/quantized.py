@@ -10,6 +10,7 @@ of whole numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -80,10 +81,11 @@ def pack_codes(
     """Codes as they are: two neighbouring inputs of 4 bits share a byte; with 8 bits and no groups as ``quantize_int8`` has them."""
     data = words_OW.contiguous().view(torch.uint8)
     if not group:
-        data, scales, unit = (data[:, :inputs] ^ (1 << bits - 1)).view(torch.int8), scales_OG.squeeze(1), 1.0
+        data = _compute(lambda data_OI: data_OI ^ (1 << bits - 1), data[:, :inputs]).view(torch.int8)
+        scales, unit = scales_OG.squeeze(1), 1.0
     else:
         unit = shared_unit(scales_OG)
-        scales = (scales_OG / unit).half()
+        scales = _compute(lambda scales_OG: scales_OG / unit, scales_OG).half()
     return QuantizedWeight(
         data=data,
         scales=scales,
@@ -104,6 +106,11 @@ def scale_unit(weight_OI: torch.Tensor) -> float:
     So scales down to 2**-28 of the largest have all of float16's bits, whatever the range of the matrix's own dtype.
     """
     return 1.0 if weight_OI.is_meta else _unit(_peak(weight_OI) / -STEPS_4[-1])
+
+
+def _compute(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """What a function makes of each element; on the meta device nothing, where torch would import sympy for it."""
+    return tensor if tensor.is_meta else function(tensor)
 
 
 def shared_unit(scales_OG: torch.Tensor) -> float:

@@ -9,7 +9,8 @@ import time
 import msgspec
 import pytest
 
-from labinfer.comm.lifeline import GRACE_SECONDS, Goodbye, Hello, Lifeline, LifelineServer
+from labinfer.comm import lifeline
+from labinfer.comm.lifeline import GRACE_SECONDS, Failure, Goodbye, Hello, Lifeline, LifelineServer
 from labinfer.errors import PeerLost
 
 KEY = "secret"
@@ -189,6 +190,37 @@ def test_stranger_is_turned_away_and_the_follower_still_gets_in(greeting):
     follower.fail("still tied")
     ends.wait_for(0)
     assert ends.said[0] == ["still tied"]
+
+
+def test_strangers_who_say_nothing_hold_up_nobody(monkeypatch):
+    monkeypatch.setattr(lifeline, "MAX_SILENT", 8)
+    ends, server, zero = Ends(), LifelineServer(2, KEY), []
+    accepting = threading.Thread(target=lambda: zero.append(server.accept_all(30.0, doing(0), ends.of(0))))
+    accepting.start()
+    strangers = [RawFollower(server.port) for _ in range(20)]
+    for stranger in strangers[::2]:
+        stranger.socket.sendall(b"\x20\0")
+    begin = time.monotonic()
+    slow = RawFollower(server.port)
+    data = msgspec.msgpack.encode(Hello(1, KEY))
+    for byte in len(data).to_bytes(4, "little") + data:
+        slow.socket.sendall(bytes([byte]))
+    RawFollower(server.port).say(Hello(2, KEY))
+    accepting.join(PATIENCE)
+    assert zero and time.monotonic() - begin < 3
+    assert all(stranger.is_turned_away() for stranger in strangers)
+    slow.say(Failure("rank 1 fails"))
+    ends.wait_for(0)
+    assert ends.said[0] == ["rank 1 fails"]
+
+
+def test_stranger_without_end_does_not_outlast_the_wait():
+    server = LifelineServer(1, KEY)
+    stranger, begin = RawFollower(server.port), time.monotonic()
+    stranger.socket.sendall(b"\x20\0\0\0")
+    with pytest.raises(PeerLost, match=r"ranks \[1\]"):
+        server.accept_all(0.3, doing(0))
+    assert time.monotonic() - begin < 2 and stranger.is_turned_away()
 
 
 def test_followers_that_never_connect_are_named():

@@ -1,0 +1,245 @@
+"""kill -9 and SIGSTOP of every process of a run, in every state: how long until all have ended, and what was said.
+
+    python benchmarks/fault_table.py --markdown faults.md
+    python benchmarks/fault_table.py --launchers mpirun --commands serve --states decode --victims "rank 0"
+
+Two ranks of the bundled model as a pipeline. A run ends well when no process of it is left, an error names
+what died or stopped, and a job's output has whole lines only. A stopped launcher holds nothing up: its run goes on, and is ended here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+from process_tree import is_alive, is_gateway, is_rank, processes, rank_of
+from served import LAUNCH, LAUNCHERS
+
+COMMANDS = ("serve", "job")
+STATES = ("loading", "prefill", "decode", "idle", "draining")
+VICTIMS = ("rank 0", "rank 1", "gateway", "launcher")
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+LIMIT_SECONDS = 60.0
+"""After which a run that has not ended counts as left behind."""
+LONG_PROMPT = "word " * 400
+BODIES = {
+    "prefill": {"prompt": LONG_PROMPT, "max_tokens": 1},
+    "decode": {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One fault."""
+
+    launcher: str
+    command: str
+    state: str
+    victim: str
+    signum: signal.Signals
+
+    @property
+    def makes_sense(self) -> bool:
+        """Jobs have no gateway and drain nothing."""
+        return self.command == "serve" or (self.victim != "gateway" and self.state != "draining")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of it."""
+
+    seconds: float | None
+    """From the signal to the end of the last process; None where some were left."""
+    status: int | None
+    said: str
+    """The first error."""
+    num_bad_lines: int = 0
+    """Lines of the job's output that are not whole."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launchers", nargs="+", choices=("mpirun", "torchrun"), default=("mpirun", "torchrun"))
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)
+    parser.add_argument("--states", nargs="+", choices=STATES, default=STATES)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
+    parser.add_argument("--signals", nargs="+", choices=[s.name for s in SIGNALS], default=[s.name for s in SIGNALS])
+    parser.add_argument("--fault-timeout", type=float, default=6.0)
+    parser.add_argument("--markdown", type=Path)
+    args = parser.parse_args()
+    axes = itertools.product(args.launchers, args.commands, args.victims, args.signals, args.states)
+    lines = ["| launcher | command | state | fault | ended after | status | said |", "|---|---|---|---|---|---|---|"]
+    for launcher, command, victim, name, state in axes:
+        case = Case(launcher=launcher, command=command, state=state, victim=victim, signum=signal.Signals[name])
+        if case.makes_sense:
+            lines.append(row(case, try_out(case, args.fault_timeout)))
+            print(lines[-1], flush=True)
+    if args.markdown:
+        args.markdown.write_text("\n".join(lines) + "\n")
+
+
+def row(case: Case, outcome: Outcome) -> str:
+    left = "goes on" if (case.victim, case.signum) == ("launcher", signal.SIGSTOP) else "**left behind**"
+    ended = left if outcome.seconds is None else f"{outcome.seconds:.1f} s"
+    bad = f"; **{outcome.num_bad_lines} half lines**" if outcome.num_bad_lines else ""
+    fault = f"{case.signum.name} of {case.victim}"
+    return f"| {case.launcher} | {case.command} | {case.state} | {fault} | {ended} | {outcome.status} | {outcome.said}{bad} |"
+
+
+def try_out(case: Case, fault_timeout: float) -> Outcome:
+    """Start a run, bring it into the state, send the signal and look at what comes of it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with started(case, folder, fault_timeout) as (process, port):
+            reach(case, process.pid, port, folder)
+            everyone = processes(process.pid)
+            target = find(case.victim, process.pid)
+            begin = time.monotonic()
+            os.kill(target, case.signum)
+            seconds = wait_for_end(everyone, begin)
+            status = process.poll()
+        return Outcome(
+            seconds=seconds,
+            status=status,
+            said=first_error(folder / "log"),
+            num_bad_lines=count_bad_lines(folder / "out.jsonl"),
+        )
+
+
+@contextmanager
+def started(case: Case, folder: Path, fault_timeout: float) -> Iterator[tuple[subprocess.Popen, int]]:
+    """The launcher's process, and the server's port."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    before, after = LAUNCHERS[case.launcher]
+    if case.command == "serve":
+        own = ["serve", "--port", port, "--drain-timeout", 30]
+    else:
+        own = ["--input", write_input(case, folder), "--output", folder / "out.jsonl"]
+    command = [*before, LAUNCH, *own, *after, "--fault-timeout", fault_timeout, "--max-model-len", 2048]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process, port
+    finally:
+        for pid in processes(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def write_input(case: Case, folder: Path) -> Path:
+    """The job's prompts: a file, or a pipe to which nothing is written where it is to be idle."""
+    path = folder / "in.jsonl"
+    if case.state == "idle":
+        os.mkfifo(path)
+        os.open(path, os.O_RDWR)  # stays open until this process ends, so that the job waits for lines
+    else:
+        body = BODIES.get(case.state, BODIES["decode"])
+        path.write_text("".join(json.dumps(body | {"id": number}) + "\n" for number in range(400)))
+    return path
+
+
+def reach(case: Case, ancestor: int, port: int, folder: Path) -> None:
+    """Wait until the run is in the state."""
+    until = time.monotonic() + LIMIT_SECONDS
+    while len(ranks := processes(ancestor, is_rank)) < 2 or (
+        case.victim == "gateway" and not processes(ancestor, is_gateway)
+    ):
+        assert time.monotonic() < until, "the ranks did not start"
+        time.sleep(0.02)
+    if case.state == "loading":
+        time.sleep(0.5)
+        return
+    if case.command == "job":
+        time.sleep(6.0)
+        assert all(map(is_alive, ranks)), (folder / "log").read_text()
+        return
+    while not is_ready(port):
+        assert time.monotonic() < until, (folder / "log").read_text()
+        time.sleep(0.1)
+    if case.state != "idle":
+        for _ in range(8):
+            Thread(
+                target=ask, args=(port, BODIES["prefill" if case.state == "prefill" else "decode"]), daemon=True
+            ).start()
+        time.sleep(1.0)
+    if case.state == "draining":
+        os.kill(ancestor, signal.SIGTERM)
+        time.sleep(1.0)
+
+
+def is_ready(port: int) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+        return True
+    return False
+
+
+def ask(port: int, body: dict) -> None:
+    """One request after another until the server is gone."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with suppress(Exception):
+        while True:
+            with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
+                answer.read()
+
+
+def find(victim: str, launcher: int) -> int:
+    """The process that is meant."""
+    if victim == "launcher":
+        return launcher
+    if victim == "gateway":
+        return processes(launcher, is_gateway)[0]
+    number = int(victim.split()[1])
+    return next(pid for pid in processes(launcher, is_rank) if rank_of(pid) == number)
+
+
+def wait_for_end(everyone: list[int], begin: float) -> float | None:
+    """Seconds until all have ended; None where some were still there at the limit, which are killed then."""
+    while left := [pid for pid in everyone if is_alive(pid)]:
+        if time.monotonic() > begin + LIMIT_SECONDS:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return None
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def first_error(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if "error:" in line]
+    return lines[0].partition("error: ")[2][:140].replace("|", "/") if lines else "–"
+
+
+def count_bad_lines(path: Path) -> int:
+    """Lines that are not JSON."""
+    bad = 0
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        try:
+            json.loads(line)
+            bad += not line.endswith("\n")
+        except ValueError:
+            bad += 1
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())
