@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from process_tree import is_alive, is_gateway, is_rank, processes, rank_of
+from process_tree import is_alive, is_gateway, is_rank, processes, rank_number
 from served import LAUNCH, LAUNCHERS
 
 COMMANDS = ("serve", "job")
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of it."""
+    """End of a trial."""
 
     seconds: float | None
     """From the signal to the end of the last process; None where some were left."""
@@ -209,7 +209,7 @@ def find(victim: str, launcher: int) -> int:
     if victim == "gateway":
         return processes(launcher, is_gateway)[0]
     number = int(victim.split()[1])
-    return next(pid for pid in processes(launcher, is_rank) if rank_of(pid) == number)
+    return next(pid for pid in processes(launcher, is_rank) if rank_number(pid) == number)
 
 
 def wait_for_end(everyone: list[int], begin: float) -> float | None:

@@ -10,8 +10,8 @@ Words = list[str]
 """A command line."""
 
 
-def processes(ancestor: int, wanted: Callable[[Words], bool] = lambda words: True) -> list[int]:
-    """Descendants of a process whose command line is wanted, and it itself, in the order of their numbers."""
+def processes(ancestor: int, matches: Callable[[Words], bool] = lambda words: True) -> list[int]:
+    """Descendants of a process whose command line matches, and it itself, in the order of their numbers."""
     parents, lines = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -22,7 +22,7 @@ def processes(ancestor: int, wanted: Callable[[Words], bool] = lambda words: Tru
     def descends(pid: int) -> bool:
         return pid == ancestor or (pid in parents and descends(parents[pid]))
 
-    return sorted(pid for pid, words in lines.items() if words and wanted(words) and descends(pid))
+    return sorted(pid for pid, words in lines.items() if words and matches(words) and descends(pid))
 
 
 def is_rank(words: Words) -> bool:
@@ -47,7 +47,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def rank_of(pid: int) -> int:
+def rank_number(pid: int) -> int:
     """The number that the launcher gave a rank; -1 where it is no rank."""
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"):

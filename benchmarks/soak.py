@@ -31,7 +31,7 @@ CANARIES = [
     {"prompt": f"{a} + {b} = ", "max_tokens": 24, "temperature": 0} for a, b in ((1, 2), (17, 25), (30, 40), (8, 61))
 ]
 MEASURED = {"prompt": "Once upon a time", "max_tokens": 32, "ignore_eos": True}
-"""Whose times are compared: always as long."""
+"""Requests whose times are compared: always as long."""
 OTHERS = [
     MEASURED | {"seed": 7, "temperature": 0.8, "logprobs": 3},
     MEASURED | {"n": 2, "max_tokens": 16},
@@ -41,7 +41,7 @@ OTHERS = [
 ]
 HANGS_UP = 0.2
 CALM_SHARE = 0.5
-"""Of the rate that was measured."""
+"""Fraction of the rate that was measured."""
 BURST = 10.0
 BURST_SECONDS, BURST_EVERY, KILL_EVERY, CANARY_EVERY, LOOK_EVERY = 4.0, 60.0, 180.0, 20.0, 5.0
 SETTLED_SECONDS = 240.0
@@ -51,9 +51,9 @@ MOST_GROWTH = 0.1
 REFUSALS = (503, 429)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Soak:
-    """What has been seen."""
+    """Observations."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)

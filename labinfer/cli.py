@@ -425,6 +425,7 @@ def _supervise(signals: SignalGuard, arguments: list[str]) -> int:
         server=server,
         model_names=list(models),
         log_level=options.runtime.log_level,
+        fault_timeout=options.runtime.fault_timeout,
     )
 
 

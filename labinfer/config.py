@@ -227,6 +227,12 @@ class RuntimeOptions:
         "info", "what rank 0 says on standard error; debug has a line for every step", choices=LOG_LEVELS
     )
     timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")
+    fault_timeout: float = option(
+        30.0,
+        "seconds without a sign of life after which a process counts as stopped or cut off, is named, and the group ends; "
+        "one that is only busy gives signs of life",
+        metavar="S",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,6 +373,10 @@ class EngineOptions:
             raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
+        if not 1 <= self.runtime.fault_timeout < MAX_TIMEOUT:
+            raise UserError(
+                f"--fault-timeout must be at least 1 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.fault_timeout}"
+            )
 
 
 def convert_section(section: type[Section], values: dict[str, Any]) -> Section:

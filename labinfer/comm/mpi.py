@@ -5,6 +5,7 @@ MPI libraries spin inside blocking calls. Every wait here polls ``Test`` instead
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import mpi4py
@@ -115,7 +116,8 @@ def join_world(progress: Progress, launcher: str, world_size: int) -> MpiCommuni
     """
     if not MPI.Is_initialized():
         check_library(launcher)
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        # Past mpi4py, which would hold the interpreter's lock until all ranks have come: a thread watches the time.
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int()))
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise UserError(
             f"mpirun started {world_size} ranks, but this Python's MPI sees {MPI.COMM_WORLD.Get_size()}; "

@@ -9,11 +9,10 @@ from __future__ import annotations
 import datetime
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from labinfer.comm.attempt import own_part
 from labinfer.comm.communicator import Communicator, Handle, name_ranks, sum_dtype
@@ -75,12 +74,23 @@ class TorchCommunicator(Communicator):
         self.members = name_ranks(dist.get_process_group_ranks(group))
 
     @classmethod
-    def join(cls, progress: Progress, address: str, rank: int, world_size: int) -> TorchCommunicator:
+    def join(
+        cls,
+        progress: Progress,
+        address: str,
+        rank: int,
+        world_size: int,
+        *,
+        own_addresses: Sequence[str] | None = None,
+        choose_interface: Callable[[list[list[str]]], str] = lambda peers: "",
+    ) -> TorchCommunicator:
         """Form the world group, over gloo.
 
         Args:
             address: where the ranks meet: ``env://`` under torchrun, whose agent keeps a store; otherwise
                 ``tcp://host:port`` of rank 0, which opens one.
+            own_addresses: addresses of this machine; None where all ranks are on one.
+            choose_interface: given the addresses of all, has gloo listen where the others can reach it, and says where.
 
         Raises:
             UserError: the ranks do not meet there within the time limit.
@@ -88,15 +98,20 @@ class TorchCommunicator(Communicator):
         # Another group of this process shares the first one's world: its keys stay in the store for good.
         if not dist.is_initialized():
             timeout = datetime.timedelta(seconds=progress.timeout)
+            tried = ""
             try:
-                store, *_ = next(rendezvous(address, rank, world_size, timeout=timeout))
+                store, rank, world_size = next(dist.rendezvous(address, rank, world_size, timeout=timeout))
                 store.set_timeout(timeout)
-                part = own_part(store, rank, world_size, progress.timeout)
-                dist.init_process_group("gloo", store=part, rank=rank, world_size=world_size, timeout=timeout)
+                store = own_part(store, rank, world_size, progress.timeout)
+                if own_addresses is not None:
+                    store.set(f"addresses/{rank}", " ".join(own_addresses))
+                    peers = [store.get(f"addresses/{peer}").decode().split() for peer in range(world_size)]
+                    tried = f" ({choose_interface(peers)}; GLOO_SOCKET_IFNAME names another interface)"
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (RuntimeError, dist.DistError) as error:
                 reason = str(error).splitlines()[0]
                 raise UserError(
-                    f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {reason:.200}"
+                    f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {reason:.200}{tried}"
                 ) from None
         return cls(progress, dist.group.WORLD, "cpu")
 

@@ -15,8 +15,11 @@ from labinfer.errors import BrokenLink
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.options import ServerOptions
 from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
+from labinfer.group.failure import end_process_with
+from labinfer.group.rank_group import RankGroup
 from labinfer.group.signals import GRACE_SECONDS
 from labinfer.host.engine_host import EngineHost
+from labinfer.host.gateway_link import GatewayLink
 from labinfer.llm import LLM, follow_all
 
 logger = logging.getLogger(__name__)
@@ -29,7 +32,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
         AgreedError: an option, the port or a model is wrong; on every rank.
     """
     group, gateway = session.join(), None
-    is_rank0 = group.rank == 0
+    is_rank0, fault_timeout = group.rank == 0, session.options.runtime.fault_timeout
     with group.together():
         if is_rank0:
             own = own.absolute()
@@ -41,14 +44,18 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
             else:
                 listener = listen(own)
                 port = listener.getsockname()[1]
-                gateway = GatewayProcess(listener, own, list(models), cpus, level)
+                gateway = GatewayProcess(
+                    listener, own, list(models), cpus, log_level=level, fault_timeout=fault_timeout
+                )
+            link = GatewayLink(gateway.connection)
+            link.watch(fault_timeout, group.progress.describe, lambda: _end_with_stopped(gateway, group, fault_timeout))
     llms: dict[str, LLM] = {}
     for name, model in models.items():
         share = 1 / (len(models) - len(llms))  # the first of three models takes a third of what is free
         llms[name] = load(session, _model_options(session.options, model, share), tuple(llms.values()))
     with group.together():
         if is_rank0:
-            host = EngineHost(llms, gateway.connection, session.signals.check, own.drain_timeout)
+            host = EngineHost(llms, link, session.signals.check, own.drain_timeout)
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
     with group.together():
         if is_rank0:
@@ -70,6 +77,14 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
             follow_all(list(llms.values()))
     llms.popitem()[1].close()
     return 128 + session.signals.signum
+
+
+def _end_with_stopped(gateway: GatewayProcess | SupervisorsGateway, group: RankGroup, seconds: float) -> None:
+    gateway.kill()
+    message = (
+        f"no sign of life of the gateway process on {group.environment.node_name} for {seconds:g} s (--fault-timeout)"
+    )
+    end_process_with(BrokenLink(f"{message}: it is stopped; the server ends"), group)
 
 
 def _model_options(options: EngineOptions, model: str, share: float) -> EngineOptions:

@@ -29,6 +29,7 @@ def run(
     server: ServerOptions | None,
     model_names: list[str],
     log_level: str,
+    fault_timeout: float,
     again: list[str],
 ) -> int:
     """Run until the group has ended in order; returns its exit status.
@@ -56,6 +57,7 @@ def run(
                 cpus=sorted(os.sched_getaffinity(0)),
                 log_level=log_level,
                 token=token,
+                fault_timeout=fault_timeout,
                 outlives_host=True,
             )
             listener = listen(server)

@@ -12,9 +12,11 @@ from labinfer.engine.request import Request
 from labinfer.gateway.host_link import HostLink
 from labinfer.gateway.open_requests import OpenRequests
 from labinfer.gateway.submission import Cancelled, EngineFailed, EngineGone, Submission
+from labinfer.heartbeat import DEFAULT_TIMEOUT
 from labinfer.link.frames import (
     Accepted,
     Attach,
+    Beat,
     Bye,
     Draining,
     FromGateway,
@@ -39,10 +41,18 @@ class AsyncLLMEngine:
     Args:
         clock: seconds that never go back.
         outlives_host: what is open when a host dies goes on with the next one; else it fails.
+        stall_seconds: time without a step, while requests are open, after which the engine counts as stalled.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, outlives_host: bool = False):
-        self._clock, self._outlives_host = clock, outlives_host
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        outlives_host: bool = False,
+        stall_seconds: float = DEFAULT_TIMEOUT,
+    ):
+        self._clock, self._outlives_host, self._stall_seconds = clock, outlives_host, stall_seconds
+        self._num_steps = 0  # of all engines
+        self._last_progress = clock()  # when a step ended, or work came to an idle engine
         self._link: HostLink | None = None
         self._submissions: set[Submission] = set()  # that may be cancelled
         self._requests = OpenRequests(self._tell)
@@ -70,7 +80,7 @@ class AsyncLLMEngine:
             BrokenLink: it has ended without.
         """
         self._link, self._ending, self.is_draining = link, None, False
-        writer = asyncio.create_task(link.write())
+        tasks = [asyncio.create_task(link.write()), asyncio.create_task(link.watch())]
         ending: Exception | None = None if self._outlives_host else EngineFailed(ENGINE_HAS_FAILED)
         try:
             self.on_begin()
@@ -81,7 +91,8 @@ class AsyncLLMEngine:
                         return
                     self._take(frame)
         finally:
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
             link.close()
             self._link = None
             self._requests.end(sum(model.max_num_seqs for model in self._facts))
@@ -94,6 +105,23 @@ class AsyncLLMEngine:
     def is_recovering(self) -> bool:
         """Whether a host has died, and not all that was open then goes on with another."""
         return self._awaits_host or self._requests.is_trying
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are open."""
+        return self._requests.any_open
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the host is silent, or gives signs of life but ends no step though requests are open."""
+        takes_steps = self._link is not None and self._facts and not self._awaits_host
+        waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
+        return self.is_silent or bool(waits)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is a host that gives no signs of life."""
+        return self._link is not None and self._link.is_silent
 
     def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
         """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
@@ -125,6 +153,8 @@ class AsyncLLMEngine:
 
     def start(self, submission: Submission) -> None:
         """Hand its requests to the host."""
+        if not self.has_work:
+            self._last_progress = self._clock()
         self._requests.add(submission)
 
     def end(self, submission: Submission) -> None:
@@ -140,13 +170,19 @@ class AsyncLLMEngine:
 
     def _take(self, frame: FromHost) -> None:
         if isinstance(frame, Updates):
+            self._last_progress = self._clock()
             for key, update in frame.answers:
                 self._requests.update(key, update)
         elif isinstance(frame, Accepted):
             self._requests.accept(frame.request_id)
         elif isinstance(frame, Refused):
             self._requests.refuse(frame)
+        elif isinstance(frame, Beat) and self._link is not None:
+            self._link.note(frame)
         elif isinstance(frame, Stats):
+            num_steps = sum(stats.num_steps for stats in frame.engines)
+            if num_steps != self._num_steps:  # of a long prompt, which brings no token yet
+                self._num_steps, self._last_progress = num_steps, self._clock()
             for stats in frame.engines:
                 self.on_stats(stats)
         elif isinstance(frame, Trace):
@@ -160,7 +196,7 @@ class AsyncLLMEngine:
         if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
             self._fail(EngineFailed("the engine has failed, and other models are served now"))
             self._ending = None
-        self._facts, self._awaits_host = models, False
+        self._facts, self._awaits_host, self._last_progress = models, False, self._clock()
         self.on_attach(models)
         self._requests.begin()
 

@@ -6,11 +6,17 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
+import signal
 import socket
+import struct
+import time
+from collections.abc import Callable
 
 import labinfer
 from labinfer.errors import BrokenLink
-from labinfer.link.frames import FromGateway, FromHost, Hello, Rejected
+from labinfer.heartbeat import Heartbeat
+from labinfer.link.frames import Beat, FromGateway, FromHost, Hello, Rejected
 from labinfer.link.framing import FrameReader, pack
 
 logger = logging.getLogger(__name__)
@@ -18,13 +24,25 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 18
 HELLO_SECONDS = 10.0
 """Within so long after it has connected, a host has to say who it is: others may wait."""
+PRECEDENCE_SECONDS = 1.0
+"""The other ranks, which know more, may end a silent host so much earlier."""
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group id of a local socket's other end (``unix(7)``, SO_PEERCRED)."""
 
 
 class HostLink:
-    """A connection to a host."""
+    """A connection to a host.
 
-    def __init__(self, connection: socket.socket):
+    Args:
+        fault_timeout: seconds without a sign of life, after which the host is ended.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, connection: socket.socket, fault_timeout: float, clock: Callable[[], float] = time.monotonic):
         connection.setblocking(False)
+        self._fault_timeout = fault_timeout
+        self._heartbeat = Heartbeat([self], fault_timeout + PRECEDENCE_SECONDS, clock)
+        self._state = "nothing yet"
         self._socket, self._reader = connection, FrameReader(FromHost)
         self._pending: list[FromHost] = []
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
@@ -54,8 +72,35 @@ class HostLink:
                 raise BrokenLink(f"the engine has ended: {error}") from None
             if not data:
                 raise BrokenLink("the engine has ended without a word")
+            self._heartbeat.hear(self)
             frames = self._reader.feed(data)
         return frames
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether some signs of life are missing."""
+        return self._heartbeat.age(self) > self._fault_timeout / 2
+
+    def note(self, beat: Beat) -> None:
+        """Keep what the host said of itself."""
+        self._state = beat.state
+
+    async def watch(self) -> None:
+        """Give signs of life, and end a host that gives none."""
+        while not self._heartbeat.silent():
+            self.send(Beat())
+            await asyncio.sleep(self._heartbeat.interval)
+        pid, _, _ = CREDENTIALS.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+        logger.error(
+            "error: no sign of life of rank 0 (process %d) for %g s (--fault-timeout): stopped; last heard of %s; it is ended",
+            pid,
+            self._fault_timeout,
+            self._state,
+        )
+        with contextlib.suppress(OSError):
+            if pid:  # else it is not to be seen from here
+                os.kill(pid, signal.SIGKILL)
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever reads learns of it
 
     async def receive_hello(self) -> Hello:
         """The first frame.
@@ -86,17 +131,19 @@ class HostListener:
         listener: a local socket that listens; see ``link/local_socket.py``.
         token: the secret that a host has to know.
         model_names: the models that a host has to bring.
+        fault_timeout: seconds without a sign of life, after which a host is ended.
     """
 
-    def __init__(self, listener: socket.socket, token: str, model_names: list[str]):
+    def __init__(self, listener: socket.socket, token: str, model_names: list[str], fault_timeout: float):
         listener.setblocking(False)
+        self._fault_timeout = fault_timeout
         self._listener, self._token, self._model_names = listener, token, model_names
 
     async def accept(self) -> HostLink:
         """The next host that is what it has to be."""
         while True:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            link = HostLink(connection)
+            link = HostLink(connection, self._fault_timeout)
             try:
                 hello = await asyncio.wait_for(link.receive_hello(), HELLO_SECONDS)
             except (BrokenLink, asyncio.TimeoutError) as error:

@@ -75,7 +75,7 @@ def _return_large_blocks() -> None:
 
 
 async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) -> None:
-    engine = AsyncLLMEngine(outlives_host=setup.outlives_host)
+    engine = AsyncLLMEngine(outlives_host=setup.outlives_host, stall_seconds=setup.fault_timeout)
     service = Service(setup.options, setup.model_names, engine)
     config = uvicorn.Config(
         make_app(service),
@@ -91,7 +91,7 @@ async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) ->
     )
     server = Server(config)
     service.metrics.watch_connections(lambda: len(server.server_state.connections))
-    host_listener = HostListener(hosts, setup.token, setup.model_names)
+    host_listener = HostListener(hosts, setup.token, setup.model_names, setup.fault_timeout)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     preparing = asyncio.create_task(service.prepare_models())
     hosting = asyncio.create_task(_run_hosts(host_listener, engine, setup.outlives_host))

@@ -71,6 +71,11 @@ class OpenRequests:
         self._trial: OpenRequest | None = None
 
     @property
+    def any_open(self) -> bool:
+        """Whether there are any."""
+        return bool(self._requests)
+
+    @property
     def is_trying(self) -> bool:
         """Whether a suspect runs alone, and all others wait."""
         return self._trial is not None

@@ -134,5 +134,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     log_level: str
     token: str
     """Secret by which it knows its host."""
+    fault_timeout: float
+    """Seconds without a sign of life of its host."""
     outlives_host: bool = False
     """Whether it waits for another host when one is gone without goodbye; else it ends."""

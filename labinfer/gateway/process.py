@@ -48,16 +48,29 @@ class GatewayProcess:
     Args:
         listener: for clients; bound and listening.
         cpus: cores it may run on; this process may have bound itself to fewer.
+        fault_timeout: seconds without a sign of life of its host.
 
     Raises:
         UserError: there is no place for a local socket.
     """
 
     def __init__(
-        self, listener: socket.socket, options: ServerOptions, model_names: list[str], cpus: list[int], log_level: str
+        self,
+        listener: socket.socket,
+        options: ServerOptions,
+        model_names: list[str],
+        cpus: list[int],
+        *,
+        log_level: str,
+        fault_timeout: float,
     ):
         setup = Setup(
-            options=options, model_names=model_names, cpus=cpus, log_level=log_level, token=secrets.token_hex(16)
+            options=options,
+            model_names=model_names,
+            cpus=cpus,
+            log_level=log_level,
+            token=secrets.token_hex(16),
+            fault_timeout=fault_timeout,
         )
         with local_socket.private_directory() as directory:
             hosts = local_socket.listen(directory)
@@ -73,6 +86,10 @@ class GatewayProcess:
             return error
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
         return BrokenLink(f"the gateway process {how}; the server ends")
+
+    def kill(self) -> None:
+        """End it at once: one that is stopped takes no other signal."""
+        self._process.kill()
 
     def end(self) -> None:
         """Wait for its end; it comes when the connection closes."""
@@ -96,6 +113,9 @@ class SupervisorsGateway:
     def explain(self, error: BrokenLink) -> BrokenLink:
         """``error``: its supervisor says more."""
         return error
+
+    def kill(self) -> None:
+        """Leave it to its supervisor, which looks after it when the ranks have ended."""
 
     def end(self) -> None:
         """Hang up."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -12,13 +13,16 @@ import msgspec
 import torch
 
 from labinfer.comm.communicator import Communicator
-from labinfer.comm.lifeline import Lifeline, LifelineServer, own_addresses
+from labinfer.comm.lifeline import FaultOptions, Lifeline
+from labinfer.comm.lifeline_server import LifelineServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.config import ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError
+from labinfer.group.join_limit import time_limit_for_joining
 from labinfer.group.signals import die_with_parent
-from labinfer.spmd.environment import LaunchEnvironment
+from labinfer.spmd.addresses import addresses_towards, interfaces
+from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface
 from labinfer.spmd.machine import RankInfo, describe_rank
 from labinfer.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
 
@@ -128,7 +132,8 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         die_with_parent(signal.SIGKILL if environment.supervisor else signal.SIGTERM)
     progress = Progress(label=f"rank {environment.rank}", timeout=runtime.timeout)
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name)
-    comm = _join_transport(environment, parallel, progress, wants_accelerator=_wants_accelerator(parallel, mine))
+    with time_limit_for_joining(environment, runtime.timeout):
+        comm = _join_transport(environment, parallel, progress, wants_accelerator=_wants_accelerator(parallel, mine))
     everyone = [
         msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
     ]
@@ -138,7 +143,14 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         bind(threads.bound_to)
     torch.set_num_threads(threads.count)
     progress.oversubscribed = is_oversubscribed(working, mine.node)
-    lifeline = _tie_lifeline(comm, mine, progress) if comm.size > 1 else None
+    faults = FaultOptions(
+        timeout=runtime.fault_timeout,
+        hosts=[info.node for info in everyone],
+        local_pids={
+            info.rank: info.pid for info in everyone if mine.pid_space == info.pid_space != "" and info != mine
+        },
+    )
+    lifeline = _tie_lifeline(comm, everyone, progress, faults) if comm.size > 1 else None
     return RankGroup(
         environment=environment,
         comm=comm,
@@ -169,7 +181,15 @@ def _join_transport(
     address = (
         "env://" if environment.launcher == "torchrun" else f"tcp://{environment.master_addr}:{environment.master_port}"
     )
-    return TorchCommunicator.join(progress, address, environment.rank, environment.world_size)
+    several = environment.local_world_size < environment.world_size
+    return TorchCommunicator.join(
+        progress,
+        address,
+        environment.rank,
+        environment.world_size,
+        own_addresses=list(interfaces()) if several else None,
+        choose_interface=_listen_on_routes,
+    )
 
 
 def _join_mpi(
@@ -188,19 +208,24 @@ def _join_mpi(
         return comm
     from labinfer.comm.torch_dist import TorchCommunicator, free_port
 
-    address = comm.all_gather_bytes(f"tcp://{own_addresses()[0]}:{free_port()}".encode())[0].decode()
+    own = msgspec.msgpack.encode(list(interfaces()))
+    peers = [msgspec.msgpack.decode(data, type=list[str]) for data in comm.all_gather_bytes(own)]
+    _listen_on_routes(peers)
+    address = f"tcp://{_reachable_addresses(peers)[0]}:{free_port()}"
+    address = comm.all_gather_bytes(address.encode())[0].decode()
     return TorchCommunicator.join(progress, address, comm.rank, comm.size)
 
 
-def _tie_lifeline(comm: Communicator, mine: RankInfo, progress: Progress) -> Lifeline:
-    server, data = None, b""
+def _tie_lifeline(comm: Communicator, everyone: list[RankInfo], progress: Progress, faults: FaultOptions) -> Lifeline:
+    server, data, mine = None, b"", everyone[comm.rank]
     if comm.rank == 0:
         key = secrets.token_hex(16)
         server = LifelineServer(comm.size - 1, key)
-        data = msgspec.msgpack.encode(Rendezvous(own_addresses(), server.port, key, mine.node))
+        addresses = _reachable_addresses(info.addresses for info in everyone)
+        data = msgspec.msgpack.encode(Rendezvous(addresses, server.port, key, mine.node))
     rendezvous = msgspec.msgpack.decode(comm.all_gather_bytes(data)[0], type=Rendezvous)
     if server is not None:
-        return server.accept_all(CONNECT_SECONDS, progress.describe)
+        return server.accept_all(CONNECT_SECONDS, progress.describe, faults=faults)
     addresses = (["127.0.0.1"] if rendezvous.node == mine.node else []) + rendezvous.addresses
     return Lifeline.connect(
         rank=comm.rank,
@@ -209,4 +234,26 @@ def _tie_lifeline(comm: Communicator, mine: RankInfo, progress: Progress) -> Lif
         key=rendezvous.key,
         timeout=CONNECT_SECONDS,
         describe=progress.describe,
+        faults=faults,
     )
+
+
+def _reachable_addresses(peers: Iterable[list[str]]) -> list[str]:
+    """Addresses and the name of this machine, those on the routes to the others first."""
+    own = list(interfaces())
+    towards = addresses_towards(peers, own)
+    return [*towards, *(address for address in own if address not in towards), socket.gethostname()]
+
+
+def _listen_on_routes(peers: Iterable[list[str]]) -> str:
+    """Have gloo listen where the others can reach this machine; returns what was chosen, in words.
+
+    Args:
+        peers: addresses of every rank's machine.
+    """
+    own = interfaces()
+    towards = addresses_towards(peers, list(own))
+    if not towards:  # all ranks are on this machine, or there is no route to the others
+        return f"no route to the other ranks from {', '.join(own) or 'a machine without addresses'}"
+    choose_gloo_interface(own[towards[0]])
+    return f"this machine talks to the others from {towards[0]} on {own[towards[0]]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -43,7 +42,7 @@ class EngineHost:
 
     Args:
         models: by the names under which they are served; all of one group.
-        connection: to the gateway, which has been told who comes.
+        link: to the gateway, which has been told who comes.
         check: raises ``Interrupted`` when a signal has asked for the end.
         drain_seconds: limit for open requests then.
         clock: seconds that never go back.
@@ -55,7 +54,7 @@ class EngineHost:
     def __init__(
         self,
         models: dict[str, LLM],
-        connection: socket.socket,
+        link: GatewayLink,
         check: Callable[[], None],
         drain_seconds: float,
         clock: Callable[[], float] = time.monotonic,
@@ -64,7 +63,7 @@ class EngineHost:
             name: HostedModel(name=name, llm=llm, recommended=recommended_sampling(llm.directory) or {}, clock=clock)
             for name, llm in models.items()
         }
-        self._link = GatewayLink(connection)
+        self._link = link
         self._check, self._drain_seconds, self._clock = check, drain_seconds, clock
         self._open: dict[str, HostedModel] = {}  # by the id of a request
         self._early: dict[str, Add] = {}  # by the same, requests that wait for their model's guides

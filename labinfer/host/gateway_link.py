@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable
 
 from labinfer.errors import BrokenLink
-from labinfer.link.frames import FromGateway, FromHost
+from labinfer.heartbeat import Heartbeat
+from labinfer.link.frames import Beat, FromGateway, FromHost
 from labinfer.link.framing import FrameReader, pack
 
 CHUNK_BYTES = 1 << 18
@@ -21,6 +28,8 @@ class GatewayLink:
         self._socket, self._reader = connection, FrameReader(FromGateway)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._sending = threading.Lock()
+        self._num_read = 0
 
     def send(self, frame: FromHost) -> None:
         """Send a frame at once.
@@ -29,7 +38,8 @@ class GatewayLink:
             BrokenLink: the gateway is gone.
         """
         try:
-            self._socket.sendall(pack(frame))
+            with self._sending:
+                self._socket.sendall(pack(frame))
         except OSError as error:
             raise BrokenLink(f"no word reaches the gateway process: {error}") from None
 
@@ -53,6 +63,42 @@ class GatewayLink:
                 break
             if not data:
                 raise BrokenLink("the gateway process has ended")
+            self._num_read += len(data)
             frames += self._reader.feed(data)
             seconds = 0.0
         return frames
+
+    def watch(self, timeout: float, describe: Callable[[], str], on_silence: Callable[[], None]) -> None:
+        """Give signs of life from now on, and expect them, in a thread: the main one may be in a long step, or loading.
+
+        Args:
+            timeout: seconds of silence, after which ``on_silence`` is called.
+            describe: this rank's step and wait in words.
+        """
+        threading.Thread(target=self._watch, args=(timeout, describe, on_silence), name="gateway", daemon=True).start()
+
+    def _watch(self, timeout: float, describe: Callable[[], str], on_silence: Callable[[], None]) -> None:
+        heartbeat, num_come = Heartbeat([self], timeout), 0
+        while True:
+            time.sleep(heartbeat.interval)
+            try:
+                self._beat(describe())
+                # What has come may not have been read yet: that is for the main thread.
+                unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
+            except (OSError, ValueError):
+                return  # the connection is closed, of which the main thread hears
+            if num_come != (num_come := self._num_read + struct.unpack("i", unread)[0]):
+                heartbeat.hear(self)
+            if heartbeat.silent():
+                on_silence()
+                return
+
+    def _beat(self, state: str) -> None:
+        """Send a sign of life, unless there is something on its way that is one."""
+        if self._sending.acquire(blocking=False):
+            try:
+                self._socket.send(pack(Beat(state)), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass  # a full socket takes none, or all of so small a frame (``unix(7)``)
+            finally:
+                self._sending.release()

@@ -8,6 +8,14 @@ from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.link.stats import EngineStats, TracedStep
 from labinfer.rank_stats import Slices
 
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """A sign of life, from either side."""
+
+    state: str = ""
+    """The host's step, and what it waits for, in words."""
+
+
 # From the gateway.
 
 
@@ -39,7 +47,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     message: str
 
 
-FromGateway = Add | Abort | Watch | Rejected
+FromGateway = Beat | Add | Abort | Watch | Rejected
 
 
 # From the host.
@@ -152,4 +160,4 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """Whatever still runs is given up; the gateway is to say so to its clients and end."""
 
 
-FromHost = Hello | Attach | Accepted | Refused | Updates | Stats | Trace | Draining | Bye
+FromHost = Beat | Hello | Attach | Accepted | Refused | Updates | Stats | Trace | Draining | Bye

@@ -21,6 +21,7 @@ from labinfer.errors import UserError
 
 GOMP_SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP spins at a barrier before it sleeps."""
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 STATUS_FILE, READY_FILE = "status", "ready"
 SUPERVISOR = "LABINFER_SUPERVISOR"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -176,6 +177,11 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
     env = os.environ if environ is None else environ
     if "OMP_WAIT_POLICY" not in env:
         env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
+
+
+def choose_gloo_interface(name: str) -> None:
+    """Have gloo listen on this interface; a setting of the user's stays."""
+    os.environ.setdefault(GLOO_INTERFACE, name)
 
 
 def supervised(address: SupervisorAddress) -> dict[str, str]:

@@ -12,6 +12,8 @@ import msgspec
 import torch
 
 from labinfer.errors import UserError
+from labinfer.spmd.addresses import interfaces
+from labinfer.spmd.processes import pid_space
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of ``mallopt(3)``, as in glibc's malloc.h."""
@@ -35,6 +37,11 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Device type that torch offers beside the CPU; empty for none."""
     num_accelerators: int
     torch_version: str
+    addresses: list[str] = []
+    """Addresses of the machine, without loopback."""
+    pid: int = 0
+    pid_space: str = ""
+    """Equal for ranks that can see each other's processes."""
 
     @property
     def cpus(self) -> set[int]:
@@ -56,6 +63,9 @@ def describe_rank(rank: int, local_rank: int, node: str) -> RankInfo:
         accelerator=accelerator.type if accelerator else "",
         num_accelerators=count,
         torch_version=str(torch.__version__),  # a str subclass that msgspec does not take
+        addresses=list(interfaces()),
+        pid=os.getpid(),
+        pid_space=pid_space(),
     )
 
 

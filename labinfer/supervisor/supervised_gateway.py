@@ -12,6 +12,7 @@ from labinfer.gateway.process import await_end, start_gateway
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.link import local_socket
 from labinfer.link.frames import Bye
+from labinfer.spmd.processes import is_stopped
 
 
 class SupervisedGateway:
@@ -28,7 +29,10 @@ class SupervisedGateway:
         self._process: subprocess.Popen | None = None
 
     def keep(self) -> None:
-        """Start it, unless it is there."""
+        """Start it, unless it is there. One that is stopped is ended first."""
+        if self.is_alive() and is_stopped(self._process.pid):
+            self._process.kill()
+            self._process.wait()
         if not self.is_alive():
             self._process = start_gateway(self._setup, self._hosts, self._listener)
 

@@ -12,6 +12,7 @@ import time
 import pytest
 from golden import PROMPTS, golden
 from launchers import BIN, LAUNCH, descendants, finish, start
+from serving import is_running
 
 ADDRESSES = ("10.99.7.1", "10.99.7.2")
 
@@ -34,7 +35,7 @@ def ip(*arguments: str) -> None:
 
 @pytest.fixture
 def hosts(tmp_path):
-    """The names of two namespaces with a link between them, and a hosts file that both see."""
+    """The names of two namespaces with a link between them, and the hosts file of both."""
     names = [f"labinfer{os.getpid()}{side}" for side in "ab"]
     for name in names:
         ip("netns", "add", name)
@@ -45,7 +46,8 @@ def hosts(tmp_path):
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", "lab0", "up")
         hosts_file = tmp_path / "hosts"
-        hosts_file.write_text("127.0.0.1 localhost\n" + "".join(f"{a} host-{i}\n" for i, a in enumerate(ADDRESSES)))
+        # They do not know each other's names, and have no default route: what is left is the cable between them.
+        hosts_file.write_text("127.0.0.1 localhost\n")
         yield names, hosts_file
     finally:
         for name in names:
@@ -106,3 +108,25 @@ def test_host_that_dies_ends_the_run_on_the_other(hosts, model, tmp_path):
     assert done.returncode != 0
     assert done.seconds < 10
     assert all("token_ids" in json.loads(line) for line in out.read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_pulled_cable_ends_both_sides(hosts, model, tmp_path):
+    lines = [{"id": i, "prompt_token_ids": [5 + i] * 20, "max_tokens": 100, "ignore_eos": True} for i in range(300)]
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ("--model", model, "--input", path, "--output", out, "-pp", "4", "--fault-timeout", "4")
+    agents = start_on_both(hosts, 2, *flags)
+    deadline = time.monotonic() + 60
+    while not (out.exists() and out.stat().st_size > 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    trees = [[agent.pid, *descendants(agent.pid)] for agent in agents]
+    begin = time.monotonic()
+    ip("-n", hosts[0][1], "link", "set", "lab0", "down")
+    done = [finish(agent, 30, begin) for agent in agents]
+    print([f"{each.seconds:.1f} s" for each in done])
+    assert all(each.returncode != 0 and each.seconds < 15 for each in done)
+    assert "no sign of life of rank 2 on host-1 and rank 3 on host-1 for 4 s" in done[0].our_errors[0]
+    assert "no sign of life of rank 0 on host-0 for 4 s" in done[1].our_errors[0]
+    assert not any(map(is_running, trees[0] + trees[1]))

@@ -72,6 +72,7 @@ def gateway(outlives_host: bool) -> Iterator[Gateway]:
             cpus=sorted(os.sched_getaffinity(0)),
             log_level="error",
             token=TOKEN,
+            fault_timeout=3600.0,  # these hosts give no signs of life
             outlives_host=outlives_host,
         )
         with hosts, listener:
@@ -210,7 +211,7 @@ def test_health_says_recovering_while_a_suspect_runs_alone():
             for stream in streams:
                 stream.hang_up()
             wait_ready(server)
-            assert server.get("/health")[1]["status"] == "ok"
+            assert server.get("/health")[1]["status"] == "idle"
 
 
 def test_answers_do_not_go_on_with_another_model():

@@ -32,7 +32,7 @@ ENGINE_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
-    "--threads", "--log-level", "--timeout", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
+    "--threads", "--log-level", "--timeout", "--fault-timeout", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
     "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
 SAMPLING_FLAGS = {
@@ -50,7 +50,7 @@ CHAT_FLAGS = (
 )  # fmt: skip
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--device", "--transport",
-    "--threads", "--log-level", "--timeout",
+    "--threads", "--log-level", "--timeout", "--fault-timeout",
 }  # fmt: skip
 ACCURACY_FLAGS = COMM_FLAGS | {
     "--text", "--reference-dtype", "--per-layer", "--output-json",

@@ -109,7 +109,7 @@ def scale_unit(weight_OI: torch.Tensor) -> float:
 
 
 def _compute(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """What a function makes of each element; on the meta device nothing, where torch would import sympy for it."""
+    """Apply a function to each element; on the meta device to none, where torch would import sympy for it."""
     return tensor if tensor.is_meta else function(tensor)
 
 

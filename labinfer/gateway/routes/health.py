@@ -8,16 +8,18 @@ from starlette.responses import Response
 
 import labinfer
 from labinfer.gateway.call import Call
-from labinfer.gateway.service import LOADING_SECONDS
+from labinfer.gateway.service import LOADING_SECONDS, Service
 from labinfer.openai import api_errors
 from labinfer.openai.answer import Answer
 
+State = Literal["ok", "idle", "loading", "stalled", "recovering", "draining"]
+
 
 class Health(Answer):
-    """A server that is alive, and what it does: its models are loaded, the engine takes up its work after it has died, or the
-    server comes to its end."""
+    """State of a server: it runs requests (ok) or has none (idle); its models are loaded; its engine gives no signs of life, or
+    ends no step (stalled); another engine takes up the work of one that died; or the server comes to its end."""
 
-    status: Literal["ok", "loading", "recovering", "draining"]
+    status: State
 
 
 class Readiness(Answer):
@@ -34,18 +36,30 @@ class Version(Answer):
 
 
 async def health(call: Call) -> Response:
-    """``GET /health``: the gateway is alive, and so is the engine behind it, or another one is on its way."""
-    engine = call.service.engine
+    """``GET /health``: the gateway is alive, and so is the engine behind it, or another one is on its way; 503 of one that is
+    stalled."""
+    state = _state(call.service)
+    return call.json(Health(state), 503 if state == "stalled" else 200)
+
+
+def _state(service: Service) -> State:
+    engine = service.engine
+    if engine.is_stalled:
+        return "stalled"
     if engine.is_draining:
-        return call.json(Health("draining"))
+        return "draining"
     if engine.is_recovering:
-        return call.json(Health("recovering"))
-    return call.json(Health("ok" if call.service.models else "loading"))
+        return "recovering"
+    if not service.models:
+        return "loading"
+    return "ok" if engine.has_work else "idle"
 
 
 async def ready(call: Call) -> Response:
     """``GET /ready``: requests are taken now, long prompts and new forms of answers included."""
     call.service.model(None)
+    if call.service.engine.is_silent:
+        raise api_errors.overloaded("the engine gives no signs of life", LOADING_SECONDS)
     if call.service.engine.is_recovering:
         raise api_errors.overloaded("the engine has died, and another one takes up its work", LOADING_SECONDS)
     call.service.check_room()

@@ -9,12 +9,15 @@ import time
 import msgspec
 import pytest
 
-from labinfer.comm import lifeline
-from labinfer.comm.lifeline import GRACE_SECONDS, Failure, Goodbye, Hello, Lifeline, LifelineServer
+from labinfer.comm import lifeline_server
+from labinfer.comm.lifeline import GRACE_SECONDS, FaultOptions, Lifeline
+from labinfer.comm.lifeline_messages import Beat, Failure, Goodbye, Hello
+from labinfer.comm.lifeline_server import LifelineServer
 from labinfer.errors import PeerLost
 
 KEY = "secret"
 PATIENCE = GRACE_SECONDS + 3.0
+SOON = FaultOptions(timeout=1.0, hosts=["host-a", "host-b", "host-c"])
 
 
 class Ends:
@@ -59,10 +62,10 @@ class RawFollower:
             return True
 
 
-def tie(num_followers: int, ends: Ends, raw: tuple[int, ...] = ()):
+def tie(num_followers: int, ends: Ends, raw: tuple[int, ...] = (), faults: FaultOptions = FaultOptions()):  # noqa: B008
     """Rank 0's lifeline and the followers by rank; those in ``raw`` are ``RawFollower``."""
     server, followers, zero = LifelineServer(num_followers, KEY), {}, []
-    accepting = threading.Thread(target=lambda: zero.append(server.accept_all(5.0, doing(0), ends.of(0))))
+    accepting = threading.Thread(target=lambda: zero.append(server.accept_all(5.0, doing(0), ends.of(0), faults)))
     accepting.start()
     for rank in range(1, num_followers + 1):
         if rank in raw:
@@ -77,6 +80,7 @@ def tie(num_followers: int, ends: Ends, raw: tuple[int, ...] = ()):
                 timeout=5.0,
                 describe=doing(rank),
                 end=ends.of(rank),
+                faults=faults,
             )
     accepting.join(PATIENCE)
     return zero[0], followers
@@ -147,6 +151,56 @@ def test_rank_0s_vanishing_ends_a_follower_with_words_of_its_own():
     assert len(ends.said[1]) == 1 and "rank 0 is gone without a word" in ends.said[1][0]
 
 
+def test_silent_follower_is_named_with_its_last_state_and_all_end():
+    ends = Ends()
+    _, followers = tie(2, ends, raw=(2,), faults=SOON)
+    followers[2].say(Beat("rank 2: step 9, waiting for rank 1"))
+    begin = time.monotonic()
+    ends.wait_for(0, 1)
+    assert time.monotonic() - begin < SOON.timeout + 0.5
+    assert "no sign of life of rank 2 on host-c for 1 s" in ends.said[0][0]
+    assert "last heard of rank 2: step 9, waiting for rank 1; ending" in ends.said[0][0]
+    assert ends.said[1] == [""]
+
+
+def test_follower_in_the_middle_of_a_message_is_silent_too():
+    ends = Ends()
+    _, followers = tie(2, ends, raw=(2,), faults=SOON)
+    followers[2].say(Beat("rank 2: step 9"))
+    followers[2].socket.sendall((1000).to_bytes(4, "little") + b"half")
+    ends.wait_for(0, 1)
+    assert "rank 2 on host-c" in ends.said[0][0]
+
+
+def test_silent_rank_0_is_named_by_a_follower():
+    ends = Ends()
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    Lifeline.connect(
+        rank=1,
+        addresses=["127.0.0.1"],
+        port=port,
+        key=KEY,
+        timeout=5.0,
+        describe=doing(1),
+        end=ends.of(1),
+        faults=SOON,
+    )
+    connection, _ = server.accept()
+    data = msgspec.msgpack.encode(Beat("rank 0: step 3"))
+    connection.sendall(len(data).to_bytes(4, "little") + data)
+    ends.wait_for(1)
+    assert "no sign of life of rank 0 on host-a" in ends.said[1][0] and "rank 0: step 3" in ends.said[1][0]
+
+
+def test_ranks_that_only_compute_are_not_silent():
+    ends = Ends()
+    zero, _ = tie(2, ends, faults=SOON)
+    time.sleep(2 * SOON.timeout)
+    assert ends.said == {}
+    zero.close()
+
+
 def test_nonsense_on_the_line_counts_as_silence():
     ends = Ends()
     _, followers = tie(1, ends, raw=(1,))
@@ -193,7 +247,7 @@ def test_stranger_is_turned_away_and_the_follower_still_gets_in(greeting):
 
 
 def test_strangers_who_say_nothing_hold_up_nobody(monkeypatch):
-    monkeypatch.setattr(lifeline, "MAX_SILENT", 8)
+    monkeypatch.setattr(lifeline_server, "MAX_SILENT", 8)
     ends, server, zero = Ends(), LifelineServer(2, KEY), []
     accepting = threading.Thread(target=lambda: zero.append(server.accept_all(30.0, doing(0), ends.of(0))))
     accepting.start()

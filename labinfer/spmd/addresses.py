@@ -1,0 +1,61 @@
+"""Addresses of this machine, and which of them others can reach."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+SIOCGIFADDR = 0x8915
+"""Asks for the IPv4 address of an interface (``netdevice(7)``)."""
+DISCARD_PORT = 9
+GLOBAL_SCOPE = "00"
+
+
+def interfaces() -> dict[str, str]:
+    """Interfaces of this machine by their addresses, without loopback (Linux)."""
+    names = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has none
+            names[socket.inet_ntoa(reply[20:24])] = name
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        lines = []
+    for address, _, _, scope, _, name in map(str.split, lines):
+        if scope == GLOBAL_SCOPE:
+            names[str(ipaddress.ip_address(int(address, 16)))] = name
+    return {address: name for address, name in names.items() if not ipaddress.ip_address(address).is_loopback}
+
+
+def source_address(peer: str) -> str:
+    """This machine's address on the route to a host; empty where there is no route, or no such host. Nothing is sent."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(peer, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return probe.getsockname()[0]
+    except OSError:
+        return ""
+
+
+def addresses_towards(peers: Iterable[Sequence[str]], own: Sequence[str]) -> list[str]:
+    """Addresses by which this machine talks to others, the one on the most routes first.
+
+    Args:
+        peers: the addresses of each. One that this machine has, too, is passed over: bridges of containers are called the same
+            everywhere.
+        own: addresses of this machine.
+    """
+    routes = Counter(
+        source for addresses in peers for source in {source_address(peer) for peer in addresses if peer not in own}
+    )
+    return [source for source, _ in routes.most_common() if source in own]

@@ -1,0 +1,79 @@
+"""Processes that are stopped: within the fault timeout they are named, all end, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from launchers import LAUNCH, command, descendants, finish, matrix, start
+from serving import is_running, rank_of, serving, wait_for
+
+TIMEOUT = 4.0
+FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
+END_SECONDS = 6.0
+"""From the moment at which a process is named to the end of all, launchers included."""
+NAMES = {0: "rank 0", 1: "rank 1", None: "the gateway process"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "stopped", "busy"),
+    matrix(("mpirun", 0, True), over=[(rank, busy) for rank in NAMES for busy in (True, False)]),
+)
+def test_stopped_process_of_a_server_is_named(launcher, stopped, busy):
+    with serving("-pp", "2", "--no-autotune", *FLAGS, launcher=launcher, ranks=2) as server:
+        assert server.get("/health") == (200, {"status": "idle"})
+        stream = server.stream({}).wait_begun() if busy else None
+        if busy:
+            assert server.get("/health")[1]["status"] == "ok"
+        tree, pid = server.processes, server.gateway_pid if stopped is None else server.rank_pid(stopped)
+        os.kill(pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        if stopped == 0:
+            wait_for(lambda: server.get("/health") == (503, {"status": "stalled"}), TIMEOUT)
+            assert server.get("/ready")[0] == 503
+        assert server.wait_end(tree, TIMEOUT + 1 + END_SECONDS) != 0
+        print(f"{launcher}: {NAMES[stopped]} stopped, all ended after {time.monotonic() - begin:.1f} s")
+        errors = [line for line in server.own_text.splitlines() if "no sign of life of" in line]
+        assert len(errors) == 1 and NAMES[stopped] in errors[0], server.text
+        if stopped is not None:
+            assert "last heard of rank" in errors[0] and "step" in errors[0]
+        if stream is not None and stopped is not None:
+            assert stream.finish().was_cut or stream.error
+
+
+@pytest.mark.slow
+def test_stopped_gateway_of_a_supervisor_is_replaced():
+    with serving("-pp", "2", "--no-autotune", *FLAGS, launcher="mpirun", ranks=2, supervised=True) as server:
+        gateway = server.gateway_pid
+        os.kill(gateway, signal.SIGSTOP)
+        wait_for(lambda: not is_running(gateway), TIMEOUT + END_SECONDS)
+        wait_for(lambda: server.text.count("serving ") == 2, 60)
+        wait_for(lambda: server.complete().status == 200, 10)
+
+
+@pytest.mark.slow
+def test_server_that_was_stopped_as_a_whole_goes_on():
+    with serving("-pp", "2", "--no-autotune", *FLAGS, launcher="mpirun", ranks=2) as server:
+        stream = server.stream({}).wait_begun()
+        tree = server.processes
+        for signum, seconds in ((signal.SIGSTOP, 2 * TIMEOUT), (signal.SIGCONT, TIMEOUT)):
+            for pid in tree:
+                os.kill(pid, signum)
+            time.sleep(seconds)
+        assert stream.finish(60).finish_reason == "length"
+        assert "no sign of life" not in server.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_rank_that_stops_before_the_others_have_met_it_is_named(rank, model):
+    process = start(command("mpirun", 2, LAUNCH, "--model", model, "--prompt", "x", "-pp", "2", "--timeout", "4"))
+    wait_for(lambda: any(rank_of(pid) == rank for pid in descendants(process.pid)), 20)
+    pid = next(pid for pid in descendants(process.pid) if rank_of(pid) == rank)
+    os.kill(pid, signal.SIGSTOP)
+    done = finish(process, 40)
+    assert done.returncode != 0
+    assert f"stopped: process {pid}" in done.our_errors[0]
+    wait_for(lambda: not is_running(pid), 5)
