@@ -7,6 +7,7 @@ from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
 from labinfer.errors import UserError
+from labinfer.weights.checkpoint import Checkpoint
 
 PROMPTS = mixed_prompts(4)
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
@@ -46,3 +47,9 @@ def test_offload_without_experts_is_refused():
 def test_offload_of_the_references_experts_is_refused(mixture):
     with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
         LLM(mixture, expert_offload=1, num_kv_blocks=64, functions="reference")
+
+
+def test_offload_with_too_little_room_is_refused_before_loading(mixture, monkeypatch):
+    monkeypatch.setattr(Checkpoint, "load", lambda *arguments: pytest.fail("something was read"))
+    with pytest.raises(UserError, match=r"--expert-offload has room for 0 experts of \d+ bytes; give \d+ bytes"):
+        LLM(mixture, expert_offload=1e-9 * 2, num_kv_blocks=64)

@@ -84,19 +84,33 @@ class ExpertArena:
         """Count from 0 again."""
         self.stats = ExpertStats()
 
+    def expect(self, expert_bytes: int) -> None:
+        """Refuse experts of this size before one is written, where they cannot be held.
+
+        Raises:
+            UserError: the slots are too few, or other experts have another size.
+        """
+        self._expert_bytes = self._expert_bytes or expert_bytes
+        if expert_bytes != self._expert_bytes:
+            raise UserError(
+                f"--expert-offload needs experts of one size; those of this checkpoint take {self._expert_bytes} and "
+                f"{expert_bytes} bytes: leave it out, or give --quantization none"
+            )
+        size = _round_up(expert_bytes)
+        if (count := self._num_bytes // size) < LEAST_SLOTS:
+            raise UserError(
+                f"--expert-offload has room for {count} experts of {size} bytes; give {LEAST_SLOTS * size} bytes at least"
+            )
+
     def write(self, data_B: torch.Tensor) -> int:
         """Append an expert to the file, and keep it in a slot while there are free ones. Returns its position.
 
         Raises:
             UserError: the disk is full, the slots are too few, or not all experts are of one size.
         """
+        self.expect(len(data_B))
         if not self._end:
-            self._make_slots(len(data_B))
-        if len(data_B) != self._expert_bytes:
-            raise UserError(
-                f"--expert-offload needs experts of one size; those of this checkpoint take {self._expert_bytes} and "
-                f"{len(data_B)} bytes: leave it out, or give --quantization none"
-            )
+            self._make_slots()
         padded_B = self._padded_B
         padded_B[: len(data_B)] = data_B
         position, view = self._end, memoryview(padded_B.numpy())
@@ -209,20 +223,20 @@ class ExpertArena:
                 raise OSError(f"the experts' file in {self._folder} ends at {position} of {self._end} bytes")
             position, view = position + count, view[count:]
 
-    def _make_slots(self, expert_bytes: int) -> None:
-        self._expert_bytes = expert_bytes
-        size = -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    def _make_slots(self) -> None:
+        size = _round_up(self._expert_bytes)
         count = self._num_bytes // size
-        if count < LEAST_SLOTS:
-            raise UserError(
-                f"--expert-offload has room for {count} experts of {size} bytes; give {LEAST_SLOTS * size} bytes at least"
-            )
         memory_B = torch.empty(count * size + BLOCK_BYTES, dtype=torch.uint8)
         begin = -memory_B.data_ptr() % BLOCK_BYTES
         self._slots_SB = memory_B[begin : begin + count * size].view(count, size)
         self._begin = self._slots_SB.data_ptr()
         self._padded_B = torch.zeros(size, dtype=torch.uint8)
         self._free = list(reversed(range(count)))
+
+
+def _round_up(expert_bytes: int) -> int:
+    """Bytes of an expert's slot."""
+    return -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
@@ -259,6 +273,7 @@ class OffloadedExperts:
                 "--expert-offload needs the compiled experts, and these are torch's: it is for CPUs, with a C++ compiler and "
                 "without --functions reference"
             )
+        arena.expect(self._alone(torch.device("meta")).data_EB.shape[1])
         self.num_experts, self.hidden_size, self.columns = shape["num_experts"], shape["hidden_size"], shape["columns"]
         self.dtype, self.device, self.nbytes = shape["dtype"], shape["device"], self._layer.nbytes
         self._positions = [0] * self.num_experts
@@ -270,9 +285,13 @@ class OffloadedExperts:
         self._put(index, lambda alone: alone.pack_codes(0, gate_up, down))
 
     def _put(self, index: int, pack: Callable[[PackedExperts], None]) -> None:
-        alone = self._make(**self._shape | {"num_experts": 1})
+        alone = self._alone(self.device)
         pack(alone)
         self._positions[index] = self._arena.write(alone.data_EB[0])
+
+    def _alone(self, device: torch.device) -> PackedExperts:
+        """Memory for one expert."""
+        return self._make(**self._shape | {"num_experts": 1, "device": device})
 
     def clone(self) -> OffloadedExperts:
         return self  # they are only read

@@ -92,6 +92,9 @@ class Experts(WeightedModule):
         if self._codes is not None:
             self._codes = self._empty_codes(self._codes[0].form, device)
 
+    def check_room(self) -> None:
+        self._make()  # on the meta device still
+
     def _empty_codes(self, form: CodeForm, device: torch.device) -> tuple[Codes, Codes]:
         gate_up = Codes.empty(form, 2 * self._width, (0, self._hidden_size), device)
         return gate_up, Codes.empty(form, self._hidden_size, self._columns, device)

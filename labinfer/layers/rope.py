@@ -10,6 +10,7 @@ the run decides, so that keys of one sequence are never rotated by both.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,12 +69,26 @@ def inverse_frequencies(
     raise UserError(f"rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
 
 
+def check_rope(rope: RopeConfig) -> None:
+    """Raises:
+    UserError: its table cannot be computed.
+    """
+    try:
+        with torch.device("cpu"):
+            frequencies_F, factor = inverse_frequencies(rope.dim, rope.parameters, rope.max_position)
+            is_sound = math.isfinite(factor) and bool(frequencies_F.isfinite().all())
+    except ArithmeticError:
+        is_sound = False
+    if not is_sound:
+        raise UserError(f"the config's rope parameters {rope.parameters!r:.200} give angles that are no numbers")
+
+
 def _number(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = parameters.get(key)
     if value is None:
         value = default
-    if not _is_number(value):
-        raise UserError(f"the config's rope parameter {key!r} should be a number, not {value!r}")
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:
+        raise UserError(f"the config's rope parameter {key!r} should be a number above 0, not {value!r:.60}")
     return float(value)
 
 

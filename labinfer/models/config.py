@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -13,14 +13,23 @@ from labinfer.errors import UserError
 from labinfer.layers.attention import AttentionConfig
 from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.layers.mlp import GatedMLPConfig
-from labinfer.layers.rope import RopeConfig, inverse_frequencies
+from labinfer.layers.rope import RopeConfig, check_rope
 from labinfer.layers.router import RouterConfig
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats
 from labinfer.weights.json_file import read_json
 
-MOST_LAYERS, MOST_SIZE = 1 << 13, 1 << 31
-"""Bounds of sizes: a config is worked through before anybody sees that there are no such weights."""
+MOST = {
+    "layers": 1 << 10,
+    "heads": 1 << 12,
+    "experts": 1 << 12,
+    "_dim": 1 << 12,
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 24,
+    "intermediate_size": 1 << 24,
+    "": 1 << 31,
+}
+"""Bounds of sizes, by what their keys contain: a config is worked through before anybody sees that there are no such weights."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -95,14 +104,17 @@ class ConfigFile:
             return default
         accepted = (int, float) if kind is float else kind
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise UserError(f"{self.path}: {key} should be {kind.__name__}, not {value!r}")
+            raise UserError(f"{self.path}: {key} should be {kind.__name__}, not {_show(value)}")
+        if kind is float and not abs(value) <= sys.float_info.max:
+            raise UserError(f"{self.path}: {key} should be a finite number, not {_show(value)}")
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive whole number that some model could have."""
-        value, most = self.get(key, int, default), MOST_LAYERS if key == "num_hidden_layers" else MOST_SIZE
+        value = self.get(key, int, default)
+        most = next(bound for part, bound in MOST.items() if part in key)
         if not 1 <= value <= most:
-            raise UserError(f"{self.path}: {key} must be from 1 to {most}, not {value}")
+            raise UserError(f"{self.path}: {key} must be from 1 to {most}, not {_show(value)}")
         return value
 
     def require(self, holds: bool, complaint: str) -> None:
@@ -114,8 +126,13 @@ class ConfigFile:
     def architecture(self) -> str:
         names = self.get("architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
-            raise UserError(f"{self.path}: architectures should name one class, not {names!r}")
+            raise UserError(f"{self.path}: architectures should name one class, not {_show(names)}")
         return names[0]
+
+
+def _show(value: Any) -> str:
+    """A value as an error has it."""
+    return f"{value!r:.60}"
 
 
 def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) -> ModelConfig:
@@ -131,7 +148,7 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
         "norm_eps": file.get("rms_norm_eps", float, 1e-6),
         "max_position": read_max_position(file),
         "tied_embeddings": file.get("tie_word_embeddings", bool, False),
-        "dtype": file.values.get("dtype") or file.values.get("torch_dtype") or "float32",
+        "dtype": file.get("dtype", str, file.get("torch_dtype", str, "float32")),
         "eos_token_ids": read_eos_ids(file),
     }
     return ModelConfig(layers=tuple(layers), **fields | changes)
@@ -225,10 +242,12 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     parameters = dict(given)
     parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
     if parameters.get("rope_theta") is None:
-        parameters["rope_theta"] = file.values.get("rope_theta") or 10000.0
+        theta = file.values.get("rope_theta")
+        parameters["rope_theta"] = 10000.0 if theta is None else theta
     theta = parameters["rope_theta"]
     file.require(
-        isinstance(theta, (int, float)) and 0 < theta < math.inf, f"rope_theta should be above 0, not {theta!r:.60}"
+        isinstance(theta, (int, float)) and 0 < theta <= sys.float_info.max,
+        f"rope_theta should be above 0, not {_show(theta)}",
     )
     if file.values.get("original_max_position_embeddings") is not None:
         parameters["original_max_position_embeddings"] = file.size("original_max_position_embeddings")
@@ -242,7 +261,7 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     dim = int(read_head_size(file) * fraction)
     file.require(dim % 2 == 0, f"{dim} dimensions of a head are to be rotated, which is not an even number")
     rope = RopeConfig(**{"dim": dim, "parameters": parameters, "max_position": read_max_position(file)} | changes)
-    inverse_frequencies(rope.dim, rope.parameters, rope.max_position)  # refuses before anything is loaded
+    check_rope(rope)  # before anything is loaded
     return rope
 
 

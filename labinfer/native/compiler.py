@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -40,22 +41,24 @@ def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> P
     when it is complete, so several processes may build at once.
 
     Raises:
-        NoCompiler: there is no compiler, it failed, or there is no room in ``cache``.
+        NoCompiler: there is no compiler, it failed, or there is no room in ``cache``; or somebody else may have written there.
     """
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise NoCompiler(f"there is no C++ compiler ({', '.join(COMPILERS)})")
     flags = (*FLAGS, *flags)
     try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise NoCompiler(f"{cache}, where libraries are kept, cannot be made ({error.strerror})") from None
+    try:
         path = cache / f"{name}-{_fingerprint(sources, flags, compiler)}.so"
+        _check_owner(cache, cache.stat())
         if path.exists():
+            _check_owner(path, path.lstat())
             return path
     except OSError as error:
         raise NoCompiler(f"{compiler}: {error}") from None
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NoCompiler(f"{cache}, where libraries are kept, cannot be made ({error.strerror})") from None
     try:
         with tempfile.TemporaryDirectory(dir=cache) as directory:
             unfinished = Path(directory) / path.name
@@ -64,10 +67,25 @@ def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> P
             if done.returncode:
                 reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
                 raise NoCompiler(f"{compiler} failed: {reason:.300}")
+            unfinished.chmod(0o700)  # whatever the umask is
             os.replace(unfinished, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{compiler}: {error}") from None
     return path
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    """Refuse what another user may have written: a library runs with all that this user may do.
+
+    Raises:
+        NoCompiler: says what to do.
+    """
+    if status.st_uid not in (os.geteuid(), 0):
+        raise NoCompiler(f"{path} belongs to user {status.st_uid}, so nothing in it is run; remove it")
+    if stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NoCompiler(
+            f"{path} can be written by other users, so nothing in it is run; chmod go-w {path}, or remove it"
+        )
 
 
 def _fingerprint(sources: Path, flags: Sequence[str], compiler: str) -> str:

@@ -127,8 +127,8 @@ class GrammarTrial:
             return self._helper.ask(source.encode()).decode()
         except HelperTimeout:
             return f"it takes more than {TRIAL_SECONDS:g} s to compile; make it simpler"
-        except HelperEnded:
-            return "it takes too much memory to compile; make it simpler"
+        except HelperEnded as error:
+            return f"it does not compile: {error}; make it simpler"
         except HelperRefused as error:
             raise UserError(f"structured_outputs cannot be used with {self._helper.argument}: {error}") from None
 

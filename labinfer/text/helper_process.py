@@ -8,6 +8,7 @@ answer takes longer than it may: nobody may be left to end it.
 from __future__ import annotations
 
 import io
+import os
 import resource
 import signal
 import subprocess
@@ -22,13 +23,17 @@ import labinfer
 
 START_SECONDS = 60.0
 """Longest time in which the process gets ready."""
+END_SECONDS = 1.0
+"""From the end of the process's output to that of the process, in which its exit status comes."""
 LENGTH_BYTES = 8
 GRACE_SECONDS = 5
 """Seconds beyond its time after which a process ends itself."""
+OUT_OF_MEMORY = 12
+"""Exit status of a process whose memory did not suffice (ENOMEM)."""
 
 
 class HelperEnded(Exception):
-    """The process has ended: it was ended, or had too little memory."""
+    """The process has ended; the text says how."""
 
 
 class HelperTimeout(HelperEnded):
@@ -92,8 +97,8 @@ class HelperProcess:
         )
         try:
             problem = self._within(process, START_SECONDS, lambda: _read(process.stdout)).decode()
-        except HelperEnded:
-            problem = f"{self._module} did not start"
+        except HelperEnded as error:
+            problem = f"{self._module} did not start: {error}"
         if problem:
             self.close()
             raise HelperRefused(problem)
@@ -112,9 +117,12 @@ class HelperProcess:
         try:
             return call()
         except (OSError, EOFError):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
             _reap(process)
-            error = HelperTimeout if is_late.is_set() else HelperEnded
-            raise error(f"{self._module} gave no answer") from None
+            if is_late.is_set():
+                raise HelperTimeout(f"it takes more than {seconds:g} s") from None
+            raise HelperEnded(_describe_end(process.returncode)) from None
         finally:
             timer.cancel()
 
@@ -122,6 +130,17 @@ class HelperProcess:
 def _exchange(process: subprocess.Popen[bytes], message: bytes) -> bytes:
     _write(process.stdin, message)
     return _read(process.stdout)
+
+
+def _describe_end(status: int) -> str:
+    """The end of a process in words, by ``Popen.returncode``."""
+    if status == OUT_OF_MEMORY:
+        return "it takes too much memory"
+    if status >= 0:
+        return f"its process failed with exit status {status}"
+    name = signal.Signals(-status).name
+    may_lack_memory = -status in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # libraries end so, and full stacks
+    return f"its process was ended by {name}" + ", probably for want of memory or stack" * may_lack_memory
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
@@ -178,12 +197,18 @@ def answer_messages(
     _write(stdout, problem.encode())
 
     def run() -> None:
-        with suppress(EOFError):
+        try:
             while True:
                 message = _read(stdin)
                 signal.alarm(int(seconds) + GRACE_SECONDS)
                 _write(stdout, answer(message))
                 signal.alarm(0)
+        except (EOFError, BrokenPipeError):
+            os._exit(0)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        except BaseException:  # noqa: BLE001 - a panic of a library as well; as a thread's error it would be an orderly end
+            os._exit(1)
 
     threading.stack_size(stack_bytes)
     threading.Thread(target=run).start()

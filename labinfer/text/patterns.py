@@ -8,6 +8,7 @@ repetition, but behind one only where it begins with none of the repetition's ch
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -84,6 +85,19 @@ _ELEMENT = re.compile(
     r"""|(?P<one>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^\dxuUN])|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\])""",
     re.DOTALL,
 )
+
+
+def _escaped_characters(pattern: str) -> Iterator[str]:
+    """Characters that a pattern names by their numbers.
+
+    Raises:
+        ValueError: it names one by its name.
+    """
+    for escape in re.finditer(r"\\(?:x(..)|u(.{4})|U(.{8})|(N)|.)", pattern, re.DOTALL):
+        if escape[4]:
+            raise ValueError(f"{escape[0]!r} in {pattern!r:.200} is not supported")
+        if number := escape[1] or escape[2] or escape[3]:
+            yield chr(int(number, 16))
 
 
 def _plain_letter(element: re.Match[str]) -> str:
@@ -196,7 +210,7 @@ class _Reader:
 
     def __init__(self, pattern: str):
         self._pattern, self._position = pattern, 0
-        self._sample = "".join({*_SAMPLE, *pattern})
+        self._sample = "".join({*_SAMPLE, *pattern, *_escaped_characters(pattern)})
         self._known: dict[str, Letters] = {}
         self._tree = self._group("")
 

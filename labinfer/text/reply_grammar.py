@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labinfer.errors import UserError
@@ -45,15 +45,25 @@ class GrammarWriter:
         parts += [json.dumps(text[end:])] * (end < len(text))
         return " ".join(parts)
 
-    def until(self, text: str, min_length: int = 0, max_length: int | None = None) -> str:
-        """The expression of anything of such a length, in characters, up to this text, and of the text itself."""
+    def until(self, text: str, min_length: int = 0, max_length: int | None = None, without: Sequence[str] = ()) -> str:
+        """The expression of anything of such a length, in characters, up to this text, and of the text itself.
+
+        Args:
+            without: texts that are not in it.
+        """
         length = f"{{{min_length},{'' if max_length is None else max_length}}}"
+        anything = f"/(?s:.{length})/"
+        if spelled := [_escape(other) for other in without if other and not self._tokens.search(other)]:
+            anything += f" & ~/(?s:.*)({'|'.join(spelled)})(?s:.*)/"
         first = self._tokens.search(text)
         head, rest = text[: first.start() if first else len(text)], text[first.start() if first else len(text) :]
         if not head:
-            return f"/(?s:.{length})/ {self.text(text)}"
+            if spelled:  # a terminal: only there is an intersection allowed
+                self.rules.append(f"ANY_{len(self.rules)}: {anything}")
+                anything = f"ANY_{len(self.rules) - 1}"
+            return f"{anything} {self.text(text)}"
         name = f"until_{len(self.rules)}"
-        self.rules.append(f"{name}[suffix={json.dumps(head)}]: /(?s:.{length})/")
+        self.rules.append(f"{name}[suffix={json.dumps(head)}]: {anything}")
         return f"{name} {self.text(rest)}".strip()
 
 
@@ -114,23 +124,29 @@ def _arguments(schema: dict[str, Any], form: CallForm, writer: GrammarWriter) ->
     arguments, parts = ArgumentSchema(schema), []
     shared = arguments.definitions | {"x-guidance": schema["x-guidance"]}
     before, _, after = form.argument.partition("{value}")
+    # Tags that would end a value, and with it the call, wherever its text has them.
+    end = form.text.partition("{arguments}")[2].strip().partition("\n")[0]
+    tags = (re.match(r"[^=>{]*[=>]?", before.strip())[0], end)
     for key in arguments.properties:
         choices = []
-        for is_string, value in _values(arguments.texts(key), shared, after, writer):
+        for is_string, value in _values(arguments.texts(key), shared, after, tags, writer):
             head = _fill(before, {"key": json.dumps(key), "string": '"true"' if is_string else '"false"'}, writer)
             choices.append(f"{head} {value}")
         parts.append(f"({' | '.join(choices)})" + "?" * (key not in arguments.required))
     return " ".join(parts)
 
 
-def _values(texts: ValueTexts, shared: dict[str, Any], after: str, writer: GrammarWriter) -> Iterator[tuple[bool, str]]:
+def _values(
+    texts: ValueTexts, shared: dict[str, Any], after: str, tags: Sequence[str], writer: GrammarWriter
+) -> Iterator[tuple[bool, str]]:
     """Whether values are strings, and the expression of them and of the text ``after`` them.
 
     Args:
         shared: keys of each schema.
+        tags: texts that are in no value.
     """
     if texts.takes_any:  # those of other types are among them
-        yield True, writer.until(after, texts.min_length, texts.max_length)
+        yield True, writer.until(after, texts.min_length, texts.max_length, without=tags)
         return
     strings = [writer.text(text) or '""' for text in texts.strings]
     others = [writer.text(text) for text in texts.values]
@@ -138,6 +154,11 @@ def _values(texts: ValueTexts, shared: dict[str, Any], after: str, writer: Gramm
     for is_string, choices in ((True, strings), (False, others)):
         if choices:
             yield is_string, f"({' | '.join(choices)}) {writer.text(after)}"
+
+
+def _escape(text: str) -> str:
+    """A text as a part of an expression between slashes."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$/]", r"\\\g<0>", text)
 
 
 def _fill(text: str, texts: dict[str, str], writer: GrammarWriter) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
@@ -27,6 +28,9 @@ FIRST_PART = 8
 MARGIN = 2
 """Parts with more tokens than so many times the limit refuse a text. A cut may change the tokens beside it, and no others
 of a common tokenizer."""
+
+UNKNOWN = "\U0010ffff"
+"""Character that no vocabulary has, but perhaps its bytes."""
 
 MAX_PROMPT_PART = 256
 """Tokens at the end of a prompt in which a reply may have begun."""
@@ -231,8 +235,14 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token, bytes of UTF-8 counted as such."""
-        return max((len(self._backend.name(token_id) or "") for token_id in range(self.vocab_size)), default=1)
+        """Characters of the longest token, bytes of UTF-8 counted as such; no bound where the tokenizer makes one token of any
+        number of unknown characters, or drops some."""
+        longest = max((len(self._backend.name(token_id) or "") for token_id in range(self.vocab_size)), default=1)
+        count = 4 * longest
+        for character in (UNKNOWN, " "):
+            if len(self.encode(character * count, add_special_tokens=False)) * longest < count:
+                return sys.maxsize
+        return longest
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.

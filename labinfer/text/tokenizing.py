@@ -70,10 +70,8 @@ class TokenizingProcess:
             answer = msgspec.msgpack.decode(self._helper.ask(message), type=_Answer)
         except HelperTimeout:
             raise UserError(f"the prompt takes more than {TOKENIZE_SECONDS:g} s to tokenize; shorten it") from None
-        except HelperRefused as error:
+        except (HelperRefused, HelperEnded) as error:
             raise UserError(f"the prompt cannot be tokenized: {error}") from None
-        except HelperEnded:
-            raise UserError("the prompt takes too much memory to tokenize; shorten it") from None
         if answer.error:
             raise (PromptTooLong if answer.is_too_long else UserError)(answer.error)
         return answer.token_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -65,7 +66,7 @@ def load_weights(
         on_progress: called with (done, total) slices.
 
     Raises:
-        UserError: a tensor is missing or has the wrong shape.
+        UserError: a tensor is missing, has the wrong shape, or holds numbers that are none.
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
     _hold_as_stored(model, checkpoint, names)
@@ -74,7 +75,10 @@ def load_weights(
     def read(part: WeightSlice) -> None:
         on_progress(next(numbers), total)
         checkpoint.load(_stored(part, names))
+        _check_finite(part)
 
+    for _, module in _weighted_modules(model):
+        module.check_room()
     for name, module in _weighted_modules(model):
         module.allocate(device)
         module.load(name, read)
@@ -121,6 +125,19 @@ def pack_weights(model: nn.Module) -> None:
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all weights, shared ones counted once; on the meta device what they would take."""
     return sum(module.num_bytes for _, module in _weighted_modules(model))
+
+
+def _check_finite(part: WeightSlice) -> None:
+    """Refuse what was loaded with NaN or infinite numbers, of which every answer would be made; it is in the caches still."""
+    values = part.destination.scales if isinstance(part.destination, Codes) else part.destination
+    if not values.numel() or not values.is_floating_point():
+        return
+    for value in torch.aminmax(values):
+        if not math.isfinite(number := value.item()):
+            raise UserError(
+                f"{part.name} of the checkpoint has {number} among its numbers (as {values.dtype}); download it again, or give "
+                "another --dtype where it is float16"
+            )
 
 
 def _is_zero_bias(name: str, checkpoint: Checkpoint) -> bool:

@@ -186,15 +186,18 @@ def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Every tensor of a file, by name."""
     need_plain_file(path)
     try:
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - as long as its tensors
         with safe_open(str(path), framework="pt"):  # it checks the header, and that the file is as long as that says
             pass
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - as long as its tensors
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
     except FileNotFoundError:
         raise UserError(f"{path} is missing; is the checkpoint complete?") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a valid safetensors file ({error}); download it again") from None
-    length = int.from_bytes(file.read(8), "little")
-    for name, entry in json.loads(file.read(length)).items():
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    for name, entry in entries.items():
         if name != "__metadata__":
             position = 8 + length + entry["data_offsets"][0]
             yield name, StoredTensor(path, file, position, tuple(entry["shape"]), entry["dtype"])

@@ -34,6 +34,13 @@ class WeightedModule(nn.Module):
     def hold_values(self) -> None:
         """Take back codes, because the checkpoint has values, where this module can have them."""
 
+    def check_room(self) -> None:
+        """Refuse memory that is not to be had for this module, before any of the checkpoint is read.
+
+        Raises:
+            UserError: says why.
+        """
+
     def allocate(self, device: torch.device) -> None:
         """Replace memory on the meta device by uninitialised memory, children excluded."""
         # Not by to_empty, which computes on the meta device: for that torch imports sympy, which takes a fifth of a start.

@@ -44,11 +44,20 @@ class ReorderedFormat(DecodedFormat):
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         self._ordered.check_tensors(tensors, matrix)
+        self._read_order(tensors, matrix, (0, matrix.inputs))
+
+    def _read_order(self, tensors: TensorReader, matrix: MatrixSlice, columns: Range) -> torch.Tensor:
+        """The group of each of these inputs.
+
+        Raises:
+            UserError: there is no such group. Kernels do not look.
+        """
         name, count = f"{matrix.name}.{self._order}", self._ordered.num_groups(matrix.inputs)
-        order = tensors.read(name, (matrix.inputs,), (), torch.int32)
+        order = tensors.read(name, (matrix.inputs,), (columns,), torch.int32)
         outside = order[(order < 0) | (order >= count)]
         if len(outside):
             raise UserError(f"tensor {name} has group {int(outside[0])}, but there are only groups 0 to {count - 1}")
+        return order
 
     def pieces(self, tensors: TensorReader, matrix: MatrixSlice) -> Iterator[tuple[Range, Decode]]:
         ordered, codes = self._ordered, self._ordered.new_codes(matrix)
@@ -56,7 +65,7 @@ class ReorderedFormat(DecodedFormat):
         groups = (0, ordered.num_groups(matrix.inputs))
         scales = ordered.read_scales(tensors, matrix, groups).contiguous()
         zeros = ordered.read_zeros(tensors, matrix, groups).contiguous() if codes.form.has_zeros else None
-        order = tensors.read(f"{matrix.name}.{self._order}", (matrix.inputs,), (matrix.columns,), torch.int32)
+        order = self._read_order(tensors, matrix, matrix.columns)
         numbers = codes.words.view(torch.uint8)
 
         def decode(begin: int, end: int, out_OI: torch.Tensor) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,23 @@ def test_user_without_a_home_has_no_place_for_one(monkeypatch):
     monkeypatch.setattr(Path, "home", nowhere)
     with pytest.raises(compiler.NoCompiler, match="no place .* home directory"):
         compiler.default_cache()
+
+
+def test_library_that_somebody_else_may_have_written_is_refused(tmp_path, sources):
+    cache, mask = tmp_path / "cache", os.umask(0o002)  # under which everything is writable by the group
+    try:
+        path = compiler.build("answer", sources, cache)
+    finally:
+        os.umask(mask)
+    assert compiler.build("answer", sources, cache) == path
+    for writable in (path, cache):
+        mode = writable.stat().st_mode
+        for bit in (0o020, 0o002):
+            writable.chmod(mode | bit)
+            with pytest.raises(compiler.NoCompiler, match=f"{writable} can be written by other users.*chmod go-w"):
+                compiler.build("answer", sources, cache)
+        writable.chmod(mode)
+    fields = list(os.stat(path))
+    fields[stat.ST_UID] = os.geteuid() + 1
+    with pytest.raises(compiler.NoCompiler, match=f"{path} belongs to user {os.geteuid() + 1}"):
+        compiler._check_owner(path, os.stat_result(fields))

@@ -204,7 +204,9 @@ def references(count: int) -> StructuredOutputs:
 def test_chain_that_would_be_too_deep_for_rank_0_is_refused(trial, demo, chain):
     """llguidance overflows its stack with it, which ends the process. What just passes is far from that in rank 0."""
     passes, fails = 100, 1500
-    with pytest.raises(UserError, match="too much memory"):
+    with pytest.raises(
+        UserError, match="ended by SIG(SEGV|ABRT|BUS), probably for want of memory or stack|too much memory"
+    ):
         trial.check(chain(fails))
     while fails - passes > 20:
         middle = (passes + fails) // 2

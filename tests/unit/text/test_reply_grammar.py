@@ -102,6 +102,9 @@ OPTIONAL_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ({"type": "string", "maxLength": 4, "minLength": 2}, "北京", "北京"),
         ({"type": "string", "maxLength": 4, "minLength": 2}, "Paris", REFUSED),
         ({"type": "string", "maxLength": 4, "minLength": 2}, "P", REFUSED),
+        ({"type": "string"}, "a <b> 1/2 (d)", "a <b> 1/2 (d)"),
+        ({"type": "string"}, "{TAG} b", REFUSED),
+        ({"type": "string"}, "a\n{END}\nb", REFUSED),
         ({"type": "integer"}, "12", 12),
         ({"type": "integer"}, "twelve", REFUSED),
         ({"enum": ["red", "green"]}, "green", "green"),
@@ -141,6 +144,8 @@ def test_arguments_in_tags_keep_to_the_schema_and_come_back(tokenizer, name, sch
     parameters = {"properties": {"a": schema}, "required": ["a"], "$defs": DEFINITIONS}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     form = load_built_in(name).call
+    text = text.replace("{TAG}", form.argument.partition("{value}")[0].strip().replace("{key}", "b"))
+    text = text.replace("{END}", form.text.partition("{arguments}")[2].strip())
     is_string = "true" if isinstance(value, str) or text == "null" and "string" in str(schema) else "false"
     argument = form.argument.replace("{key}", "a").replace("{value}", text).replace("{string}", is_string)
     whole = form.begin + form.text.replace("{name}", "f").replace("{arguments}", argument) + form.end

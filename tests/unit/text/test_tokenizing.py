@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex, models, normalizers
+from tokenizers import Tokenizer as FastTokenizer
 
 import labinfer
 from labinfer.errors import PromptTooLong, UserError
@@ -50,11 +52,24 @@ def count_library_calls(tokenizer: Tokenizer, monkeypatch) -> list[int]:
 
 
 def test_text_with_more_characters_than_the_context_can_have_never_reaches_the_library(demo, monkeypatch):
-    lengths = count_library_calls(demo, monkeypatch)
     text = "x" * (100 * demo.longest_token + 1)
+    lengths = count_library_calls(demo, monkeypatch)
     with pytest.raises(PromptTooLong, match=r"^This model's maximum context length is 100 tokens\. However, "):
         demo.encode_within(text, 100)
     assert lengths == []
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.Replace(Regex(" +"), "a")])
+def test_characters_that_the_tokenizer_joins_or_drops_are_no_bound(tmp_path, normalizer):
+    library = FastTokenizer(models.BPE({"a": 0, "?": 1}, [], unk_token="?", fuse_unk=normalizer is None))
+    if normalizer is not None:
+        library.normalizer = normalizer
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    text = (" " if normalizer else "é") * 1000
+    assert len(tokenizer.encode_within(text, 10)) == 1
+    with pytest.raises(PromptTooLong, match="are 80 tokens already"):
+        tokenizer.encode_within("a" * 1000, 10)
 
 
 def test_text_that_cannot_fit_is_read_only_so_far_as_to_know_it(demo, monkeypatch):

@@ -15,7 +15,7 @@ from tiny_llama import model_of, write
 from labinfer.errors import UserError
 from labinfer.models.registry import load_config, model_class
 from labinfer.weights.checkpoint import Checkpoint
-from labinfer.weights.loader import check_checkpoint
+from labinfer.weights.loader import check_checkpoint, load_weights
 
 
 @pytest.mark.parametrize("name", ["gptq-asym", "awq", "w4a16-asym", "w8a8", "fp8", "gptq-act-order"])
@@ -136,8 +136,11 @@ def test_group_that_is_none_is_refused(checkpoints, tmp_path, group):
     def change(tensors):
         tensors[f"{DOWN}.g_idx"][5] = group
 
+    model, checkpoint = changed(checkpoints, tmp_path, "gptq-act-order", change)
     with pytest.raises(UserError, match=rf"{DOWN}.g_idx has group {group}, but there are only groups 0 to 10"):
-        check_checkpoint(*changed(checkpoints, tmp_path, "gptq-act-order", change), tied_head=False)
+        check_checkpoint(model, checkpoint, tied_head=False)
+    with pytest.raises(UserError, match=f"has group {group}"):  # as on every rank, whose part of it may be another
+        load_weights(model, checkpoint, torch.device("cpu"), lambda done, total: None)
 
 
 def test_bias_that_has_no_place_is_refused_unless_it_adds_nothing(checkpoints, tmp_path):

@@ -164,3 +164,12 @@ def test_whole_numbers_are_taken_for_quantised_weights_and_refused(tmp_path):
     write(tmp_path, tensors | {"model.norm.weight": torch.ones(48, dtype=torch.int8)})
     with pytest.raises(UserError, match="holds I8, but floating-point"):
         load(directory)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path, name, value):
+    directory, tensors = write(tmp_path)
+    tensors[name].view(-1)[-1] = value
+    with pytest.raises(UserError, match=f"{name.removesuffix('.weight')}.* has {value} among its numbers"):
+        load(write(tmp_path, tensors)[0])
