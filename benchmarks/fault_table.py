@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -168,8 +169,10 @@ def reach(case: Case, ancestor: int, port: int, folder: Path) -> None:
         time.sleep(0.5)
         return
     if case.command == "job":
-        time.sleep(6.0)
-        assert all(map(is_alive, ranks)), (folder / "log").read_text()
+        while "KV cache" not in (folder / "log").read_text():
+            assert time.monotonic() < until and all(map(is_alive, ranks)), (folder / "log").read_text()
+            time.sleep(0.1)
+        time.sleep(2.0)
         return
     while not is_ready(port):
         assert time.monotonic() < until, (folder / "log").read_text()
@@ -225,8 +228,12 @@ def wait_for_end(everyone: list[int], begin: float) -> float | None:
 
 
 def first_error(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if "error:" in line]
-    return lines[0].partition("error: ")[2][:140].replace("|", "/") if lines else "–"
+    """Ours, else the launcher's."""
+    lines = log.read_text(errors="replace").splitlines()
+    ours = [line.partition("error: ")[2] for line in lines if line.startswith("labinfer: error: ")]
+    theirs = [line for line in lines if re.search(r"signal 9|SIGKILL|exitcode *: -9", line)]
+    said = ours[0] if ours else f"(launcher) {theirs[0].strip()}" if theirs else "–"
+    return said[:140].replace("|", "/")
 
 
 def count_bad_lines(path: Path) -> int:

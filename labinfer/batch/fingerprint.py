@@ -14,8 +14,6 @@ from labinfer.sampling_params import SamplingParams
 
 ANSWERING = {
     "model": (
-        "tokenizer",
-        "response_template",
         "dtype",
         "quantization",
         "quantization_group_size",
@@ -32,9 +30,12 @@ CHUNK_BYTES = 1 << 22
 
 
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
-    """The options that answers depend on, by flag, as JSON has them."""
+    """The options that answers depend on, by flag, as JSON has them; of a file its digest. ``model_fingerprint`` has the tokenizer."""
     chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
-    values = chosen | msgspec.to_builtins(sampling)
+    template = options.model.response_template
+    if os.path.isfile(template):
+        template = hashlib.blake2b(Path(template).read_bytes(), digest_size=16).hexdigest()
+    values = chosen | {"response_template": template} | msgspec.to_builtins(sampling)
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
@@ -42,24 +43,35 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
 
 
 def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:
-    """Size and digest of a file of input lines, and how many there are; nothing of what is no regular file.
+    """Size and digest of a file of input lines, and how many there are that are not blank; nothing of what is no regular file.
 
     Raises:
         OSError: it cannot be read.
     """
     if not os.path.isfile(path):
         return {}, None
-    digest, num_bytes, num_lines, last = hashlib.blake2b(digest_size=16), 0, 0, b"\n"
+    digest, num_bytes, num_lines, has_text = hashlib.blake2b(digest_size=16), 0, 0, False
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-            num_bytes, num_lines, last = num_bytes + len(chunk), num_lines + chunk.count(b"\n"), chunk[-1:]
-    return {"bytes": num_bytes, "digest": digest.hexdigest()}, num_lines + (last != b"\n")
+            num_bytes += len(chunk)
+            *ended, last = chunk.split(b"\n")
+            for line in ended:
+                num_lines += has_text or not _is_blank(line)
+                has_text = False
+            has_text = has_text or not _is_blank(last)
+    return {"bytes": num_bytes, "digest": digest.hexdigest()}, num_lines + has_text
 
 
-def model_fingerprint(directory: Path) -> dict[str, str]:
-    """Digests of a checkpoint's files by name; of weights, their sizes and both ends, as reading all would take long."""
+def model_fingerprint(directory: Path, tokenizer: str = "") -> dict[str, str]:
+    """Digests of a checkpoint's files by name; of weights, their sizes and both ends, as reading all would take long.
+
+    Args:
+        tokenizer: directory of another tokenizer than the checkpoint's own.
+    """
     digests = {}
+    if tokenizer:
+        digests = {f"tokenizer {name}": digest for name, digest in model_fingerprint(Path(tokenizer)).items()}
     for file in sorted(directory.iterdir()):
         if file.suffix not in (".json", ".safetensors", ".model", ".jinja") or not file.is_file():
             continue
@@ -73,3 +85,7 @@ def model_fingerprint(directory: Path) -> dict[str, str]:
                 digest.update(chunk)
         digests[file.name] = digest.hexdigest()
     return digests
+
+
+def _is_blank(line: bytes) -> bool:
+    return not line or line.isspace()

@@ -69,12 +69,7 @@ class BatchJob:
         def each_step() -> None:
             check()
             if self._progress.due():
-                self._progress.show(
-                    num_done=self.num_answered + self.num_failed,
-                    num_failed=self.num_failed,
-                    output_tokens=llm.report.output_tokens,
-                    load=llm.engine.load(),
-                )
+                self._show_progress(llm)
 
         try:
             with contextlib.closing(llm.run(self._requests(llm, each_step), each_step)) as outputs:
@@ -85,8 +80,18 @@ class BatchJob:
                         self._output.write(self._record(line, llm), line.number, line.digest)
                         self.num_answered += 1
         finally:
+            if self._progress.is_for_machines:
+                self._show_progress(llm)  # the last word
             self._progress.close()
             llm.report.num_failed = self.num_failed
+
+    def _show_progress(self, llm: LLM) -> None:
+        self._progress.show(
+            num_done=self.num_answered + self.num_failed,
+            num_failed=self.num_failed,
+            output_tokens=llm.report.output_tokens,
+            load=llm.engine.load(),
+        )
 
     def _requests(self, llm: LLM, each_line: Callable[[], None]) -> Iterator[Request | None]:
         for line in self._reader:

@@ -76,6 +76,8 @@ class Journal:
             ) from None
         except OSError:
             pass  # a file system without locks
+        if os.fstat(self._fd).st_nlink == 0:  # opened at the moment when the run before took its empty one away
+            raise UserError(f"--output {output}: another job has just been refused; try again")
         self.header: dict[str, Any] | None
         """Options, input and model of the run that began the journal; None where there is none yet."""
         self.entries: list[Entry]
@@ -121,7 +123,9 @@ class Journal:
         os.ftruncate(self._fd, self._header_bytes + RECORD_BYTES * len(self.entries))
 
     def close(self) -> None:
-        """Let another job have it."""
+        """Let another job have it; one that was never begun is taken away."""
+        if os.fstat(self._fd).st_size == 0:
+            Path(self.path).unlink(missing_ok=True)
         os.close(self._fd)
 
     def _write(self, data: bytes) -> None:

@@ -37,9 +37,14 @@ class JobProgress:
         self._line = ProgressLine(self._stream)
         self._begin = self._last = clock()
 
+    @property
+    def is_for_machines(self) -> bool:
+        """Whether it is JSON lines, of which the last says how the job ended."""
+        return self._form == "jsonl"
+
     def due(self) -> bool:
         """Whether it is time to ``show``."""
-        if self._form == "jsonl":
+        if self.is_for_machines:
             return self._clock() - self._last >= JSONL_SECONDS
         return self._form == "auto" and self._line.due()
 
@@ -51,7 +56,7 @@ class JobProgress:
         seconds_left = None
         if self._num_lines is not None and num_done:
             seconds_left = max(0, self._num_lines - total) * seconds / num_done
-        if self._form == "jsonl":
+        if self.is_for_machines:
             record = {
                 "lines_done": total,
                 "lines_failed": num_failed,

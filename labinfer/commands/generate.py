@@ -36,11 +36,22 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams) -> int:
         AgreedError: nothing could be run, or the output could not be written; on every rank.
     """
     group = session.join()
-    files = None
-    with group.together():
-        if group.rank == 0:
-            files = JobFiles.open(job, session.options, sampling)
-    llm = load(session)
+    with contextlib.ExitStack() as at_end:
+        files = None
+        with group.together():
+            if group.rank == 0:
+                files = JobFiles.open(job, session.options, sampling)
+                at_end.callback(files.output.close)
+        return _run(session, job, sampling, files)
+
+
+def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobFiles | None) -> int:
+    """``run`` with the files, which rank 0 has.
+
+    Raises:
+        AgreedError: as ``run``.
+    """
+    group, llm = session.group, load(session)
     prompts: list[Prompt] = []
     requests: list[Request] = []
     with group.together():
@@ -99,8 +110,9 @@ class Rank0Job:
     def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
         """Run, write the results as they come, and the figures at the end."""
         announce({self.session.options.model.model: self.llm})
+        self.session.tell_ready()
         output = self.files.output
-        output.begin(model_fingerprint(self.llm.directory))
+        output.begin(model_fingerprint(self.llm.directory, self.session.options.model.tokenizer))
         if output.digests:
             logger.info("%d lines are done already; going on with the others", len(output.digests))
         job, model = None, self.session.options.model.model
@@ -119,7 +131,6 @@ class Rank0Job:
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
-        output.close()
         num_failed = output.num_failed + (job.num_failed if job is not None else 0)
         if num_failed:
             total = len(output.digests) + job.num_failed + job.num_answered

@@ -60,6 +60,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             announce(llms)
+            session.tell_ready()
             _announce_address(own.scheme, own.host, port, len(keys), list(llms))
             try:
                 host.run()

@@ -32,3 +32,8 @@ class Session:
                 logger.info("%s", note)
             logger.info("transport %s; %s", group.comm.name, group.threads.describe())
         return group
+
+    def tell_ready(self) -> None:
+        """Tell a supervisor, where there is one, that the models are loaded (rank 0)."""
+        if self.environment.supervisor is not None:
+            self.environment.supervisor.write_ready()

@@ -61,8 +61,7 @@ class AsyncLLMEngine:
         self._ending: Exception | None = None  # what ended all that was open, until another host comes
         self.is_draining = False
         """Whether the host has said that it will end."""
-        self.is_recovering = False
-        """Whether a host has died, and what is open waits for another."""
+        self._awaits_host = False  # one has died, and what is open waits for another
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         """Called with the stats of each engine as they come."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
@@ -97,10 +96,15 @@ class AsyncLLMEngine:
             link.close()
             self._link = None
             self._requests.end(sum(model.max_num_seqs for model in self._facts))
-            self.is_recovering = ending is None and bool(self._facts)
+            self._awaits_host = ending is None and bool(self._facts)
             if ending is not None:
                 self._fail(ending)
-            self.on_end(not self.is_recovering)
+            self.on_end(not self._awaits_host)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a host has died, and not all that was open then goes on with another."""
+        return self._awaits_host or self._requests.is_trying
 
     @property
     def has_work(self) -> bool:
@@ -110,7 +114,7 @@ class AsyncLLMEngine:
     @property
     def is_stalled(self) -> bool:
         """Whether the host is silent, or gives signs of life but ends no step though requests are open."""
-        takes_steps = self._link is not None and self._facts and not self.is_recovering
+        takes_steps = self._link is not None and self._facts and not self._awaits_host
         waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
         return self.is_silent or bool(waits)
 
@@ -189,10 +193,10 @@ class AsyncLLMEngine:
             self.is_draining = True
 
     def _attach(self, models: list[ModelFacts]) -> None:
-        if self.is_recovering and not all(map(_can_go_on, self._facts, models)):
+        if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
             self._fail(EngineFailed("the engine has failed, and other models are served now"))
             self._ending = None
-        self._facts, self.is_recovering, self._last_progress = models, False, self._clock()
+        self._facts, self._awaits_host, self._last_progress = models, False, self._clock()
         self.on_attach(models)
         self._requests.begin()
 

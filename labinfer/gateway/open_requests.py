@@ -75,6 +75,11 @@ class OpenRequests:
         """Whether there are any."""
         return bool(self._requests)
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether a suspect runs alone, and all others wait."""
+        return self._trial is not None
+
     def add(self, submission: Submission) -> None:
         """Take in the requests of a submission; they go to the host once it takes all."""
         for number, state in enumerate(submission.opened):

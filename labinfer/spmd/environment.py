@@ -22,7 +22,7 @@ from labinfer.errors import UserError
 GOMP_SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP spins at a barrier before it sleeps."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-STATUS_FILE = "status"
+STATUS_FILE, READY_FILE = "status", "ready"
 SUPERVISOR = "LABINFER_SUPERVISOR"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -32,7 +32,8 @@ class SupervisorAddress:
     """The place that ``launch.py supervise`` has made for rank 0."""
 
     directory: str
-    """A private one: the gateway's local socket, and the file for the status of an orderly end."""
+    """A private one: the gateway's local socket, and what rank 0 leaves there: the status of an orderly end, and that it was
+    ready once."""
     token: str = field(repr=False)
     """Secret for the gateway."""
     port: int
@@ -46,8 +47,15 @@ class SupervisorAddress:
 
     def write_status(self, status: int) -> None:
         """Leave the status of an orderly end, which launchers hide."""
+        self._write(STATUS_FILE, str(int(status)))
+
+    def write_ready(self) -> None:
+        """Leave word that the models are loaded."""
+        self._write(READY_FILE, "")
+
+    def _write(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError):
-            (Path(self.directory) / STATUS_FILE).write_text(str(int(status)))
+            (Path(self.directory) / name).write_text(text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labinfer.clock import Clock
 from labinfer.errors import ExitStatus
-from labinfer.spmd.environment import STATUS_FILE
+from labinfer.spmd.environment import READY_FILE, STATUS_FILE
 from labinfer.supervisor import child
 from labinfer.supervisor.restarts import Restarts
 from labinfer.supervisor.supervised_gateway import SupervisedGateway
@@ -30,7 +30,7 @@ class Supervisor:
     Args:
         command: what starts the group.
         again: what starts it after a death.
-        directory: private; rank 0 leaves the status of an orderly end there, which launchers hide.
+        directory: private; rank 0 leaves word there that it is ready, and the status of an orderly end, which launchers hide.
         environment: of the group.
         restarts: how often and when.
         signum: the signal that has asked for the end; 0 where none has.
@@ -50,21 +50,28 @@ class Supervisor:
         clock: Clock,
     ):
         self._command, self._again, self._environment = command, again, environment
-        self._status_file = directory / STATUS_FILE
+        self._status_file, self._ready_file = directory / STATUS_FILE, directory / READY_FILE
         self._restarts, self._signum, self._gateway, self._clock = restarts, signum, gateway, clock
 
     def run(self) -> int:
         """Returns the exit status."""
-        command = self._command
+        command, status = self._command, None
         while True:
-            begin = self._clock()
+            begin, before = self._clock(), status
             status = self._run_group(command)
             if self._signum():
                 return 128 + self._signum()
             if (own := self._own_status()) is not None:
+                if own == ExitStatus.USAGE:
+                    logger.error("error: the ranks have refused what they were given; they are not started again")
                 return own
             if self._gateway is not None and self._gateway.is_at_its_end():
                 return status  # somebody has asked the ranks for an orderly end
+            if status == before and not self._ready_file.exists():
+                logger.error(
+                    "error: the group ended %s twice and was never ready; it is not started again", _how(status)
+                )
+                return ExitStatus.INTERNAL
             lived = self._clock() - begin
             pause = self._restarts.next_pause(lived)
             if pause is None:

@@ -71,6 +71,8 @@ def test_killed_job_goes_on_with_another_layout(launcher, model, work, undisturb
     done = run(launcher, 2, LAUNCH, *flags, "-tp", "2", "--resume", "--progress", "jsonl")
     assert done.returncode == 1 and "2 of 60 lines failed" in done.stderr, done.text
     assert "lines are done already" in done.stderr
+    last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"lines_done"')][-1]
+    assert (last["lines_done"], last["lines"], last["running"]) == (60, 60, 0)
     assert read(out) == undisturbed
     again = run("single", 1, LAUNCH, *flags, "--retry-errors")
     assert again.returncode == 1 and "2 of 60 lines failed" in again.stderr, again.text

@@ -56,13 +56,13 @@ def test_stopped_gateway_of_a_supervisor_is_replaced():
 @pytest.mark.slow
 def test_server_that_was_stopped_as_a_whole_goes_on():
     with serving("-pp", "2", "--no-autotune", *FLAGS, launcher="mpirun", ranks=2) as server:
-        stream = server.stream({}).wait_begun()
+        stream = server.stream({"max_tokens": 400}).wait_begun()
         tree = server.processes
         for signum, seconds in ((signal.SIGSTOP, 2 * TIMEOUT), (signal.SIGCONT, TIMEOUT)):
             for pid in tree:
                 os.kill(pid, signum)
             time.sleep(seconds)
-        assert stream.finish(60).finish_reason == "length"
+        assert stream.finish(90).finish_reason == "length"
         assert "no sign of life" not in server.text
 
 

@@ -39,6 +39,20 @@ def ask_all(server: Server) -> list:
         return list(threads.map(ask, REQUESTS.values()))
 
 
+@pytest.mark.slow
+def test_streams_go_on_when_torchrun_starts_its_workers_again():
+    """By itself: the supervisor does not notice, and the workers find their launcher's store as those before left it."""
+    with serving(*LAYOUT, launcher="torchrun", ranks=2, supervised=True, PET_MAX_RESTARTS="2") as server:
+        undisturbed = ask_all(server)
+        for rank in (1, 0):
+            with ThreadPoolExecutor(1) as threads:
+                disturbed = threads.submit(ask_all, server)
+                wait_for(lambda: server.metric("vllm:num_requests_running") >= len(REQUESTS), 20)
+                os.kill(server.rank_pid(rank), signal.SIGKILL)
+                assert disturbed.result(90) == undisturbed
+        assert "it is started again" not in server.text
+
+
 @pytest.mark.parametrize(("launcher", "rank"), matrix(("mpirun", 1), over=[(0,), (1,)]))
 def test_streams_go_on_when_a_rank_is_killed(launcher, rank):
     with serving(*LAYOUT, launcher=launcher, ranks=2, supervised=True) as server:
@@ -61,6 +75,19 @@ def test_nothing_is_left_of_a_killed_supervisor():
         tree = server.processes
         server.process.kill()
         server.process.wait()
+        wait_for(lambda: not any(map(is_running, tree)), 10)
+
+
+def test_signal_while_ranks_start_again_ends_all_with_an_error_for_who_waits():
+    with serving("--no-autotune", launcher="mpirun", ranks=1, supervised=True) as server:
+        stream = server.stream({"max_tokens": 1900}).wait_begun()
+        before = server.rank_pid(0)
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda: any(rank_of(pid) == "0" for pid in server.processes if pid != before), 20)
+        tree = server.processes
+        assert server.stop() == 128 + signal.SIGTERM
+        error = stream.finish().error
+        assert error["code"] == "draining" and "shutting down" in error["message"]
         wait_for(lambda: not any(map(is_running, tree)), 10)
 
 

@@ -199,6 +199,21 @@ def test_request_that_engines_die_of_is_given_up_alone():
                 assert stream.text.startswith("red blue") and stream.text.endswith(" green")
 
 
+def test_health_says_recovering_while_a_suspect_runs_alone():
+    with gateway(outlives_host=True) as server:
+        with Host(server, "red", finishes=False):
+            wait_ready(server)
+            streams = [Stream(server, {"max_tokens": 60}).wait_begun() for _ in range(2)]
+        with Host(server, "", finishes=False) as host:
+            wait_for(lambda: len(host.added) == 1, END_SECONDS)
+            assert server.get("/health")[1]["status"] == "recovering"
+            assert server.get("/ready")[0] == 503
+            for stream in streams:
+                stream.hang_up()
+            wait_ready(server)
+            assert server.get("/health")[1]["status"] == "idle"
+
+
 def test_answers_do_not_go_on_with_another_model():
     with gateway(outlives_host=True) as server:
         with Host(server, "red", finishes=False):

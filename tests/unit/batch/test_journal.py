@@ -170,6 +170,17 @@ def test_rewriting_that_was_broken_off_is_finished_or_forgotten(out, monkeypatch
         assert ids(out) == list(output.digests) == ([1, 2, 3] if moment == 1 else [1, 2])
 
 
+def test_refused_job_leaves_no_journal(out, open_output):
+    out.write_text("of another program")
+    with pytest.raises(UserError, match="of an earlier run"):
+        open_output()
+    assert not journal_of(out).exists()
+    out.unlink()
+    JobOutput(JobOptions(input="in.jsonl", output=str(out)), {}, GIVEN).close()  # the model cannot be loaded
+    assert not journal_of(out).exists()
+    write(open_output(), 1)
+
+
 def test_two_jobs_cannot_write_one_output(out, open_output):
     first = open_output()
     with pytest.raises(UserError, match="another job is writing it"):

@@ -1,0 +1,32 @@
+"""What a job's answers depend on, by content and not by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from labinfer.batch import fingerprint
+from labinfer.batch.fingerprint import input_fingerprint, model_fingerprint, options_fingerprint
+from labinfer.config import EngineOptions
+from labinfer.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 1 << 20])
+def test_blank_lines_of_an_input_are_not_counted(chunk_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "CHUNK_BYTES", chunk_bytes)
+    path = tmp_path / "in.jsonl"
+    for text, num_lines in ((b"", 0), (b"\n \r\n\n", 0), (b"{}\n\n  {} \n \t\n{}", 3), (b"{}\n", 1)):
+        path.write_bytes(text)
+        found, count = input_fingerprint(str(path))
+        assert (found["bytes"], count) == (len(text), num_lines)
+
+
+def test_tokenizer_and_response_template_are_known_by_their_content(tmp_path):
+    prints = []
+    for name, text in (("a", "1"), ("b", "1"), ("c", "2")):
+        (directory := tmp_path / name).mkdir()
+        (directory / "chat_template.jinja").write_text(text)
+        options = {"tokenizer": str(directory), "response_template": str(directory / "chat_template.jinja")}
+        given = options_fingerprint(EngineOptions.from_flat(options), SamplingParams())
+        prints.append((given, model_fingerprint(tmp_path, options["tokenizer"])))
+    assert prints[0] == prints[1]
+    assert prints[0][0] != prints[2][0] and prints[0][1] != prints[2][1]

@@ -1,0 +1,55 @@
+"""How a supervisor takes the ends of its group, which is a shell here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from fake_clock import FakeClock
+
+from labinfer.spmd.environment import SupervisorAddress
+from labinfer.supervisor.restarts import Restarts
+from labinfer.supervisor.supervisor import Supervisor
+
+
+def run(directory: Path, script: str) -> tuple[int, int]:
+    """Exit status, and starts of the group."""
+    command = ["sh", "-c", f"echo >> starts; {script}"]
+    supervisor = Supervisor(
+        command,
+        command,
+        directory=directory,
+        environment=dict(os.environ),
+        restarts=Restarts(3),
+        signum=lambda: 0,
+        gateway=None,
+        clock=FakeClock(),
+    )
+    return supervisor.run(), len((directory / "starts").read_text())
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_group_that_was_never_ready_is_started_twice(here, caplog):
+    assert run(here, "exit 3") == (70, 2)
+    assert "ended with status 3 twice and was never ready" in caplog.text
+
+
+def test_group_that_ends_otherwise_each_time_is_started_again(here):
+    assert run(here, "exit $(wc -l < starts)") == (70, 4)
+
+
+def test_group_that_was_ready_once_is_started_as_often_as_may_be(here, caplog):
+    SupervisorAddress(str(here), "", 0).write_ready()
+    assert run(here, "exit 3") == (70, 4)
+    assert "it is not started again" in caplog.text
+
+
+def test_group_that_refuses_is_not_started_again(here, caplog):
+    assert run(here, "printf 2 > status; exit 1") == (2, 1)
+    assert "refused what they were given" in caplog.text
