@@ -86,7 +86,7 @@ def _may_explode(pattern: str) -> bool:
 
 
 class _Group:
-    """What is known of a group that is being read."""
+    """State of a group that is being read."""
 
     def __init__(self, is_apart: bool = False):
         self.is_apart = is_apart
