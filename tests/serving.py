@@ -326,3 +326,17 @@ def _proc(pid: int, name: str) -> list[str]:
 
 def _authorization(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def resident_bytes(server: Server) -> int:
+    """Memory of all processes of a server."""
+    return sum(map(process_bytes, server.processes))
+
+
+def process_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0  # it has just ended
+    match = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else 0

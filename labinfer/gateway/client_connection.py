@@ -203,6 +203,7 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.abort()
                 return
             self.cycle.disconnected = True  # whoever reads its body is not to answer, too
+            self.cycle.waiting_for_100_continue = False  # nor to ask for it
             self.cycle.message_event.set()
         body = msgspec.json.encode(error.body())
         head = (

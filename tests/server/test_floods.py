@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from serving import Server, serving, wait_for
+from serving import Server, resident_bytes, serving, wait_for
 
 MIB = 1 << 20
 LONG = json.dumps({"prompt": "the sea and the sky " * (15 * MIB // 20), "max_tokens": 1}).encode()
@@ -25,20 +23,6 @@ WORST = (
     b"GET /webui/vendor/katex.mjs HTTP/1.1\r\n\r\n",
 )
 """Beginnings of messages that strangers send on a connection each."""
-
-
-def resident_bytes(server: Server) -> int:
-    """Memory of all processes of a server."""
-    return sum(map(process_bytes, server.processes))
-
-
-def process_bytes(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0  # it has just ended
-    match = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(match[1]) * 1024 if match else 0
 
 
 class Peak:

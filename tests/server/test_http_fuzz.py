@@ -9,8 +9,7 @@ from collections import Counter
 
 import pytest
 from fuzzing import MAX_GROWTH, MAX_SECONDS, mutate
-from serving import Server, serving
-from test_floods import resident_bytes
+from serving import Server, resident_bytes, serving
 
 pytestmark = pytest.mark.slow
 
