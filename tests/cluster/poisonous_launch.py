@@ -18,9 +18,9 @@ def add(self, frame, plain=EngineHost._add):
 
 
 def step(self, model, plain=EngineHost._step):
-    plain(self, model)
     if getattr(self, "poisoned", None) in self._open:
         os.kill(os.getpid(), signal.SIGKILL)
+    plain(self, model)
 
 
 if __name__ == "__main__":
