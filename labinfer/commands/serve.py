@@ -56,7 +56,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             is_last = session.environment.supervisor is None
-            host = EngineHost(llms, link, session.signals.check, own.drain_timeout, is_last)
+            host = EngineHost(llms, link, session.signals.check, own.drain_timeout, is_last=is_last)
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
     with group.together():
         if is_rank0:

@@ -59,6 +59,7 @@ class EngineHost:
         link: GatewayLink,
         check: Callable[[], None],
         drain_seconds: float,
+        *,
         is_last: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
