@@ -55,7 +55,8 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
         llms[name] = load(session, _model_options(session.options, model, share), tuple(llms.values()))
     with group.together():
         if is_rank0:
-            host = EngineHost(llms, link, session.signals.check, own.drain_timeout)
+            is_last = session.environment.supervisor is None
+            host = EngineHost(llms, link, session.signals.check, own.drain_timeout, is_last=is_last)
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
     with group.together():
         if is_rank0:

@@ -36,6 +36,8 @@ class OpenRequest:
     """Hosts that died while it was running."""
     is_tried: bool = False
     """Whether it has run alone on the present host, or need not."""
+    was_reached: bool = False
+    """Whether the present host has said anything of it."""
     tokens_before: int = 0
     """Tokens of its answers when the present host got it."""
     keys: list[str] = field(default_factory=list)
@@ -69,6 +71,8 @@ class OpenRequests:
         self._attempts = itertools.count()
         self._takes_all = False  # whether the host takes requests as they come
         self._trial: OpenRequest | None = None
+        self._last_trial: OpenRequest | None = None
+        """The suspect that ran alone before: a host may die of it just behind the token that cleared it."""
 
     @property
     def any_open(self) -> bool:
@@ -109,15 +113,18 @@ class OpenRequests:
         handed = [request for request in self._requests.values() if request.keys and not request.state.is_done]
         begun = [request for request in handed if request.new_tokens]
         waiting = [request for request in handed if not request.new_tokens]
-        running = [self._trial] if self._trial else [*begun, *waiting[:max_running]]
+        trial, doubted = self._trial, None
+        if trial is not None and not trial.was_reached:
+            doubted = self._last_trial
+        running = [suspect for suspect in (trial, doubted) if suspect] if trial else [*begun, *waiting[:max_running]]
         for request in running:
             request.deaths = 1 if request.new_tokens >= FORGIVEN_TOKENS else request.deaths + 1
         for request in self._requests.values():
-            request.is_tried = False
+            request.is_tried = request.was_reached = False
             request.keys.clear()
         self._parts.clear()
-        self._takes_all, trial, self._trial = False, self._trial, None
-        if trial is not None and trial.deaths >= MAX_DEATHS:
+        self._takes_all, self._trial, self._last_trial = False, None, None
+        if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
             message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
             trial.submission.fail(EngineFailed(message))
 
@@ -126,7 +133,10 @@ class OpenRequests:
     def accept(self, key: str) -> None:
         """The host has taken a request."""
         request, _ = self._parts.get(key, (None, None))
-        if request is not None and not request.is_accepted:
+        if request is None:
+            return
+        request.was_reached = True
+        if not request.is_accepted:
             request.is_accepted = True
             request.submission.accept()
 
@@ -157,7 +167,7 @@ class OpenRequests:
 
     def _try_next(self) -> None:
         """Hand over the next suspect alone, or all others when there is none left."""
-        self._trial = None
+        self._last_trial, self._trial = self._trial, None
         for request in list(self._requests.values()):
             if request.deaths and not request.is_tried and not request.state.is_done:
                 request.is_tried, self._trial = True, request

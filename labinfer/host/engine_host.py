@@ -45,6 +45,8 @@ class EngineHost:
         link: to the gateway, which has been told who comes.
         check: raises ``Interrupted`` when a signal has asked for the end.
         drain_seconds: limit for open requests then.
+        is_last: whether the gateway ends with this host. Not a supervisor's, which says so itself: launchers send SIGTERM to the
+            ranks that are left when one has died, too.
         clock: seconds that never go back.
 
     Raises:
@@ -57,6 +59,8 @@ class EngineHost:
         link: GatewayLink,
         check: Callable[[], None],
         drain_seconds: float,
+        *,
+        is_last: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._models = {
@@ -64,7 +68,7 @@ class EngineHost:
             for name, llm in models.items()
         }
         self._link = link
-        self._check, self._drain_seconds, self._clock = check, drain_seconds, clock
+        self._check, self._drain_seconds, self._is_last, self._clock = check, drain_seconds, is_last, clock
         self._open: dict[str, HostedModel] = {}  # by the id of a request
         self._early: dict[str, Add] = {}  # by the same, requests that wait for their model's guides
         lifeline = next(iter(models.values())).group.lifeline
@@ -91,7 +95,8 @@ class EngineHost:
             self._telemetry.send_if_due(bool(working))
         for model in self._models.values():
             model.llm.driver.drain()
-        self._link.send(Bye())
+        if self._is_last:
+            self._link.send(Bye())
 
     def _is_over(self) -> bool:
         if self._drain_until is None:

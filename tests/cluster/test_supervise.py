@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, command, descendants, finish, kill_tree, matrix, run, start
@@ -68,6 +70,58 @@ def test_streams_go_on_when_a_rank_is_killed(launcher, rank):
         tree = server.processes
         assert server.stop() == 128 + signal.SIGTERM
         wait_for(lambda: not any(map(is_running, tree)), 10)
+
+
+@pytest.mark.slow
+def test_request_that_ranks_die_of_is_given_up_and_fifteen_others_are_not_disturbed():
+    def ask(prompt):
+        stream = server.stream({"prompt": prompt, "max_tokens": 40, "temperature": 1.0, "seed": prompt[0]}).finish(120)
+        return stream.error, stream.text
+
+    script = LAUNCH.replace("launch.py", "tests/cluster/poisonous_launch.py")
+    with (
+        serving(*LAYOUT, launcher="mpirun", ranks=2, script=script, supervised=True) as server,
+        ThreadPoolExecutor(16) as threads,
+    ):
+        prompts = [[number] * 20 for number in range(10, 25)]
+        undisturbed = list(threads.map(ask, prompts))
+        begin = time.monotonic()
+        poison = threads.submit(ask, [7, 7, 7])
+        disturbed = list(threads.map(ask, prompts))
+        error, _ = poison.result(120)
+        print(f"16 requests, one of them poisonous: {time.monotonic() - begin:.1f} s")
+        assert error["code"] == "engine_failed" and "2 times while it ran this request" in error["message"]
+        assert disturbed == undisturbed and all(not error for error, _ in disturbed)
+        assert "(restart 2)" in server.text and "(restart 3)" not in server.text
+
+
+@pytest.mark.slow
+def test_twenty_restarts_leave_descriptors_threads_and_memory_as_they_were():
+    """torchrun starts its workers again at once, so the twenty take no pauses."""
+
+    def measure(pid: int) -> tuple[int, int, float]:
+        status = Path(f"/proc/{pid}/status").read_text()
+        megabytes = int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1e3
+        return len(os.listdir(f"/proc/{pid}/fd")), int(re.search(r"Threads:\s+(\d+)", status)[1]), megabytes
+
+    with serving(
+        "--no-autotune", "-tp", "2", launcher="torchrun", ranks=2, supervised=True, PET_MAX_RESTARTS="20"
+    ) as server:
+        kept, figures = (server.process.pid, server.gateway_pid), []
+        for restart in range(21):
+            assert server.complete().status == 200
+            figures.append([*map(measure, kept), len(os.listdir("/dev/shm"))])
+            print(restart, *figures[-1])
+            if restart < 20:
+                before = server.rank_pid(restart % 2)
+                os.kill(before, signal.SIGKILL)
+                wait_for(lambda: server.get("/ready")[0] == 503, 20)
+                wait_for(lambda: server.get("/ready")[0] == 200, 60)
+        (first_supervisor, first_gateway, first_segments), last = figures[2], figures[-1]
+        assert last[0][:2] == first_supervisor[:2] and last[1][1] == first_gateway[1]
+        assert last[1][0] <= first_gateway[0] + 1  # the connection that has just been used
+        assert last[2] <= first_segments + 1  # others have theirs
+        assert last[0][2] < first_supervisor[2] + 1 and last[1][2] < first_gateway[2] + 10
 
 
 def test_nothing_is_left_of_a_killed_supervisor():

@@ -91,11 +91,20 @@ class Host:
     As a context it is attached, and at the end gone without goodbye.
     """
 
-    def __init__(self, gateway: Gateway, text: str, finishes: bool = True, poison: str = "", facts: ModelFacts = FACTS):
+    def __init__(
+        self,
+        gateway: Gateway,
+        text: str,
+        finishes: bool = True,
+        poison: str = "",
+        dies_late: bool = False,
+        facts: ModelFacts = FACTS,
+    ):
         self._connection = gateway.connect_host()
         self.link = GatewayLink(self._connection)
         tokenizer = Tokenizer(DEMO)
         self._token_ids = tokenizer.encode(text, add_special_tokens=False)
+        self._dies_late = dies_late
         self._poison = tokenizer.encode(poison, add_special_tokens=False) if poison else None
         self._finishes, self._is_ending, self._facts = finishes, False, facts
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -121,6 +130,8 @@ class Host:
                 if self._poison in [add.request.prompt_token_ids for add in adds]:
                     for add in adds:
                         self.link.send(Accepted(add.request.key))
+                        if self._dies_late:
+                            self._answer(add.request.key)
                     self._connection.shutdown(socket.SHUT_RDWR)  # it dies of that request
                     return
                 for add in adds:
@@ -197,6 +208,24 @@ def test_request_that_engines_die_of_is_given_up_alone():
             for stream in streams:
                 assert stream.finish().finish_reason == "length"
                 assert stream.text.startswith("red blue") and stream.text.endswith(" green")
+
+
+def test_next_suspect_is_not_blamed_for_one_that_engines_die_of_after_its_token():
+    with gateway(outlives_host=True) as server:
+        with Host(server, "red", finishes=False):
+            wait_ready(server)
+            poison, *streams = [
+                Stream(server, {"prompt": prompt, "max_tokens": 60}).wait_begun()
+                for prompt in ("poison", "red blue", "red blue")
+            ]
+        for _ in range(2):
+            with Host(server, " blue", finishes=False, poison="poison", dies_late=True) as host:
+                host.wait_dead()
+        error = poison.finish().error
+        assert error["code"] == "engine_failed" and "3 times while it ran this request" in error["message"]
+        with Host(server, " green"):
+            for stream in streams:
+                assert (stream.finish().error, stream.finish_reason) == (None, "length")
 
 
 def test_health_says_recovering_while_a_suspect_runs_alone():
