@@ -218,7 +218,9 @@ async def state(client: httpx.AsyncClient) -> dict[str, float]:
     text = (await client.get("/metrics")).text
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-    return {sample.name: sample.value for sample in samples if sample.name in names}
+    values = {sample.name: sample.value for sample in samples if sample.name in names}
+    assert len(values) == len(names), text
+    return values
 
 
 async def settle(client: httpx.AsyncClient, seconds: float = 60.0) -> None:
@@ -235,8 +237,10 @@ def report(soak: Soak, path: Path | None) -> int:
     growth = statistics.linear_regression(*zip(*settled, strict=True)).slope if len(settled) > 2 else None
     if len(slow) == 2 and slow["burst"] > 2 * slow["calm"]:
         soak.wrong.append(f"p99 of accepted requests: {slow['burst']:.2f} s in bursts, {slow['calm']:.2f} s else")
-    if growth is not None and growth > MOST_GROWTH:
-        soak.wrong.append(f"the gateway grows by {growth:.2f} MB a minute")
+    if growth is None or growth > MOST_GROWTH:
+        soak.wrong.append(
+            "too short for a look at memory" if growth is None else f"the gateway grows by {growth:.2f} MB a minute"
+        )
     figures = {
         "requests": dict(soak.statuses),
         "p99_seconds": slow,

@@ -373,9 +373,9 @@ class EngineOptions:
             raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
-        if not 1 <= self.runtime.fault_timeout < MAX_TIMEOUT:
+        if not 2 <= self.runtime.fault_timeout < MAX_TIMEOUT:
             raise UserError(
-                f"--fault-timeout must be at least 1 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.fault_timeout}"
+                f"--fault-timeout must be at least 2 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.fault_timeout}"
             )
 
 

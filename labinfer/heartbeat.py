@@ -59,4 +59,4 @@ class Heartbeat:
         # With the time between two beats and between two looks, a peer is given up within the timeout after it has stopped.
         if all(now - heard <= self._timeout - self.interval for heard in self._heard.values()):
             return []
-        return [peer for peer, heard in self._heard.items() if now - heard > self._timeout / 2]
+        return [peer for peer, heard in self._heard.items() if now - heard > self._timeout - 3 * self.interval]

@@ -233,7 +233,7 @@ class Lifeline:
 
     def _on_silent(self, peers: list[int]) -> None:
         if self._rank > 1:
-            time.sleep(PRECEDENCE_SECONDS)
+            time.sleep(2 * self._heartbeat.interval + PRECEDENCE_SECONDS)
         names = " and ".join(map(self._faults.name, peers))
         states = "; ".join(self._last_words.get(peer, f"rank {peer}: nothing yet") for peer in peers)
         text = (

@@ -117,7 +117,9 @@ def join_world(progress: Progress, launcher: str, world_size: int) -> MpiCommuni
     if not MPI.Is_initialized():
         check_library(launcher)
         # Past mpi4py, which would hold the interpreter's lock until all ranks have come: a thread watches the time.
-        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int()))
+        library = ctypes.CDLL(MPI.__file__)
+        if library.MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int())) != MPI.SUCCESS:
+            raise UserError(f"the MPI library of this Python's mpi4py cannot start under {launcher}")
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise UserError(
             f"mpirun started {world_size} ranks, but this Python's MPI sees {MPI.COMM_WORLD.Get_size()}; "

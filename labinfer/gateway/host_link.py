@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import labinfer
 from labinfer.errors import BrokenLink
-from labinfer.heartbeat import Heartbeat
+from labinfer.heartbeat import BEATS, Heartbeat
 from labinfer.link.frames import Beat, FromGateway, FromHost, Hello, Rejected
 from labinfer.link.framing import FrameReader, pack
 
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 18
 HELLO_SECONDS = 10.0
 """Within so long after it has connected, a host has to say who it is: others may wait."""
 PRECEDENCE_SECONDS = 1.0
-"""The other ranks, which know more, may end a silent host so much earlier."""
+"""The other ranks, which know more, may end a silent host two looks and so much earlier."""
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group id of a local socket's other end (``unix(7)``, SO_PEERCRED)."""
 
@@ -41,7 +41,7 @@ class HostLink:
     def __init__(self, connection: socket.socket, fault_timeout: float, clock: Callable[[], float] = time.monotonic):
         connection.setblocking(False)
         self._fault_timeout = fault_timeout
-        self._heartbeat = Heartbeat([self], fault_timeout + PRECEDENCE_SECONDS, clock)
+        self._heartbeat = Heartbeat([self], (1 + 2 / BEATS) * fault_timeout + PRECEDENCE_SECONDS, clock)
         self._state = "nothing yet"
         self._socket, self._reader = connection, FrameReader(FromHost)
         self._pending: list[FromHost] = []

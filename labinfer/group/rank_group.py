@@ -211,7 +211,8 @@ def _join_mpi(
     own = msgspec.msgpack.encode(list(interfaces()))
     peers = [msgspec.msgpack.decode(data, type=list[str]) for data in comm.all_gather_bytes(own)]
     _listen_on_routes(peers)
-    address = f"tcp://{_reachable_addresses(peers)[0]}:{free_port()}"
+    host = _reachable_addresses(peers)[0]
+    address = f"tcp://{f'[{host}]' if ':' in host else host}:{free_port()}"
     address = comm.all_gather_bytes(address.encode())[0].decode()
     return TorchCommunicator.join(progress, address, comm.rank, comm.size)
 

@@ -19,6 +19,8 @@ from labinfer.link.framing import FrameReader, pack
 CHUNK_BYTES = 1 << 18
 MAX_CHUNKS = 16
 """Chunks that are read between two steps, at most."""
+FULL_BYTES = 1 << 10
+"""So much unread, and the gateway may wait for room while models are loaded: that nothing more comes says nothing then."""
 
 
 class GatewayLink:
@@ -87,7 +89,9 @@ class GatewayLink:
                 unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
             except (OSError, ValueError):
                 return  # the connection is closed, of which the main thread hears
-            if num_come != (num_come := self._num_read + struct.unpack("i", unread)[0]):
+            (num_unread,) = struct.unpack("i", unread)
+            has_come = num_come != (num_come := self._num_read + num_unread)
+            if has_come or num_unread >= FULL_BYTES:
                 heartbeat.hear(self)
             if heartbeat.silent():
                 on_silence()

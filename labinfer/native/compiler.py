@@ -41,7 +41,7 @@ def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> P
     when it is complete, so several processes may build at once.
 
     Raises:
-        NoCompiler: there is no compiler, it failed, or there is no room in ``cache``; or somebody else may have written there.
+        NoCompiler: there is no compiler, it failed, or there is no room in ``cache``; or that belongs to another user.
     """
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
@@ -54,9 +54,12 @@ def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> P
     try:
         path = cache / f"{name}-{_fingerprint(sources, flags, compiler)}.so"
         _check_owner(cache, cache.stat())
+        if _others_may_write(cache):
+            cache.chmod(0o700)
         if path.exists():
             _check_owner(path, path.lstat())
-            return path
+            if not _others_may_write(path):
+                return path  # else it is built anew
     except OSError as error:
         raise NoCompiler(f"{compiler}: {error}") from None
     try:
@@ -75,17 +78,18 @@ def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> P
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Refuse what another user may have written: a library runs with all that this user may do.
+    """Refuse what belongs to another user: a library runs with all that this user may do.
 
     Raises:
         NoCompiler: says what to do.
     """
     if status.st_uid not in (os.geteuid(), 0):
         raise NoCompiler(f"{path} belongs to user {status.st_uid}, so nothing in it is run; remove it")
-    if stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NoCompiler(
-            f"{path} can be written by other users, so nothing in it is run; chmod go-w {path}, or remove it"
-        )
+
+
+def _others_may_write(path: Path) -> bool:
+    """Whether members of the group or anybody may: with a umask of 002, all that was made before libraries were checked."""
+    return bool(path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _fingerprint(sources: Path, flags: Sequence[str], compiler: str) -> str:

@@ -48,7 +48,7 @@ def source_address(peer: str) -> str:
 
 
 def addresses_towards(peers: Iterable[Sequence[str]], own: Sequence[str]) -> list[str]:
-    """Addresses by which this machine talks to others, the one on the most routes first.
+    """Addresses by which this machine talks to others, the one on the most routes first, and of equals those of IPv4.
 
     Args:
         peers: the addresses of each. One that this machine has, too, is passed over: bridges of containers are called the same
@@ -56,6 +56,8 @@ def addresses_towards(peers: Iterable[Sequence[str]], own: Sequence[str]) -> lis
         own: addresses of this machine.
     """
     routes = Counter(
-        source for addresses in peers for source in {source_address(peer) for peer in addresses if peer not in own}
+        source
+        for addresses in peers
+        for source in dict.fromkeys(source_address(peer) for peer in addresses if peer not in own)
     )
-    return [source for source, _ in routes.most_common() if source in own]
+    return sorted((source for source in routes if source in own), key=lambda source: (-routes[source], ":" in source))

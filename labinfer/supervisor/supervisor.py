@@ -20,6 +20,8 @@ from labinfer.supervisor.supervised_gateway import SupervisedGateway
 
 logger = logging.getLogger(__name__)
 
+REFUSED_SECONDS = 20.0
+"""A group that ends so soon, and never was ready, has perhaps refused something."""
 LOOK_SECONDS = 0.05
 """Between looks at the group, the gateway and the signals."""
 
@@ -55,9 +57,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit status."""
-        command, status = self._command, None
+        command, status, lived = self._command, None, 0.0
         while True:
-            begin, before = self._clock(), status
+            begin, before = self._clock(), (status, lived)
             status = self._run_group(command)
             if self._signum():
                 return 128 + self._signum()
@@ -67,12 +69,12 @@ class Supervisor:
                 return own
             if self._gateway is not None and self._gateway.is_at_its_end():
                 return status  # somebody has asked the ranks for an orderly end
-            if status == before and not self._ready_file.exists():
+            lived = self._clock() - begin
+            if status == before[0] and max(lived, before[1]) < REFUSED_SECONDS and not self._ready_file.exists():
                 logger.error(
                     "error: the group ended %s twice and was never ready; it is not started again", _how(status)
                 )
                 return ExitStatus.INTERNAL
-            lived = self._clock() - begin
             pause = self._restarts.next_pause(lived)
             if pause is None:
                 logger.error("error: the group ended %s after %.0f s; it is not started again", _how(status), lived)

@@ -12,7 +12,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from labinfer.errors import UserError
-from labinfer.text.limited_rendering import LimitedEnvironment, within_limits
+from labinfer.text.limited_rendering import LimitedEnvironment, limited, within_limits
 
 MAX_TEMPLATE = 1 << 20
 """Characters of a template."""
@@ -38,7 +38,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE:
             raise UserError(f"the chat template has {len(source)} characters; {MAX_TEMPLATE} are supported")
         environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = limited(_to_json)
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         try:
             parsed = environment.parse(source)

@@ -6,7 +6,7 @@ import ctypes
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -26,7 +26,8 @@ MAX_BITS = 1 << 14
 LOOK_SECONDS = 0.02
 """Time between two looks at a rendering."""
 Result = TypeVar("Result")
-_WIDTH = re.compile(r"\d{8}")
+_WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{8}|\*)|\{[^{}]*:[^{}]*(?:\d{8}|\{)")
+"""A huge width, or one that is computed, in a field of a form."""
 
 
 class RenderingEnded(Exception):
@@ -40,16 +41,19 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.filters = {name: _limited(function) for name, function in self.filters.items()}
+        self.filters = {name: limited(function) for name, function in self.filters.items()}
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        if isinstance(text := getattr(function, "__self__", None), str):
+        method = getattr(function, "__wrapped__", function)  # the sandbox has its own way to format
+        if isinstance(text := getattr(method, "__self__", None), str):
             _check_arguments(*arguments, *named.values())
-            _check_width(text if "format" in function.__name__ else "")
+            if "format" in function.__name__:
+                _check_format(text, (arguments, named))
+            arguments = _check_growth(function.__name__, text, arguments)
         return super().call(context, function, *arguments, **named)
 
 
@@ -110,15 +114,25 @@ def _own_bytes() -> int:
     return 0
 
 
-def _limited(function: Callable) -> Callable:
-    """A filter that refuses huge numbers behind what it filters."""
+def limited(function: Callable) -> Callable:
+    """A filter that refuses huge numbers behind what it filters, and huge results of known kinds."""
     first = 1 + hasattr(function, "jinja_pass_arg")  # behind the context
 
     @wraps(function)  # Jinja's marks as well
     def call(*arguments: Any, **named: Any) -> Any:
-        _check_arguments(*arguments[first:], *named.values())
-        _check_width(arguments[0] if function.__name__ == "do_format" else "")
-        return function(*arguments, **named)
+        context, text, rest = arguments[: first - 1], arguments[first - 1], arguments[first:]
+        _check_arguments(*rest, *named.values())
+        name = function.__name__.removeprefix("do_").removeprefix("sync_do_")
+        if name == "format":
+            _check_format(text, (rest, named))
+        if name == "join":
+            text = list(text)
+            _check_join(text, next(iter((*rest, *named.values())), ""))
+        elif name == "indent":
+            _check_growth("replace", text, ("\n", next(iter((*rest, *named.values())), "")))
+        else:
+            _check_growth(name, text, (*rest, *named.values()))
+        return function(*context, text, *rest, **named)
 
     return call
 
@@ -129,15 +143,51 @@ def _check_arguments(*values: Any) -> None:
             raise SecurityError(f"a number above {MAX_SIZE}")
 
 
-def _check_width(form: Any) -> None:
-    if isinstance(form, str) and _WIDTH.search(form):
+def _check_format(form: Any, values: Any) -> None:
+    """Refuse a form with a width that is huge or computed, or whose fields make a huge text of their values together."""
+    if not isinstance(form, str):
+        return
+    if _WIDTH.search(form):
         raise SecurityError(f"{form!r:.60} is too wide a form")
+    _check_size((form.count("%") + form.count("{")) * _longest(values))
+
+
+def _check_growth(name: str, text: Any, arguments: Sequence[Any]) -> Sequence[Any]:
+    """Refuse a method of texts whose result is huge; returns its arguments, of which none can be read only once."""
+    if name == "join" and arguments:
+        arguments = (list(arguments[0]), *arguments[1:])
+        _check_join(arguments[0], text)
+    elif name == "replace" and isinstance(text, str) and len(arguments) > 1 and all(map(_is_text, arguments[:2])):
+        _check_size(len(text) + text.count(arguments[0]) * len(arguments[1]))
+    return arguments
+
+
+def _check_join(parts: list, separator: Any) -> None:
+    _check_size(sum(len(part) for part in parts if isinstance(part, str)) + len(parts) * _longest(separator))
+
+
+def _longest(values: Any) -> int:
+    """Characters of the longest text among values."""
+    if isinstance(values, str):
+        return len(values)
+    if isinstance(values, dict):
+        values = list(values.values())
+    return max(map(_longest, values), default=0) if isinstance(values, (list, tuple)) else 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_SIZE:
+        raise SecurityError(f"a text of {size} characters")
 
 
 def _check_operation(operator: str, left: Any, right: Any) -> None:
     """Refuse an operation with a huge result."""
     if operator == "%":
-        _check_width(left)
+        _check_format(left, right)
     elif isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
         if bits > MAX_BITS:
