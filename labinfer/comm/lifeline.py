@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labinfer.comm.lifeline_messages import (
@@ -42,11 +42,16 @@ PRECEDENCE_SECONDS = 1.0
 """When rank 0 falls silent, rank 1 says so and ends all it can, before the others do so by themselves."""
 
 
-def end_process(text: str) -> None:
-    """Say why and end this process at once: other threads may be stuck where no exception reaches them."""
+def end_process(text: str, last: Callable[[], None] = lambda: None) -> None:
+    """Say why and end this process at once: other threads may be stuck where no exception reaches them.
+
+    Args:
+        last: what is to be done after that has been said: a launcher may end this process as soon as another one ends.
+    """
     if text:
         sys.stderr.write(text.rstrip("\n") + "\n")
     sys.stderr.flush()
+    last()
     os._exit(ExitStatus.INTERNAL)
 
 
@@ -87,7 +92,7 @@ class Lifeline:
         rank: int,
         connections: dict[int, socket.socket],
         describe: Callable[[], str],
-        end: Callable[[str], None] = end_process,
+        end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ):
         self._rank = rank
@@ -122,7 +127,7 @@ class Lifeline:
         key: str,
         timeout: float,
         describe: Callable[[], str],
-        end: Callable[[str], None] = end_process,
+        end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ) -> Lifeline:
         """Connect a follower to rank 0, at the first of ``addresses`` that answers.
@@ -227,9 +232,7 @@ class Lifeline:
             states = self.ask_states() if failure.investigate else []
             text = "\n".join([*states, failure.text])
             self._tell_all(Failure(failure.text))
-        for rank in failure.stopped:
-            self._faults.kill(rank)
-        self._finish(text)
+        self._finish(text, lambda: self._kill(failure.stopped))
 
     def _on_silent(self, peers: list[int]) -> None:
         if self._rank > 1:
@@ -240,11 +243,13 @@ class Lifeline:
             f"labinfer: error: no sign of life of {names} for {self._faults.timeout:g} s (--fault-timeout): stopped, or "
             f"the machine or its network is gone; last heard of {states}; ending all ranks"
         )
-        if self._rank == 0:
-            self._tell_all(Failure(text, stopped=tuple(peers)))
-        for peer in peers:
-            self._faults.kill(peer)
-        self._finish(text)
+
+        def end_others() -> None:
+            if self._rank == 0:
+                self._tell_all(Failure(text, stopped=tuple(peers)))
+            self._kill(peers)
+
+        self._finish(text, end_others)
 
     def _on_closed(self, peer: int) -> None:
         time.sleep(GRACE_SECONDS)  # the failed rank's launcher may be about to end all ranks, with its own words
@@ -253,7 +258,11 @@ class Lifeline:
             self._tell_all(Failure(text))
         self._finish(text if self._rank == 0 or peer == 0 else "")
 
-    def _finish(self, text: str) -> None:
+    def _kill(self, peers: Iterable[int]) -> None:
+        for peer in peers:
+            self._faults.kill(peer)
+
+    def _finish(self, text: str, last: Callable[[], None] = lambda: None) -> None:
         if not self._ended:
             self._ended = True
-            self._end(text)
+            self._end(text, last)

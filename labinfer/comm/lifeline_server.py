@@ -33,7 +33,7 @@ class LifelineServer:
         self,
         timeout: float,
         describe: Callable[[], str],
-        end: Callable[[str], None] = end_process,
+        end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ) -> Lifeline:
         """Wait for every follower. A connection without the key is closed.

@@ -23,14 +23,17 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
 
     def end() -> None:
         stopped = stopped_siblings()
-        for pid in stopped:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
         what = f"; stopped: process {' and '.join(map(str, stopped))}" if stopped else ""
         end_process(
             f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
-            f"other {environment.world_size - 1} ranks to join{what}"
+            f"other {environment.world_size - 1} ranks to join{what}",
+            lambda: kill(stopped),
         )
+
+    def kill(pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     timer = threading.Timer(timeout + TRANSPORT_SECONDS, end)
     timer.daemon = True

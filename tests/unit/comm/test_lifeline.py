@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -28,10 +29,11 @@ class Ends:
         self._changed = threading.Condition()
 
     def of(self, rank: int):
-        def end(text: str) -> None:
+        def end(text: str, last: Callable[[], None]) -> None:
             with self._changed:
                 self.said.setdefault(rank, []).append(text)
                 self._changed.notify_all()
+            last()
 
         return end
 
@@ -158,7 +160,7 @@ def test_silent_follower_is_named_with_its_last_state_and_all_end():
     begin = time.monotonic()
     ends.wait_for(0, 1)
     assert time.monotonic() - begin < SOON.timeout + 1.5
-    assert "no sign of life of rank 2 on host-c for 1 s" in ends.said[0][0]
+    assert "no sign of life of rank 2 on host-c for 2 s" in ends.said[0][0]
     assert "last heard of rank 2: step 9, waiting for rank 1; ending" in ends.said[0][0]
     assert ends.said[1] == [""]
 

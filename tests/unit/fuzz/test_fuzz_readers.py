@@ -146,7 +146,7 @@ def test_strangers_at_the_lifelines_port_hold_up_nobody(cases):
     )
     server, made = LifelineServer(1, KEY), []
     accepting = threading.Thread(
-        target=lambda: made.append(server.accept_all(300.0, lambda: "", lambda text: None)), daemon=True
+        target=lambda: made.append(server.accept_all(300.0, lambda: "", lambda text, last: None)), daemon=True
     )
     accepting.start()
     strangers: list[socket.socket] = []
@@ -176,7 +176,7 @@ def test_nonsense_on_a_lifeline_ends_its_group_and_nothing_else(cases):
     def read(data: bytes) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            line = Lifeline(0, {1: ours}, lambda: "", lambda text: None)
+            line = Lifeline(0, {1: ours}, lambda: "", lambda text, last: None)
             theirs.sendall(data[:4096])
             theirs.shutdown(socket.SHUT_WR)
             line._thread.join(5)
