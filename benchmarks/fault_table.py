@@ -34,8 +34,10 @@ COMMANDS = ("serve", "job")
 STATES = ("loading", "prefill", "decode", "idle", "draining")
 VICTIMS = ("rank 0", "rank 1", "gateway", "launcher")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
-LIMIT_SECONDS = 60.0
-"""After which a run that has not ended counts as left behind."""
+START_SECONDS = 20
+"""``--timeout`` of the runs: a stop before the ranks have met is noticed then."""
+LIMIT_SECONDS = 90.0
+"""After which a run that has not ended counts as left behind; a gateway that was never heard has a minute more than others."""
 LONG_PROMPT = "word " * 400
 BODIES = {
     "prefill": {"prompt": LONG_PROMPT, "max_tokens": 1},
@@ -131,7 +133,8 @@ def started(case: Case, folder: Path, fault_timeout: float) -> Iterator[tuple[su
         own = ["serve", "--port", port, "--drain-timeout", 30]
     else:
         own = ["--input", write_input(case, folder), "--output", folder / "out.jsonl"]
-    command = [*before, LAUNCH, *own, *after, "--fault-timeout", fault_timeout, "--max-model-len", 2048]
+    command = [*before, LAUNCH, *own, *after, "--fault-timeout", fault_timeout, "--timeout", START_SECONDS]
+    command += ["--max-model-len", 2048]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
