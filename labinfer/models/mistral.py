@@ -43,7 +43,8 @@ class Mistral3ForConditionalGeneration(Decoder):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        kind = file.get("text_config", dict, {}).get("model_type", "mistral")
+        text = file.with_values(file.get("text_config", dict, {}))
+        kind = text.get("model_type", str, "mistral")
         families = {"mistral": MistralForCausalLM, "ministral3": Ministral3ForCausalLM}
         file.require(
             kind in families,

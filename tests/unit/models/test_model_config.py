@@ -259,6 +259,12 @@ def test_config_that_is_no_text_is_refused_by_path(tmp_path):
         load_config(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [["mistral"], {}, "pixtral"])
+def test_text_part_of_another_kind_is_refused(tmp_path, kind):
+    with pytest.raises(UserError, match="config.json.*model_type"):
+        read(tmp_path, architectures=["Mistral3ForConditionalGeneration"], text_config={"model_type": kind})
+
+
 def test_missing_config_is_refused_by_path(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*config.json: No such file"):
         load_config(tmp_path)
