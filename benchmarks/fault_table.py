@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from process_tree import is_alive, is_gateway, is_rank, processes, rank_number
+from process_tree import is_gateway, is_rank, is_running, processes, rank_number
 from served import LAUNCH, LAUNCHERS
 
 COMMANDS = ("serve", "job")
@@ -173,7 +173,7 @@ def reach(case: Case, ancestor: int, port: int, folder: Path) -> None:
         return
     if case.command == "job":
         while "KV cache" not in (folder / "log").read_text():
-            assert time.monotonic() < until and all(map(is_alive, ranks)), (folder / "log").read_text()
+            assert time.monotonic() < until and all(map(is_running, ranks)), (folder / "log").read_text()
             time.sleep(0.1)
         time.sleep(2.0)
         return
@@ -220,7 +220,7 @@ def find(victim: str, launcher: int) -> int:
 
 def wait_for_end(everyone: list[int], begin: float) -> float | None:
     """Seconds until all have ended; None where some were still there at the limit, which are killed then."""
-    while left := [pid for pid in everyone if is_alive(pid)]:
+    while left := [pid for pid in everyone if is_running(pid)]:
         if time.monotonic() > begin + LIMIT_SECONDS:
             for pid in left:
                 with suppress(ProcessLookupError):

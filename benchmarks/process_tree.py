@@ -39,7 +39,7 @@ def is_gateway(words: Words) -> bool:
     return "labinfer.gateway.main" in words
 
 
-def is_alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers import LAUNCH, ROOT, command, descendants, environment, free_port, kill_tree, without_torchrun
+from process_tree import is_running
 
 START_SECONDS = 90.0
 ANSWER_SECONDS = 120.0
@@ -297,14 +298,6 @@ def wait_for(condition, seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _arguments(pid: int) -> list[str]:
