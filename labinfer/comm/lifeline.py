@@ -170,7 +170,11 @@ class Lifeline:
         """Say goodbye: from now on this rank's end is no failure."""
         if not self._closing:
             self._closing = True
+            atexit.unregister(self.close)
             self._tell_all(Goodbye())
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):  # the peer is gone
+                    connection.shutdown(socket.SHUT_WR)  # its thread reads the end, and ours that of its own goodbye
 
     def _tell_all(self, message) -> None:
         with self._lock:
@@ -207,6 +211,10 @@ class Lifeline:
                 self._tell_all(Beat(self._describe()))
                 if silent := self._heartbeat.silent():
                     threading.Thread(target=self._on_silent, args=(silent,), daemon=True).start()
+        selector.close()
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
 
     def _take(self, peer: int, message) -> None:
         if isinstance(message, Beat):

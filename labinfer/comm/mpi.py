@@ -91,6 +91,9 @@ class MpiCommunicator(Communicator):
         color = next(index for index, group in enumerate(groups) if self.rank in group)
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
 
+    def close(self) -> None:
+        self._comm.Free()
+
 
 def check_library(launcher: str) -> None:
     """Refuse an MPI library that does not belong to the launcher; ``MPI_Init`` would abort the process.

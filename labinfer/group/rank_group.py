@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
@@ -53,6 +53,8 @@ class RankGroup:
     everyone: list[RankInfo]
     """All ranks of the launch."""
     threads: ThreadChoice
+    made: list[Communicator] = field(default_factory=list)
+    """Communicators that were split off, in the same order on every rank; they end with the group."""
 
     @property
     def rank(self) -> int:
@@ -71,7 +73,13 @@ class RankGroup:
     def only(self, ranks: Sequence[int]) -> RankGroup:
         """The group of these ranks, ascending; collective over this one. Every other rank gets a group of its own."""
         groups = [tuple(ranks), *((rank,) for rank in self.ranks if rank not in ranks)]
-        return replace(self, comm=self.comm.split(groups), ranks=next(group for group in groups if self.rank in group))
+        return replace(self, comm=self.split(groups), ranks=next(group for group in groups if self.rank in group))
+
+    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+        """A communicator that ends with this group; see ``Communicator.split``."""
+        comm = self.comm.split(groups, devices)
+        self.made.append(comm)
+        return comm
 
     def refuse_spares(self, ranks: Sequence[int]) -> None:
         """Raises:
@@ -111,7 +119,8 @@ class RankGroup:
             self.lifeline.fail(text, investigate)
 
     def close(self, patient: bool = False) -> None:
-        """Leave in an orderly way; collective. The transport ends with the process: another LLM may use it until then.
+        """Leave in an orderly way; collective. What was split off ends here; the transport ends with the process, as another
+        LLM may use it until then.
 
         Args:
             patient: whether to wait for the others without a limit: a spare rank comes here while they work.
@@ -119,6 +128,9 @@ class RankGroup:
         if self.lifeline is not None:
             with self.progress.without_limit() if patient else nullcontext():
                 self.comm.barrier()
+            for comm in reversed(self.made):
+                comm.close()
+            self.made.clear()
             self.lifeline.close()
 
 

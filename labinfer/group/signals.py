@@ -114,6 +114,33 @@ class SignalGuard:
             time.sleep(seconds)
 
 
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Python's own Ctrl-C back to the end of a block that must not be broken off in its middle.
+
+    ``KeyboardInterrupt`` is raised behind the block; a second Ctrl-C raises it at once, for a block that does not end. Nothing
+    changes in threads other than the main one, and where somebody handles SIGINT otherwise.
+    """
+    usual, is_main = signal.default_int_handler, threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    signals: list[int] = []
+
+    def take_note(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+        if len(signals) > 1:
+            usual(signum, frame)
+
+    signal.signal(signal.SIGINT, take_note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if signals:
+        raise KeyboardInterrupt
+
+
 def die_with_parent(signum: int = signal.SIGTERM) -> None:
     """Get a signal when the process that started this one dies, however it dies (Linux, ``prctl(2)``)."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum)

@@ -87,6 +87,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that directory was asked for by the user, and must have one."""
     response_template: str
     """Format of chat replies; see ``choose_format``."""
+    chat_template: str
+    """File with another chat template than the checkpoint's; empty for none."""
     recommended: dict[str, float]
     """Sampling that the checkpoint recommends."""
     vocab_size: int
