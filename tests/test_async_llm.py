@@ -135,7 +135,7 @@ def test_closing_ends_what_is_open(checkpoint):
         async with AsyncLLM(checkpoint, **SMALL) as llm:
             open_call = asyncio.create_task(llm.generate("the", LONG))
             await asyncio.sleep(0.05)
-        with pytest.raises(UserError, match="closed before the answer was complete"):
+        with pytest.raises(UserError, match="AsyncLLM (was|is) closed"):
             await open_call
         with pytest.raises(UserError, match="closed"):
             await llm.generate("the")

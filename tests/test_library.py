@@ -200,5 +200,6 @@ def test_opening_and_closing_leaves_nothing_behind(checkpoint):
     for _ in range(20):
         with LLM(checkpoint, **SMALL) as llm:
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=1))
+        gc.collect()
         counts.append(threads_and_files())
     assert counts[-1] == counts[2], counts
