@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arguments: list[str]) -> int:
-    rank, one_node = environment.rank, environment.world_size == environment.local_world_size
+    rank = environment.rank
     try:
         name, args = _parse(arguments, program, rank)
         models = _take_models(args) if name == "serve" else {}
@@ -98,7 +98,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             from labinfer.commands.chat_with_server import run
 
             return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
-        if one_node and ModelOptions in COMMANDS[name][1]:  # on several, others may have what this one lacks
+        if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # on several, others may have what this one lacks
             for model in models.values() or [options.model.model]:
                 _check_model(model, environment.model_dir)
     except UserError as error:
@@ -106,7 +106,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
 
-    if name in ("generate", "serve", "chat") and one_node:  # a node of several needs a part of the weights only
+    if name in ("generate", "serve", "chat") and environment.is_one_node:
         start_reading_ahead(
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )

@@ -48,6 +48,7 @@ from labinfer.text.guidance import GuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.turns import Turns
+from labinfer.weights.read_ahead import start_reading_ahead
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +69,12 @@ class LLM:
 
     def __init__(self, model: str = "demo", **options: Any):
         self._check_process()
-        checked = EngineOptions.from_flat({"model": model, **options})
-        group = join_group(detect(), checked.parallel, checked.runtime)
+        checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
+        if environment.is_one_node:
+            start_reading_ahead(
+                checked.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
+            )
+        group = join_group(environment, checked.parallel, checked.runtime)
         end_group_on_uncaught(group)
         self._build(group, checked, lambda done, total: None)
 

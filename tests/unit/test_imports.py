@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
     "bench": "llm jsonl outputs engine prompts observe config sampling_params",
     "llm": "request_maker runs turns input_processor outputs pooling executor layout group engine "
-    "prompts text observe spmd config sampling_params rank_stats clock",
+    "prompts text observe weights spmd config sampling_params rank_stats clock",
     "request_maker": "runs input_processor engine worker prompts plan sampling_params",
     "runs": "outputs pooling group engine text observe rank_stats clock",
     "turns": "",
