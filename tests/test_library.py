@@ -109,13 +109,14 @@ def test_iterator_that_is_left_open_makes_way(llm, expected):
     """As a notebook leaves one whose loop was interrupted: the traceback keeps it."""
     stream = llm.stream(PROMPTS, GREEDY)
     next(stream)
-    assert_is_idle_and_right(llm, expected)
+    assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
     with pytest.raises(UserError, match="a later call of this LLM has ended this iterator"):
         next(stream)
     left = []
     thread = threading.Thread(target=lambda: left.append(llm.stream(PROMPTS, GREEDY)) or next(left[0]))
     thread.start()
     thread.join()
+    assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
     assert_is_idle_and_right(llm, expected)
 
 
