@@ -98,7 +98,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             from labinfer.commands.chat_with_server import run
 
             return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
-        if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # on several, others may have what this one lacks
+        if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
             for model in models.values() or [options.model.model]:
                 _check_model(model, environment.model_dir)
     except UserError as error:

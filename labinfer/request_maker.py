@@ -84,7 +84,8 @@ def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]
     Raises:
         UserError: they are none.
     """
-    several = messages if isinstance(messages, list) and not any(isinstance(each, dict) for each in messages) else [messages]
+    is_one = not isinstance(messages, list) or any(isinstance(each, dict) for each in messages)
+    several = [messages] if is_one else messages
     if not all(isinstance(each, list) for each in several):
         raise UserError(f"messages must be a list of messages, or a list of such lists, not {messages!r:.80}")
     return [{**fields, "messages": each} for each in several]

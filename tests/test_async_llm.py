@@ -103,7 +103,8 @@ def test_several_event_loops_at_once(llm, expected):
     """As a notebook's, and that of a page that was started in it."""
     outputs: dict[int, list[int]] = {}
     threads = [
-        threading.Thread(target=lambda n=n: outputs.update({n: asyncio.run(collect(llm, PROMPTS[n]))})) for n in range(4)
+        threading.Thread(target=lambda n=n: outputs.update({n: asyncio.run(collect(llm, PROMPTS[n]))}))
+        for n in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -151,7 +152,9 @@ def test_engine_that_fails_tells_all_who_wait(checkpoint, monkeypatch, caplog):
         llm = AsyncLLM(checkpoint, **SMALL)
         monkeypatch.setattr(llm._llm._executor, "wait_result", lambda: 1 / 0)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="the engine has failed with ZeroDivisionError: .* make a new AsyncLLM"):
+            with pytest.raises(
+                RuntimeError, match="the engine has failed with ZeroDivisionError: .* make a new AsyncLLM"
+            ):
                 await llm.generate("the", GREEDY)
         await llm.close()
 

@@ -166,9 +166,7 @@ class SharedMemoryCommunicator(Communicator):
         return self._carrier.split(groups, devices)
 
 
-def share_memory(
-    carrier: Communicator, on_progress: compiler.OnProgress = lambda done, total: None
-) -> Communicator:
+def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambda done, total: None) -> Communicator:
     """Give a group a segment of shared memory; collective.
 
     Args:

@@ -52,6 +52,4 @@ def refuse_unknown(path: Path, names: Any) -> None:
     UserError: ``architectures`` of the config at ``path`` names one class, which is not here.
     """
     if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and names[0] not in MODULES:
-        raise UserError(
-            f"{path}: architecture {names[0]!r} is not supported; supported are {', '.join(MODULES)}"
-        )
+        raise UserError(f"{path}: architecture {names[0]!r} is not supported; supported are {', '.join(MODULES)}")

@@ -79,7 +79,9 @@ def build(
             unfinished = Path(directory) / path.name
             files = sorted(sources.glob("*.cpp"), key=lambda file: -file.stat().st_size)  # the longest first
             objects = [str(Path(directory) / f"{file.stem}.o") for file in files]
-            commands = [[compiler, *flags, "-c", str(file), "-o", out] for file, out in zip(files, objects, strict=True)]
+            commands = [
+                [compiler, *flags, "-c", str(file), "-o", out] for file, out in zip(files, objects, strict=True)
+            ]
             _run_all(commands, on_progress)
             _run([compiler, *flags, "-shared", *objects, "-o", str(unfinished)])
             unfinished.chmod(0o700)  # whatever the umask is

@@ -60,7 +60,9 @@ def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, in
     def show(done: int, total: int) -> None:
         if line.due():
             seconds = time.monotonic() - begin
-            line.update(f"compiling C++ functions for this machine, only once: {done} of {total} files, {seconds:.0f} s")
+            line.update(
+                f"compiling C++ functions for this machine, only once: {done} of {total} files, {seconds:.0f} s"
+            )
 
     try:
         yield show

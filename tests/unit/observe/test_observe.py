@@ -87,7 +87,8 @@ def test_compiling_is_said_before_it_begins_and_every_two_seconds(monkeypatch):
             now[0] = 100.0 + seconds
             on_progress(seconds, 9)
     assert stream.getvalue().splitlines() == [
-        f"labinfer: compiling C++ functions for this machine, only once: {done} of 9 files, {done} s" for done in (0, 2, 4)
+        f"labinfer: compiling C++ functions for this machine, only once: {done} of 9 files, {done} s"
+        for done in (0, 2, 4)
     ]
     with compile_progress(stream := io.StringIO()):
         pass
@@ -96,7 +97,12 @@ def test_compiling_is_said_before_it_begins_and_every_two_seconds(monkeypatch):
 
 def test_report_has_a_line_for_those_who_only_want_the_answer():
     report = RunReport(
-        num_finished=1, prompt_tokens=9, output_tokens=8, wall_time=0.5, time_to_first_token=[0.1], time_per_output_token=[]
+        num_finished=1,
+        prompt_tokens=9,
+        output_tokens=8,
+        wall_time=0.5,
+        time_to_first_token=[0.1],
+        time_per_output_token=[],
     )
     assert report.summary() == "8 tokens in 500.0 ms (16.0/s), the first after 100.0 ms; prompt of 9 tokens"
     report.num_finished, report.output_tokens = 2, 1
