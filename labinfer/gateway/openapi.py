@@ -1,5 +1,6 @@
-"""``/openapi.json`` (OpenAPI 3.2, the first that describes streams), made of the structs that read requests and of those that
-answers are made of, so that what it says is what is checked, and what is sent.
+"""``/openapi.json`` (OpenAPI 3.1), made of the structs that read requests and of those that answers are made of, so that what
+it says is what is checked, and what is sent. Events of streams, which only OpenAPI 3.2 can describe, stand under
+``x-itemSchema`` as they would stand there under ``itemSchema``.
 
 Rules between fields, and how many tokens a text has, no JSON schema can say; all else that is refused, the document does
 not allow.
@@ -23,7 +24,7 @@ from labinfer.sampling_params import MAX_LOGPROBS
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
-STREAM = "text/event-stream"
+STREAM, ITEM_SCHEMA = "text/event-stream", "x-itemSchema"
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 ERRORS = {
     400: "A field is wrong; `param` names it.",
@@ -53,8 +54,12 @@ class Endpoint:
 
     method: str
     path: str
+    aliases: tuple[str, ...] = ()
+    """Further paths with the same answers, which the document leaves out."""
     handler: Handler
     needs_key: bool = True
+    opened_by: str = ""
+    """Name of the server's option that leaves the key away."""
     logged: bool = True
     """Whether each request is logged; what is asked every few seconds is not."""
     summary: str = ""
@@ -104,7 +109,7 @@ def describe_api(
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _describe(endpoint, names, needs_key)
     return {
-        "openapi": "3.2.0",
+        "openapi": "3.1.1",
         "info": {
             "title": "LABInfer",
             "version": labinfer.__version__,
@@ -183,7 +188,7 @@ def _describe(endpoint: Endpoint, model_names: list[str], needs_key: bool) -> di
     if endpoint.answer is not None:
         content[endpoint.content_type] = {"schema": _schema(endpoint.answer)}
     if endpoint.events:
-        content[STREAM] = {"itemSchema": _event_schema(endpoint.events)}
+        content[STREAM] = {"schema": STRING, ITEM_SCHEMA: _event_schema(endpoint.events)}
     errors = endpoint.errors + ((401,) if endpoint.needs_key else ())
     described: dict[str, Any] = {
         "summary": endpoint.summary,

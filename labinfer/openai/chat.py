@@ -55,6 +55,8 @@ class ChatMessage(Answer):
     """The model's thoughts; not OpenAI's."""
     reasoning_content: str | UnsetType = UNSET
     """The same under its older name."""
+    function_call: FunctionCall | UnsetType = UNSET
+    """The call, for a request with ``functions``."""
 
 
 class SpelledLogprob(Answer):
@@ -117,6 +119,7 @@ class ChatDelta(Answer):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(Answer, kw_only=True):
@@ -141,8 +144,10 @@ class ChatCompletionChunk(Answer, kw_only=True):
     choices: list[ChatChunkChoice]
 
 
-FIRST_DELTA, LAST_DELTA = ChatDelta("assistant", ""), ChatDelta()
-"""First and last delta of every answer."""
+def first_delta(delta: ChatDelta) -> ChatDelta:
+    """``delta`` as the first one of an answer, which has the role, and content where it has nothing else."""
+    is_empty = delta == ChatDelta()
+    return msgspec.structs.replace(delta, role="assistant", content="" if is_empty else delta.content)
 
 
 def chat_messages(
@@ -157,9 +162,9 @@ def chat_choice(
     completion: Completion, message: ChatMessage, output: RequestOutput, tokenizer: Tokenizer | None
 ) -> ChatChoice:
     """An answer of ``output``, as a choice with this message."""
-    finish_reason = completion.finish_reason
-    if message.tool_calls is not UNSET:
-        finish_reason = called_reason(finish_reason)
+    finish_reason, has_functions = completion.finish_reason, message.function_call is not UNSET
+    if message.tool_calls is not UNSET or has_functions:
+        finish_reason = called_reason(finish_reason, has_functions)
     return ChatChoice(
         index=completion.index,
         message=message,
@@ -182,12 +187,14 @@ def _read_message(
         return ChatMessage("assistant", text), 0
     reply = join_events(parser.feed(text) + parser.finish())
     reasoning = reply.reasoning or UNSET
+    calls = [tool_call(call) for call in reply.calls]
     message = ChatMessage(
         role="assistant",
-        content=(reply.content or None) if reply.calls else reply.content,
-        tool_calls=[tool_call(call) for call in reply.calls] or UNSET,
+        content=(reply.content or None) if calls else reply.content,
+        tool_calls=UNSET if tool_use.has_functions else calls or UNSET,
         reasoning=reasoning,
         reasoning_content=reasoning,
+        function_call=calls[0].function if calls and tool_use.has_functions else UNSET,
     )
     return message, ThoughtTokens(tokenizer).count(parser, completion.token_ids)
 
@@ -197,9 +204,15 @@ def tool_call(call: ToolCall) -> ToolCallAnswer:
     return ToolCallAnswer(call.id, "function", FunctionCall(call.name, call.arguments))
 
 
-def called_reason(finish_reason: str) -> str:
-    """Why an answer that calls tools has ended; one that was cut off has not come to its end."""
-    return "tool_calls" if finish_reason == "stop" else finish_reason
+def called_reason(finish_reason: str, has_functions: bool) -> str:
+    """Why an answer that calls tools has ended; one that was cut off has not come to its end.
+
+    Args:
+        has_functions: whether its request has ``functions`` instead of ``tools``.
+    """
+    if finish_reason != "stop":
+        return finish_reason
+    return "function_call" if has_functions else "tool_calls"
 
 
 def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> ChatLogprobs:
@@ -211,10 +224,16 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
     return ChatLogprobs(content)
 
 
-def reply_delta(event: Event, num_calls: int) -> ChatDelta:
-    """The delta for an event of a reply that has had so many calls before."""
+def reply_delta(event: Event, num_calls: int = 0, has_functions: bool = False) -> ChatDelta:
+    """The delta for an event of a reply that has had so many calls before.
+
+    Args:
+        has_functions: whether its request has ``functions`` instead of ``tools``.
+    """
     if isinstance(event, ToolCall):
         function = FunctionCall(event.name, event.arguments)
+        if has_functions:
+            return ChatDelta(function_call=function)
         return ChatDelta(tool_calls=[ToolCallDelta(index=num_calls, id=event.id, function=function)])
     if isinstance(event, Reasoning):
         return ChatDelta(reasoning=event.text, reasoning_content=event.text)

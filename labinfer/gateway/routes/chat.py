@@ -17,8 +17,6 @@ from labinfer.gateway.service import Model
 from labinfer.openai.answer import or_unset, prompt_logprobs
 from labinfer.openai.chat import (
     CHAT_PREFIX,
-    FIRST_DELTA,
-    LAST_DELTA,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -28,6 +26,7 @@ from labinfer.openai.chat import (
     chat_choice,
     chat_logprobs,
     chat_messages,
+    first_delta,
     reply_delta,
 )
 from labinfer.outputs import Delta
@@ -83,20 +82,20 @@ class ChatStream:
         return tokenizer.reply_parser(prompt, tool_use.offered, tool_use.is_parallel)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Every chunk, encoded."""
-        for index in range(self._parsed.sampling.n):
-            yield self._send([ChatChunkChoice(index=index, delta=FIRST_DELTA)])
+        """Every chunk, encoded. The first one of an answer has its role, and comes with its first token and not before: clients
+        take it for the end of the wait."""
         async for _, delta in self._active.deltas():
             logprobs = chat_logprobs(delta.logprobs, self._model.reader.tokenizer) if delta.logprobs else None
             for part in self._parts(delta):
                 yield self._chunk(delta.index, part, logprobs)
                 logprobs = None
-            if logprobs is not None:  # the text of these tokens is still held back
+            if logprobs is not None or delta.index not in self._begun:  # the text of these tokens is still held back
                 yield self._chunk(delta.index, ChatDelta(content=""), logprobs)
             if delta.finish_reason is not None:
-                has_called = self._num_calls[delta.index] > 0
-                reason = called_reason(delta.finish_reason) if has_called else delta.finish_reason
-                yield self._chunk(delta.index, LAST_DELTA, None, reason, delta.stop_reason)
+                reason = delta.finish_reason
+                if self._num_calls[delta.index]:
+                    reason = called_reason(reason, self._parsed.tool_use.has_functions)
+                yield self._chunk(delta.index, ChatDelta(), None, reason, delta.stop_reason)
         if self._parsed.include_usage:
             yield self._send([], is_last=True)
 
@@ -104,12 +103,12 @@ class ChatStream:
         """The message's fields that grow, in order."""
         text, parser = delta.text or "", self._parsers[delta.index]
         if parser is None:
-            return [reply_delta(Content(text), 0)] if text else []
+            return [reply_delta(Content(text))] if text else []
         events, deltas = parser.feed(text), []
         if delta.finish_reason is not None:
             events += parser.finish()
         for part in events:
-            deltas.append(reply_delta(part, self._num_calls[delta.index]))
+            deltas.append(reply_delta(part, self._num_calls[delta.index], self._parsed.tool_use.has_functions))
             self._num_calls[delta.index] += isinstance(part, ToolCall)
         return deltas
 
@@ -124,6 +123,7 @@ class ChatStream:
         measured = None
         if index not in self._begun:
             self._begun.add(index)
+            delta = first_delta(delta)
             measured = self._active.opened[0].prompt_logprobs
         choice = ChatChunkChoice(
             index=index,
