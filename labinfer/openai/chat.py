@@ -21,7 +21,7 @@ from labinfer.openai.answer import (
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
 from labinfer.text.reply_parts import Event, Reasoning, ToolCall, join_events
-from labinfer.text.thought_tokens import ThoughtTokens
+from labinfer.text.reply_reader import ReplyReader
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 
@@ -154,17 +154,23 @@ def chat_messages(
     output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
 ) -> tuple[list[ChatMessage], Usage]:
     """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage."""
-    read = [_read_message(completion, output, tokenizer, tool_use) for completion in output.completions]
-    return [message for message, _ in read], total_usage([output], sum(count for _, count in read))
+    messages, num_reasoning_tokens = [], 0
+    for completion in output.completions:
+        reader = ReplyReader(tokenizer, output.prompt_token_ids, tool_use)
+        messages.append(_read_message(completion, reader))
+        num_reasoning_tokens += reader.num_reasoning_tokens(completion.token_ids)
+    return messages, total_usage([output], num_reasoning_tokens)
 
 
 def chat_choice(
     completion: Completion, message: ChatMessage, output: RequestOutput, tokenizer: Tokenizer | None
 ) -> ChatChoice:
     """An answer of ``output``, as a choice with this message."""
-    finish_reason, has_functions = completion.finish_reason, message.function_call is not UNSET
-    if message.tool_calls is not UNSET or has_functions:
-        finish_reason = called_reason(finish_reason, has_functions)
+    finish_reason = completion.finish_reason
+    if finish_reason == "stop" and message.tool_calls is not UNSET:
+        finish_reason = "tool_calls"
+    elif finish_reason == "stop" and message.function_call is not UNSET:
+        finish_reason = "function_call"
     return ChatChoice(
         index=completion.index,
         message=message,
@@ -176,43 +182,25 @@ def chat_choice(
     )
 
 
-def _read_message(
-    completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
-) -> tuple[ChatMessage, int]:
-    """The message of an answer, and how many of its tokens are thoughts."""
-    text, parser = completion.text, None
-    if text is not None and tokenizer is not None:
-        parser = tokenizer.reply_parser(output.prompt_token_ids, tool_use.offered, tool_use.is_parallel)
-    if parser is None:
-        return ChatMessage("assistant", text), 0
-    reply = join_events(parser.feed(text) + parser.finish())
+def _read_message(completion: Completion, reader: ReplyReader) -> ChatMessage:
+    if completion.text is None:
+        return ChatMessage("assistant", None)
+    reply = join_events(reader.read(completion.text, is_last=True))
     reasoning = reply.reasoning or UNSET
-    calls = [tool_call(call) for call in reply.calls]
-    message = ChatMessage(
+    calls, has_functions = [tool_call(call) for call in reply.calls], reader.has_functions
+    return ChatMessage(
         role="assistant",
         content=(reply.content or None) if calls else reply.content,
-        tool_calls=UNSET if tool_use.has_functions else calls or UNSET,
+        tool_calls=UNSET if has_functions else calls or UNSET,
         reasoning=reasoning,
         reasoning_content=reasoning,
-        function_call=calls[0].function if calls and tool_use.has_functions else UNSET,
+        function_call=calls[0].function if calls and has_functions else UNSET,
     )
-    return message, ThoughtTokens(tokenizer).count(parser, completion.token_ids)
 
 
 def tool_call(call: ToolCall) -> ToolCallAnswer:
     """A whole call of an answer."""
     return ToolCallAnswer(call.id, "function", FunctionCall(call.name, call.arguments))
-
-
-def called_reason(finish_reason: str, has_functions: bool) -> str:
-    """Why an answer that calls tools has ended; one that was cut off has not come to its end.
-
-    Args:
-        has_functions: whether its request has ``functions`` instead of ``tools``.
-    """
-    if finish_reason != "stop":
-        return finish_reason
-    return "function_call" if has_functions else "tool_calls"
 
 
 def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> ChatLogprobs:
@@ -224,7 +212,7 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
     return ChatLogprobs(content)
 
 
-def reply_delta(event: Event, num_calls: int = 0, has_functions: bool = False) -> ChatDelta:
+def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
     """The delta for an event of a reply that has had so many calls before.
 
     Args:
