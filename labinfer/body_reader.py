@@ -59,7 +59,7 @@ def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: 
             else:
                 raise _describe(text, kind)
             data = msgspec.json.encode(value)
-        except (msgspec.DecodeError, OverflowError, RecursionError):  # deep behind the mistake; numbers of any size
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):  # behind the first mistake
             raise _describe(text, kind) from None
 
 

@@ -265,7 +265,9 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
             UserError: ``tools`` and ``tool_choice`` do not go together.
         """
         messages, tool_use = [message.as_dict() for message in self.messages], self.tool_use()
-        template_use = TemplateUse(**{name: value for name in TEMPLATE_KEYS if (value := getattr(self, name)) not in (None, {})})
+        template_use = TemplateUse(
+            **{name: value for name in TEMPLATE_KEYS if (value := getattr(self, name)) not in (None, {})}
+        )
         return ChatPrompt(messages, tool_use if tool_use.offered else ToolUse(), template_use)
 
     def tool_use(self) -> ToolUse:
@@ -339,7 +341,7 @@ class ParsedBody:
     continuous_usage: bool
     tool_use: ToolUse
     warnings: list[str]
-    """What was left out of it, in words."""
+    """Parts of it that were left out, in words."""
 
 
 def read_completion(body: CompletionBody, defaults: SamplingParams) -> ParsedBody:

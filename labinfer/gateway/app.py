@@ -304,9 +304,7 @@ def make_app(service: Service) -> Starlette:
                 expose_headers=(ID_HEADER, WARNING_HEADER, "retry-after"),
             )
         )
-    app = Starlette(
-        routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware
-    )
+    app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     return app
 

@@ -102,7 +102,8 @@ def describe_api(
         needs_key: whether only callers with an API key are answered.
     """
     endpoints, names = list(endpoints), list(model_names)
-    bodies = _body_schemas([endpoint.body for endpoint in endpoints if endpoint.body is not None], names, vocab_size)
+    read = dict.fromkeys(endpoint.body for endpoint in endpoints if endpoint.body is not None)
+    bodies = _body_schemas(list(read), names, vocab_size)
     answers = _answer_schemas({kind for endpoint in endpoints for kind in _answer_kinds(endpoint)})
     assert not bodies.keys() & answers.keys(), f"two structs are called {bodies.keys() & answers.keys()}"
     paths: dict[str, dict[str, Any]] = {}

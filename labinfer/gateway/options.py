@@ -14,7 +14,7 @@ from labinfer.errors import UserError
 
 MAX_PORT = 65535
 MIB = 1 << 20
-ORIGIN = re.compile(r"https?://[^\s/?#]+")
+ORIGIN = re.compile(r"https?://[^\s/?#]+", re.IGNORECASE)
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 
@@ -66,7 +66,9 @@ class ServerOptions:
         1024, "requests of all callers that are open at once; 0 for any number", metavar="N"
     )
     keep_alive: float = option(
-        5.0, "seconds for which a connection without a request stays open; proxies want more than their own", metavar="S"
+        5.0,
+        "seconds for which a connection without a request stays open; proxies want more than their own",
+        metavar="S",
     )
     ignore_unknown_fields: bool = option(
         False, "leave unknown fields of requests out, with a warning in a header, instead of refusing them"

@@ -86,6 +86,6 @@ def cosine_scores(first: list[EmbeddingOutput], second: list[EmbeddingOutput]) -
         first = first * len(second)
     pairs = zip(first, second, strict=True)
     return [
-        sum(a * b for a, b in zip(one.normalized().embedding, other.normalized().embedding, strict=True))
-        for one, other in pairs
+        sum(a * b for a, b in zip(left.normalized().embedding, right.normalized().embedding, strict=True))
+        for left, right in pairs
     ]

@@ -102,7 +102,9 @@ class ChatTemplate:
             return text
         before, mark, _ = text.rpartition(GOES_ON)
         if not mark:
-            raise UserError("continue_final_message: this model's chat template does not write the last message as it is")
+            raise UserError(
+                "continue_final_message: this model's chat template does not write the last message as it is"
+            )
         return before
 
 

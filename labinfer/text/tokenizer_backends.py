@@ -16,7 +16,7 @@ from labinfer.weights.json_file import read_optional
 
 
 class TokenizerBackend(Protocol):
-    """What ``Tokenizer`` needs of a library."""
+    """A library as ``Tokenizer`` needs it."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""

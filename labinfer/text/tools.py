@@ -125,7 +125,9 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _read_functions(self) -> None:
         if self.tools or self.tool_choice not in (None, "none", "auto"):
-            raise UserError("functions and function_call are the older form of tools and tool_choice; leave the older out")
+            raise UserError(
+                "functions and function_call are the older form of tools and tool_choice; leave the older out"
+            )
         choice: ToolChoice | None = None
         if isinstance(self.function_call, NamedFunction):
             choice = NamedTool(self.function_call)
@@ -137,10 +139,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _read_allowed(self, allowed: AllowedTools) -> None:
         names = [tool.function.name for tool in self.tools or []]
-        wanted = {tool.function.name for tool in allowed.tools}
-        if missing := sorted(wanted.difference(names)):
+        allowed_names = {tool.function.name for tool in allowed.tools}
+        if missing := sorted(allowed_names.difference(names)):
             raise UserError(f"tool_choice {missing[0][:64]!r} is not among tools, which are {', '.join(names):.200}")
-        tools = [tool for tool in self.tools or [] if tool.function.name in wanted]
+        tools = [tool for tool in self.tools or [] if tool.function.name in allowed_names]
         msgspec.structs.force_setattr(self, "tools", tools)
         msgspec.structs.force_setattr(self, "tool_choice", allowed.mode)
 
@@ -187,7 +189,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.parallel_tool_calls is not False
 
     def check_schemas(self) -> list[str]:
-        """What is left out of the schemas that a forced call keeps to, in words.
+        """Parts that are left out of the schemas that a forced call keeps to, in words.
 
         Raises:
             UserError: a function is strict, and no grammar holds its schema.

