@@ -162,11 +162,11 @@ def _body_schemas(
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
     """Add what a body's struct does not say of its fields."""
-    supported = getattr(body, "supported", ())
+    neutral = NEUTRAL_VALUES.keys() - body.supported if issubclass(body, OpenAIBody) else ()
     for name in properties:
         if "oneOf" in properties[name]:
             properties[name].pop("anyOf")  # the same with less detail
-        if name in NEUTRAL_VALUES and name not in supported:
+        if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     properties["model"] = {"enum": [*model_names, None], "default": None}
     if issubclass(body, OpenAIBody):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,8 +37,6 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """All three beside messages, as in a chat request."""
-
-    supported: ClassVar[tuple[str, ...]] = ("tools",)
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
