@@ -11,7 +11,7 @@ import msgspec
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
-from labinfer.errors import BrokenLink
+from labinfer.errors import BrokenLink, ExitStatus
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.options import ServerOptions
 from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
@@ -61,7 +61,6 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             announce(llms)
-            session.tell_ready()
             _announce_address(own.scheme, own.host, port, len(keys), list(llms))
             try:
                 host.run()
@@ -77,7 +76,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
             )
             follow_all(list(llms.values()))
     llms.popitem()[1].close()
-    return 128 + session.signals.signum
+    return 128 + session.signals.signum if session.signals.signum else ExitStatus.OK
 
 
 def _end_with_stopped(gateway: GatewayProcess | SupervisorsGateway, group: RankGroup, seconds: float) -> None:

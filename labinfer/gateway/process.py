@@ -130,14 +130,17 @@ def await_end(process: subprocess.Popen) -> None:
         process.kill()
 
 
-def start_gateway(setup: Setup, hosts: socket.socket, listener: socket.socket) -> subprocess.Popen:
+def start_gateway(
+    setup: Setup, hosts: socket.socket, listener: socket.socket, beats: int | None = None
+) -> subprocess.Popen:
     """Start a gateway process.
 
     Args:
         hosts: the local socket on which it takes in hosts.
         listener: the socket on which it takes in clients.
+        beats: the descriptor of a pipe, into which it writes signs of life.
     """
-    descriptors = (hosts.fileno(), listener.fileno())
+    descriptors = (hosts.fileno(), listener.fileno(), *([] if beats is None else [beats]))
     # Inherited: Ctrl-C is not for the gateway, from its first moment on.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:

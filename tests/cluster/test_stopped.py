@@ -8,7 +8,7 @@ import time
 
 import pytest
 from launchers import LAUNCH, command, descendants, finish, matrix, start
-from serving import is_running, rank_of, serving, wait_for
+from serving import is_running, rank_number, serving, wait_for
 
 TIMEOUT = 4.0
 FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
@@ -67,11 +67,11 @@ def test_server_that_was_stopped_as_a_whole_goes_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_rank_that_stops_before_the_others_have_met_it_is_named(rank, model):
     process = start(command("mpirun", 2, LAUNCH, "--model", model, "--prompt", "x", "-pp", "2", "--timeout", "4"))
-    wait_for(lambda: any(rank_of(pid) == rank for pid in descendants(process.pid)), 20)
-    pid = next(pid for pid in descendants(process.pid) if rank_of(pid) == rank)
+    wait_for(lambda: any(rank_number(pid) == rank for pid in descendants(process.pid)), 20)
+    pid = next(pid for pid in descendants(process.pid) if rank_number(pid) == rank)
     os.kill(pid, signal.SIGSTOP)
     done = finish(process, 40)
     assert done.returncode != 0

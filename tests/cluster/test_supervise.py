@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, command, descendants, finish, kill_tree, matrix, run, start
-from serving import Server, is_running, rank_of, serving, wait_for
+from serving import Server, is_running, rank_number, serving, wait_for
 
 REQUESTS = {
     "greedy": {},
@@ -137,7 +137,7 @@ def test_signal_while_ranks_start_again_ends_all_with_an_error_for_who_waits():
         stream = server.stream({"max_tokens": 1900}).wait_begun()
         before = server.rank_pid(0)
         os.kill(before, signal.SIGKILL)
-        wait_for(lambda: any(rank_of(pid) == "0" for pid in server.processes if pid != before), 20)
+        wait_for(lambda: any(rank_number(pid) == 0 for pid in server.processes if pid != before), 20)
         tree = server.processes
         assert server.stop() == 128 + signal.SIGTERM
         error = stream.finish().error
@@ -162,7 +162,7 @@ def test_job_goes_on_by_itself(model, tmp_path):
     process = start(command("single", 1, LAUNCH, "supervise", "--", *command("mpirun", 2, LAUNCH, *flags)))
     try:
         wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 5, 60)
-        os.kill(next(pid for pid in descendants(process.pid) if rank_of(pid) == "1"), signal.SIGKILL)
+        os.kill(next(pid for pid in descendants(process.pid) if rank_number(pid) == 1), signal.SIGKILL)
         done = finish(process, 90)
     finally:
         kill_tree(process)

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "cli": "commands supervisor gateway terminal bench group observe weights spmd config sampling_params",
     "commands": "supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
     "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
-    "supervisor": "gateway host link spmd config clock",
+    "supervisor": "gateway host link spmd config heartbeat clock",
     "gateway": "link recommended_sampling openai input_processor outputs pooling group engine "
     "protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "host": "link llm recommended_sampling engine comm heartbeat rank_stats",
