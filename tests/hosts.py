@@ -97,12 +97,18 @@ class Hosts:
 
     def torchrun(self, ranks_each: int, *flags: str) -> list[subprocess.Popen]:
         """An agent on each host."""
-        agents = []
-        for number in range(len(self.addresses)):
-            program = [str(BIN / "torchrun"), f"--nnodes={len(self.addresses)}", f"--nproc-per-node={ranks_each}"]
-            program += [f"--node-rank={number}", f"--master-addr={self.addresses[0]}", "--master-port=29517"]
-            agents.append(self.start(number, [*program, LAUNCH, *flags]))
-        return agents
+        return [self.agent(number, ranks_each, *flags) for number in range(len(self.addresses))]
+
+    def agent(self, number: int, ranks_each: int, *flags: str, elastic: bool = False) -> subprocess.Popen:
+        """One of torchrun's agents; elastic ones are content with a host less, and start their ranks again."""
+        count, first = len(self.addresses), self.addresses[0]
+        agent = [str(BIN / "torchrun"), f"--nproc-per-node={ranks_each}"]
+        if elastic:
+            agent += [f"--nnodes={count - 1}:{count}", "--rdzv-backend=c10d", f"--rdzv-endpoint={first}:29517"]
+            agent += ["--rdzv-conf=last_call_timeout=3", f"--local-addr={self.addresses[number]}", "--max-restarts=3"]
+        else:
+            agent += [f"--nnodes={count}", f"--node-rank={number}", f"--master-addr={first}", "--master-port=29517"]
+        return self.start(number, [*agent, LAUNCH, *flags])
 
     def mpirun(self, ranks_each: int) -> list[str]:
         """The beginning of a command for the first host, which starts ranks on all."""

@@ -7,10 +7,11 @@ import secrets
 
 from labinfer.clock import SystemClock
 from labinfer.config import EngineOptions
+from labinfer.errors import ExitStatus
 from labinfer.gateway.options import ServerOptions, Setup
 from labinfer.gateway.process import listen
 from labinfer.group.signals import SignalGuard
-from labinfer.link.local_socket import private_directory
+from labinfer.link.private_directory import private_directory
 from labinfer.observe.logs import set_up_logging
 from labinfer.spmd.environment import SupervisorAddress, supervised
 from labinfer.supervisor.launch_command import LaunchCommand
@@ -89,7 +90,10 @@ def run(
             clock=SystemClock(),
         )
         try:
-            return supervisor.run()
+            status = supervisor.run()
+            if status == ExitStatus.USAGE and rejoin.is_smaller:  # it may fit again when the machine is back
+                status = ExitStatus.INTERNAL
+            return status
         finally:
             if gateway is not None:
                 gateway.end()

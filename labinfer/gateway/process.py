@@ -15,6 +15,7 @@ import labinfer
 from labinfer.errors import BrokenLink, UserError
 from labinfer.gateway.options import BACKLOG, ServerOptions, Setup
 from labinfer.link import local_socket
+from labinfer.link.private_directory import private_directory
 from labinfer.spmd.environment import SupervisorAddress
 
 GATEWAY = "labinfer.gateway.main"
@@ -72,7 +73,7 @@ class GatewayProcess:
             token=secrets.token_hex(16),
             fault_timeout=fault_timeout,
         )
-        with local_socket.private_directory() as directory:
+        with private_directory() as directory:
             hosts = local_socket.listen(directory)
             with hosts, listener:
                 self.connection = local_socket.connect(directory, setup.token, model_names)

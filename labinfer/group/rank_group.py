@@ -223,6 +223,7 @@ def _join_mpi(
     comm = mpi.join_world(progress, environment.launcher, environment.world_size)
     wants_accelerator = any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)
     someone_has_accelerator = any(comm.all_gather_bytes(b"1" if wants_accelerator else b""))
+    mpi.forget_segments()
     if parallel.transport == "mpi" or (parallel.transport == "auto" and not someone_has_accelerator) or comm.size == 1:
         return comm
     from labinfer.comm.torch_dist import TorchCommunicator, free_port

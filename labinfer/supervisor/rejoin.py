@@ -49,6 +49,11 @@ class Rejoin:
         self._nodes: list[str] = []  # of each rank, when all hosts were there
         self._given_up: list[str] = []  # hosts
 
+    @property
+    def is_smaller(self) -> bool:
+        """Whether the group goes on without some of its hosts."""
+        return bool(self._given_up)
+
     def next_command(self) -> list[str]:
         """The command that starts the group again; it may take a while to find out.
 
@@ -59,7 +64,7 @@ class Rejoin:
             return self._again
         self._nodes, begin = self._nodes or self._read_nodes(), self._clock()
         answers = self._call(self._command.hosts, ANSWER_SECONDS)
-        if set(self._away(answers)) - set(self._given_up):
+        if self._awaited(answers):
             answers = self._wait_for_others(answers, begin)
         if self._signum():
             return self._again
@@ -74,19 +79,23 @@ class Rejoin:
             return []
         return [host for host in self._command.hosts if host not in answers]
 
+    def _awaited(self, answers: dict[str, str]) -> list[str]:
+        """Those of them that are waited for."""
+        return [host for host in self._away(answers) if host not in self._given_up]
+
     def _wait_for_others(self, answers: dict[str, str], begin: float) -> dict[str, str]:
         """Nodes of the hosts that answer, after all do or the time that began then is up."""
         logger.warning(
             "no answer from %s; waiting up to %g s for it (--rejoin-timeout) before going on without",
-            " and ".join(self._away(answers)),
+            " and ".join(self._awaited(answers)),
             self._timeout,
         )
-        while (away := self._away(answers)) and not self._signum():
+        while self._awaited(answers) and not self._signum():
             called = self._clock()
             left = begin + self._timeout - called
             if left <= 0:
                 break
-            back = self._call(away, min(ANSWER_SECONDS, max(left, CALL_SECONDS)))
+            back = self._call(self._away(answers), min(ANSWER_SECONDS, max(left, CALL_SECONDS)))
             answers = answers | back
             if back:
                 logger.warning("an answer from %s after %.0f s", " and ".join(back), self._clock() - begin)

@@ -7,9 +7,10 @@ import signal
 import time
 
 import pytest
-from launchers import LAUNCH, command, descendants, finish, matrix, start
+from launchers import LAUNCH, command, descendants, finish, matrix, run, start
 from serving import is_running, rank_number, serving, wait_for
 
+FAULTY = "tests/cluster/faulty_launch.py"
 TIMEOUT = 4.0
 FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
 END_SECONDS = 6.0
@@ -43,14 +44,32 @@ def test_stopped_process_of_a_server_is_named(launcher, stopped, busy):
             assert stream.finish().was_cut or stream.error
 
 
-@pytest.mark.slow
-def test_stopped_gateway_of_a_supervisor_is_replaced():
-    with serving("-pp", "2", "--no-autotune", *FLAGS, launcher="mpirun", ranks=2, supervised=True) as server:
+STUCK = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda signum, frame: time.sleep(3600))
+"""
+"""Handlers run in the main thread, which is that of the gateway's loop."""
+
+
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGUSR1])
+def test_gateway_of_a_supervisor_that_does_not_get_on_is_replaced(signum, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(STUCK)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    with serving("--no-autotune", *FLAGS, supervised=True, PYTHONPATH=path) as server:
         gateway = server.gateway_pid
-        os.kill(gateway, signal.SIGSTOP)
+        os.kill(gateway, signum)
         wait_for(lambda: not is_running(gateway), TIMEOUT + END_SECONDS)
+        assert "error: no sign of life of the gateway process" in server.text
         wait_for(lambda: server.text.count("serving ") == 2, 60)
         wait_for(lambda: server.complete().status == 200, 10)
+        assert "(restart 2)" not in server.text
+
+
+def test_rank_that_stops_after_its_goodbye_is_not_waited_for_without_a_limit(model):
+    env = {"FAULT": "leave", "FAULT_RANK": "1"}
+    done = run("mpirun", 2, FAULTY, "--model", model, "--prompt", "x", "-pp", "2", "--fault-timeout", "2", **env)
+    assert done.returncode != 0
+    assert "waited 2 s (--fault-timeout) for the other 1 ranks to leave; stopped: process" in done.our_errors[0]
 
 
 @pytest.mark.slow

@@ -41,21 +41,19 @@ def hosts(tmp_path):
         yield hosts
 
 
+def make_job(model: str, tmp_path) -> list:
+    """The flags of one that takes some seconds."""
+    path = tmp_path / "in.jsonl"
+    lines = [{"prompt_token_ids": PROMPTS[i % len(PROMPTS)], "max_tokens": NUM_TOKENS} for i in range(NUM_LINES)]
+    path.write_text("".join(json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines))
+    flags = ["--max-num-seqs", 4, "--fault-timeout", 3]
+    return ["--model", model, "--input", path, "--output", tmp_path / "out.jsonl", *flags]
+
+
 def supervise(hosts: Hosts, *command, rejoin_timeout: float) -> subprocess.Popen:
     """One rank on each host."""
     flags = ["--rejoin-timeout", rejoin_timeout, "--", *hosts.mpirun(1), sys.executable, LAUNCH, *command]
-    return hosts.start(0, [sys.executable, LAUNCH, "supervise", *flags, "-pp", 3, "--fault-timeout", 3])
-
-
-def start_job(hosts: Hosts, model: str, tmp_path, *flags, rejoin_timeout: float) -> subprocess.Popen:
-    """Until its first lines are there."""
-    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [{"prompt_token_ids": PROMPTS[i % len(PROMPTS)], "max_tokens": NUM_TOKENS} for i in range(NUM_LINES)]
-    path.write_text("".join(json.dumps(line | {"ignore_eos": True}) + "\n" for line in lines))
-    job = ["--model", model, "--input", path, "--output", out, "--max-num-seqs", 4, *flags]
-    process = supervise(hosts, *job, rejoin_timeout=rejoin_timeout)
-    wait_for(lambda: num_lines(tmp_path) > 5, 60)
-    return process
+    return hosts.start(0, [sys.executable, LAUNCH, "supervise", *flags])
 
 
 def num_lines(tmp_path) -> int:
@@ -72,8 +70,9 @@ def check_answers(tmp_path) -> None:
 
 
 def test_group_goes_on_without_a_host_that_stays_away(hosts, model, tmp_path):
-    process = start_job(hosts, model, tmp_path, "--layers", "1,1,2", rejoin_timeout=2)
+    process = supervise(hosts, *make_job(model, tmp_path), "-pp", 3, "--layers", "1,1,2", rejoin_timeout=2)
     try:
+        wait_for(lambda: num_lines(tmp_path) > 5, 60)
         tree = [process.pid, *descendants(process.pid)]
         hosts.switch_off(GONE)
         begin, before = time.monotonic(), num_lines(tmp_path)
@@ -92,8 +91,9 @@ def test_group_goes_on_without_a_host_that_stays_away(hosts, model, tmp_path):
 
 @pytest.mark.slow
 def test_host_whose_cable_is_out_for_20_seconds_is_waited_for(hosts, model, tmp_path):
-    process = start_job(hosts, model, tmp_path, rejoin_timeout=60)
+    process = supervise(hosts, *make_job(model, tmp_path), rejoin_timeout=60)
     try:
+        wait_for(lambda: num_lines(tmp_path) > 5, 60)
         hosts.cable(GONE, "down")
         time.sleep(20)
         assert process.poll() is None
@@ -112,7 +112,8 @@ def test_host_whose_cable_is_out_for_20_seconds_is_waited_for(hosts, model, tmp_
 
 @pytest.mark.slow
 def test_stream_goes_on_without_a_host_that_stays_away(hosts):
-    process = supervise(hosts, "serve", "--dtype", "float32", "--no-autotune", rejoin_timeout=5)
+    flags = ("--dtype", "float32", "--no-autotune", "--fault-timeout", 3)
+    process = supervise(hosts, "serve", *flags, rejoin_timeout=5)
     clients = []
     try:
         clients.append(hosts.start(0, [sys.executable, "-c", CLIENT]))
@@ -130,3 +131,40 @@ def test_stream_goes_on_without_a_host_that_stays_away(hosts):
     finally:
         for each in (process, *clients):
             kill_tree(each)
+
+
+@pytest.mark.slow
+def test_elastic_torchrun_goes_on_without_a_host_that_stays_away(hosts, model, tmp_path):
+    job = make_job(model, tmp_path)
+    agents = [hosts.agent(number, 1, *job, "--resume", elastic=True) for number in range(3)]
+    try:
+        wait_for(lambda: num_lines(tmp_path) > 5, 60)
+        hosts.switch_off(GONE)
+        begin = time.monotonic()
+        done = [finish(agent, 120, begin) for agent in agents]
+    finally:
+        for agent in agents:
+            kill_tree(agent)
+    print(f"done after {done[0].seconds:.1f} s")
+    assert done[0].returncode == done[1].returncode == 0, done[0].text + done[1].text
+    assert "rank 0 of 2" in done[0].stderr
+    check_answers(tmp_path)
+
+
+@pytest.mark.slow
+def test_torchrun_waits_for_a_host_whose_agent_is_started_again(hosts, model, tmp_path):
+    job = [*make_job(model, tmp_path), "--resume"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PET_MAX_RESTARTS", "3")
+        agents = hosts.torchrun(1, *job)
+        try:
+            wait_for(lambda: num_lines(tmp_path) > 5, 60)
+            kill_tree(agents[GONE])
+            time.sleep(5)
+            agents.append(hosts.agent(GONE, 1, *job))
+            done = [finish(agent, 90) for agent in agents]
+        finally:
+            for agent in agents:
+                kill_tree(agent)
+    assert [each.returncode for each in done] == [0, 0, -9, 0], "".join(each.text for each in done)
+    check_answers(tmp_path)

@@ -54,8 +54,7 @@ def hard_form(number: int) -> dict:
     """Every second one is refused after a second of trying; the others pass, and rank 0 compiles them, too."""
     if number % 2:
         return {"json": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 9_000 + number, "maxItems": 10_000}}
-    patterns = [{"type": "string", "pattern": f"^([a-z]*[{letter}][a-z]*){{{20 + number}}}$"} for letter in "aeiou"]
-    return {"json": {"allOf": patterns}}
+    return {"json": {"allOf": [{"type": "string", "pattern": f"a{{{n},{900 + number}}}.*b"} for n in range(1, 40)]}}
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
