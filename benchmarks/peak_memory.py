@@ -21,7 +21,6 @@ from launched import launched
 from labinfer import SamplingParams
 from labinfer.llm import LLM
 from labinfer.observe.table import format_table
-from labinfer.weights.loader import weight_bytes
 
 BLOCKS, CONTEXT, OUTPUT = 128, 512, 16
 GOAL = 400e6
@@ -66,7 +65,7 @@ def measure(llm: LLM) -> RankMemory:
     layout, place = llm.layout, llm.place
     kv = llm.facts.num_blocks * layout.block_bytes(place, llm.options.cache.block_size)
     resident = [int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "RssAnon", "RssShmem", "RssFile")]
-    weights = weight_bytes(layout.build_meta(place))
+    weights = layout.meta(place).weight_bytes
     peak, private, shared, files = resident
     return RankMemory(
         stage=place.stage,

@@ -198,8 +198,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, arguments: list[s
             sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
 
-    one_node = environment.world_size == environment.local_world_size
-    if name in ("generate", "serve", "chat") and one_node:  # a node of several needs a part of the weights only
+    if name in ("generate", "serve", "chat") and environment.is_one_node:
         start_reading_ahead(
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )

@@ -45,6 +45,7 @@ from labinfer.spmd.topology import Place
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.weights.read_ahead import start_reading_ahead
 from labinfer.worker.logits_processors.registry import check_processors, find_processors
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,12 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", **options: Any):
-        checked = EngineOptions.from_flat({"model": model, **options})
-        group = join_group(detect(), checked.parallel, checked.runtime)
+        checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
+        if environment.is_one_node:
+            start_reading_ahead(
+                checked.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
+            )
+        group = join_group(environment, checked.parallel, checked.runtime)
         end_group_on_uncaught(group)
         self._build(group, checked, lambda done, total: None)
 

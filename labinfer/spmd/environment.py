@@ -100,6 +100,10 @@ class LaunchEnvironment:
     def uses_mpi(self) -> bool:
         return self.launcher in ("openmpi", "mpich")
 
+    @property
+    def is_one_node(self) -> bool:
+        return self.world_size == self.local_world_size
+
     def describe(self) -> str:
         """Launcher, ranks and node in one line."""
         return (

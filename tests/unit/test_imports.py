@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
     "bench": "llm jsonl outputs engine prompts observe config sampling_params",
     "llm": "input_processor outputs pooling executor layout group engine worker "
-    "prompts text observe plan spmd config sampling_params rank_stats clock",
+    "prompts text observe plan weights spmd config sampling_params rank_stats clock",
     "jsonl": "protocol prompts text sampling_params",
     "recommended_sampling": "weights sampling_params",
     "openai": "outputs pooling text plan",

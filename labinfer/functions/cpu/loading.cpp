@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 1 << 20;  // bytes of one system call
+constexpr int64_t BLOCK = 1 << 18;  // bytes of one system call: an expert's matrix is enough for several threads
 typedef uint8_t octets __attribute__((vector_size(WIDTH)));
 
 // Numbers of a byte each: whole ones, and e4m3.
@@ -35,17 +35,6 @@ void decode_run(const uint8_t* numbers, float zero, float scale, T* out, int64_t
   int64_t i = 0;
   for (; i + WIDTH <= count; i += WIDTH) store_floats(out + i, (Source::many(numbers + i) - zero) * scale);
   for (; i < count; ++i) set(out[i], (Source::one(numbers[i]) - zero) * scale);
-}
-
-// The nearest whole numbers, ties to even.
-inline ints nearest(floats value) {
-#ifdef __AVX512F__
-  return (ints)_mm512_cvtps_epi32((__m512)value);
-#else
-  ints whole;
-  for (int i = 0; i < WIDTH; ++i) whole[i] = int32_t(std::nearbyint(value[i]));
-  return whole;
-#endif
 }
 
 struct Stored {

@@ -1,6 +1,7 @@
 // Weights as whole numbers of 8 or 4 bits, rows of inputs rounded to 8 bits, and the products of both.
 #pragma once
 
+#include <cfloat>
 #include <utility>
 #include <vector>
 
@@ -152,24 +153,62 @@ inline floats scaled(const float* block, float row_scale, const float* output_sc
   return value * row_scale;
 }
 
+// Weights of one output that are rounded together, as floats; what fills the last vector up is zeros.
+struct WeightGroup {
+  std::vector<float> values;
+  int64_t vectors = 0;
+
+  template <typename T>
+  void take(const T* from, int64_t count, int64_t size) {
+    vectors = up_to(size, WIDTH) / WIDTH;
+    values.assign(vectors * WIDTH, 0.0f);
+    int64_t i = 0;
+    for (; i + WIDTH <= count; i += WIDTH) store(&values[i], load_floats(from + i));
+    for (; i < count; ++i) values[i] = as_float(from[i]);
+  }
+
+  floats operator[](int64_t vector) const { return load<floats>(&values[vector * WIDTH]); }
+
+  // The weight furthest from zero; of two the first.
+  float extreme() const {
+    floats most{}, least{};
+    for (int64_t i = 0; i < vectors; ++i) {
+      floats value = (*this)[i];
+      most = value > most ? value : most;
+      least = value < least ? value : least;
+    }
+    float high = largest(most), low = -largest(-least);
+    if (high != -low) return high > -low ? high : low;
+    for (float value : values)
+      if (std::fabs(value) == high) return value;
+    return 0.0f;
+  }
+};
+
+inline floats clamp_int4(floats value) {
+  value = value < -8.0f ? same(-8.0f) : value;
+  return value > 7.0f ? same(7.0f) : value;
+}
+
 // The scale that rounds a group of weights to -8 ... 7 with the least squared error, of those near the one that just
 // holds the largest of them; in float16, to be multiplied with the unit.
-template <typename T>
-uint16_t best_scale(const T* weight, int64_t count, float unit) {
-  float extreme = 0;
-  for (int64_t i = 0; i < count; ++i)
-    if (std::fabs(as_float(weight[i])) > std::fabs(extreme)) extreme = as_float(weight[i]);
-  uint16_t best = 0;
-  float least = INFINITY;
-  for (int step = 0; step < 9; ++step) {
-    uint16_t stored = narrow_float16(extreme / (-8.0f + 0.25f * step) / unit);
-    float scale = widen_float16(stored) * unit, error = 0;
-    if (scale == 0) break;
-    for (int64_t i = 0; i < count; ++i) {
-      float value = as_float(weight[i]), off = value - scale * std::clamp(std::nearbyint(value / scale), -8.0f, 7.0f);
-      error += off * off;
+inline uint16_t best_scale(const WeightGroup& group, float unit) {
+  constexpr int STEPS = 9;
+  float extreme = group.extreme(), scales[STEPS], least = INFINITY;
+  uint16_t stored[STEPS], best = 0;
+  for (int step = 0; step < STEPS; ++step) {
+    stored[step] = narrow_float16(extreme / (-8.0f + 0.25f * step) / unit);
+    scales[step] = widen_float16(stored[step]) * unit;
+  }
+  for (int step = 0; step < STEPS && scales[step] != 0; ++step) {
+    float scale = scales[step], inverse = std::clamp(1.0f / scale, -FLT_MAX, FLT_MAX);
+    floats errors{};
+    for (int64_t i = 0; i < group.vectors; ++i) {
+      floats whole = clamp_int4(group[i] * inverse) + 12582912.0f - 12582912.0f;  // 1.5 * 2^23: the nearest
+      floats off = group[i] - scale * whole;
+      errors += off * off;
     }
-    if (error < least) best = stored, least = error;
+    if (float error = sum(errors); error < least) best = stored[step], least = error;
   }
   return best;
 }
@@ -177,17 +216,21 @@ uint16_t best_scale(const T* weight, int64_t count, float unit) {
 // Rows of weights to panels. row(output) is where one begins; null for one of zeros, as are those from outputs on.
 template <typename T, typename Rows>
 void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t outputs, float, int threads) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t output = 0; output < up_to(outputs, PANEL); ++output) {
-    const T* from = output < outputs ? row(output) : nullptr;
-    uint8_t* at = data + output / PANEL * form.panel_bytes() + output % PANEL * 4;
-    float peak = 0;
-    if (from)
-      for (int64_t i = 0; i < form.inputs; ++i) peak = std::max(peak, std::fabs(as_float(from[i])));
-    scales[output] = peak / 127.0f;
-    for (int64_t i = 0; i < form.padded(); ++i) {
-      double whole = i < form.inputs && peak > 0 ? std::nearbyint(double(as_float(from[i])) * (127.0f / peak)) : 0.0;
-      at[i / 4 * 4 * PANEL + i % 4] = uint8_t(Int8::MIDDLE + int(whole));
+#pragma omp parallel num_threads(threads)
+  {
+    WeightGroup group;
+#pragma omp for
+    for (int64_t output = 0; output < up_to(outputs, PANEL); ++output) {
+      const T* from = output < outputs ? row(output) : nullptr;
+      uint8_t* at = data + output / PANEL * form.panel_bytes() + output % PANEL * 4;
+      group.take(from, from ? form.inputs : 0, form.padded());
+      float peak = std::fabs(group.extreme()), factor = peak > 0 ? 127.0f / peak : 0.0f;
+      scales[output] = peak / 127.0f;
+      for (int64_t i = 0; i < form.padded(); i += WIDTH) {
+        words bits = (words)(group[i / WIDTH] * factor + 12582912.0f);  // as in RoundedRows
+        auto codes = __builtin_convertvector(bits, few_bytes) + int8_t(Int8::MIDDLE);
+        for (int64_t j = 0; j < WIDTH && i + j < form.padded(); j += 4) std::memcpy(at + (i + j) * PANEL, (char*)&codes + j, 4);
+      }
     }
   }
 }
@@ -195,21 +238,29 @@ void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t 
 // unit is a power of two, which all scales are to be multiplied with.
 template <typename T, typename Rows>
 void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs, float unit, int threads) {
-  int64_t groups = form.groups(), group = form.group;
-#pragma omp parallel for num_threads(threads)
-  for (int64_t output = 0; output < up_to(outputs, PANEL); ++output) {
-    const T* from = output < outputs ? row(output) : nullptr;
-    for (int64_t number = 0; number < groups; ++number) {
-      int64_t begin = number * group, count = from ? std::min(group, form.inputs - begin) : 0;
-      uint8_t* at = data + output / PANEL * form.panel_bytes() + number * form.group_bytes();
-      uint16_t stored = best_scale(count ? from + begin : from, count, unit);
-      float scale = widen_float16(stored) * unit;
-      std::memcpy(at + output % PANEL * 2, &stored, 2);
-      at += 2 * PANEL + output % PANEL * 4;
-      for (int64_t i = 0; i < group; ++i) {
-        float whole = i < count && scale != 0 ? std::clamp(std::nearbyint(as_float(from[begin + i]) / scale), -8.0f, 7.0f) : 0.0f;
-        uint8_t& to = at[i / 8 * 4 * PANEL + i % 4], value = uint8_t(Int4::MIDDLE + int(whole));
-        to = i % 8 < 4 ? value : to | value << 4;
+  int64_t groups = form.groups(), size = form.group;
+#pragma omp parallel num_threads(threads)
+  {
+    WeightGroup group;
+#pragma omp for
+    for (int64_t output = 0; output < up_to(outputs, PANEL); ++output) {
+      const T* from = output < outputs ? row(output) : nullptr;
+      for (int64_t number = 0; number < groups; ++number) {
+        int64_t begin = number * size;
+        uint8_t* at = data + output / PANEL * form.panel_bytes() + number * form.group_bytes();
+        group.take(from ? from + begin : nullptr, from ? std::min(size, form.inputs - begin) : 0, size);
+        uint16_t stored = best_scale(group, unit);
+        float scale = widen_float16(stored) * unit;
+        std::memcpy(at + output % PANEL * 2, &stored, 2);
+        at += 2 * PANEL + output % PANEL * 4;
+        for (int64_t i = 0; i < size; i += WIDTH) {
+          ints whole = scale != 0 ? nearest(clamp_int4(group[i / WIDTH] / scale)) : ints{};
+          auto codes = __builtin_convertvector(whole + Int4::MIDDLE, few_bytes);
+          for (int64_t j = 0; j < WIDTH && i + j < size; j += 8) {
+            uint32_t low = load<uint32_t>((char*)&codes + j), high = load<uint32_t>((char*)&codes + j + 4);
+            store(at + (i + j) / 8 * 4 * PANEL, low | high << 4);
+          }
+        }
       }
     }
   }

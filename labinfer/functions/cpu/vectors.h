@@ -15,7 +15,7 @@ using bf16 = uint16_t;
 constexpr int WIDTH = 16;           // floats in a vector
 constexpr int PANEL = 2 * WIDTH;    // outputs of a product that are computed together
 constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that a block of inputs may take
-constexpr int64_t AHEAD = 2048;     // bytes that are fetched ahead of a stream: the hardware alone does not look so far
+constexpr int64_t AHEAD = 8192;     // bytes that are fetched ahead of a stream: the hardware alone does not look so far
 
 // The processor's own vectors: bytes of one, and how many there are. Loops that keep sums in registers are written over
 // them, since compilers keep wider vectors in memory.
@@ -118,6 +118,17 @@ inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / un
 
 inline floats same(float value) { return value - floats{}; }
 
+// The nearest whole numbers, ties to even.
+inline ints nearest(floats value) {
+#ifdef __AVX512F__
+  return (ints)_mm512_cvtps_epi32((__m512)value);
+#else
+  ints whole;
+  for (int i = 0; i < WIDTH; ++i) whole[i] = int32_t(std::nearbyint(value[i]));
+  return whole;
+#endif
+}
+
 // Numbers of either type, as floats.
 inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
 inline floats load_floats(const float* from) { return load<floats>(from); }
@@ -165,9 +176,11 @@ inline float sum(floats value) {
 }
 
 inline float largest(floats value) {
-  float found = value[0];
-  for (int i = 1; i < WIDTH; ++i) found = std::max(found, value[i]);
-  return found;
+  auto larger = [](floats one, floats other) { return one > other ? one : other; };
+  value = larger(value, exchanged<8>(value));
+  value = larger(value, exchanged<4>(value));
+  value = larger(value, exchanged<2>(value));
+  return std::max(value[0], value[1]);
 }
 
 // 2 to the power of x, to 3 parts in a million; nothing below the smallest that a float can hold.
