@@ -68,7 +68,18 @@ class Hosts:
             if number == 0:
                 _ip("-n", name, "link", "add", DEVICE, "type", "bridge")
             else:
-                ends = (f"port{number}", "netns", self.namespace(0), "type", "veth", "peer", "name", DEVICE, "netns", name)
+                ends = (
+                    f"port{number}",
+                    "netns",
+                    self.namespace(0),
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    DEVICE,
+                    "netns",
+                    name,
+                )
                 _ip("link", "add", *ends)
                 _ip("-n", self.namespace(0), "link", "set", f"port{number}", "master", DEVICE, "up")
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
@@ -97,18 +108,10 @@ class Hosts:
 
     def torchrun(self, ranks_each: int, *flags: str) -> list[subprocess.Popen]:
         """An agent on each host."""
-        return [self.agent(number, ranks_each, *flags) for number in range(len(self.addresses))]
-
-    def agent(self, number: int, ranks_each: int, *flags: str, elastic: bool = False) -> subprocess.Popen:
-        """One of torchrun's agents; elastic ones are content with a host less, and start their ranks again."""
         count, first = len(self.addresses), self.addresses[0]
-        agent = [str(BIN / "torchrun"), f"--nproc-per-node={ranks_each}"]
-        if elastic:
-            agent += [f"--nnodes={count - 1}:{count}", "--rdzv-backend=c10d", f"--rdzv-endpoint={first}:29517"]
-            agent += ["--rdzv-conf=last_call_timeout=3", f"--local-addr={self.addresses[number]}", "--max-restarts=3"]
-        else:
-            agent += [f"--nnodes={count}", f"--node-rank={number}", f"--master-addr={first}", "--master-port=29517"]
-        return self.start(number, [*agent, LAUNCH, *flags])
+        agent = [str(BIN / "torchrun"), f"--nnodes={count}", f"--nproc-per-node={ranks_each}"]
+        agent += [f"--master-addr={first}", "--master-port=29517"]
+        return [self.start(number, [*agent, f"--node-rank={number}", LAUNCH, *flags]) for number in range(count)]
 
     def mpirun(self, ranks_each: int) -> list[str]:
         """The beginning of a command for the first host, which starts ranks on all."""

@@ -235,9 +235,7 @@ class Lifeline:
         elif isinstance(message, Signal) and message.signum in (signal.SIGINT, signal.SIGTERM):
             if peer == 0:  # its end follows
                 self._said_goodbye.add(peer)
-            threading.Thread(
-                target=self.on_signal, args=(self._faults.name(peer), message.signum), daemon=True
-            ).start()
+            threading.Thread(target=self.on_signal, args=(self._faults.name(peer), message.signum), daemon=True).start()
         elif isinstance(message, Failure):
             self._said_goodbye.add(peer)  # its failure is known: the closing of its connection is no news
             threading.Thread(target=self._on_failure, args=(message,), daemon=True).start()
@@ -255,7 +253,8 @@ class Lifeline:
             time.sleep(2 * self._heartbeat.interval + PRECEDENCE_SECONDS)
         names = " and ".join(map(self._faults.name, peers))
         states = "; ".join(self._last_words.get(peer, f"rank {peer}: nothing yet") for peer in peers)
-        is_cut_off = self._rank == 0 and any(peer not in self._faults.local_pids for peer in peers)
+        hosts = self._faults.hosts
+        is_cut_off = self._rank == 0 and any(hosts[peer : peer + 1] != hosts[:1] for peer in peers)
         text = (
             f"labinfer: error: no sign of life of {names} for {self._faults.timeout:g} s (--fault-timeout): stopped, or "
             f"the machine or its network is gone; last heard of {states}; ending all ranks"

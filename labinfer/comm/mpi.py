@@ -141,12 +141,6 @@ def forget_segments() -> None:
             os.unlink(path)
 
 
-def finalize() -> None:
-    """Leave MPI; other threads run meanwhile, which they would not where mpi4py does it at the very end of the process."""
-    if MPI.Is_initialized() and not MPI.Is_finalized():
-        ctypes.CDLL(MPI.__file__).MPI_Finalize()
-
-
 def _bytes(tensor: torch.Tensor):
     return tensor.reshape(-1).view(torch.uint8).numpy()
 

@@ -20,8 +20,8 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.config import ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError
+from labinfer.group.join_limit import time_limit_for_joining
 from labinfer.group.signals import die_with_parent
-from labinfer.group.time_limits import leave_at_exit, time_limit_for_joining
 from labinfer.spmd.addresses import addresses_towards, interfaces
 from labinfer.spmd.end_launcher import end_launcher
 from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface
@@ -137,8 +137,6 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own))
     with time_limit_for_joining(environment, runtime.timeout):
         comm = _join_transport(environment, parallel, progress, mine, own)
-    if environment.uses_mpi:  # before the lifeline is tied, so that it comes after its goodbye
-        leave_at_exit(environment, _finalize_mpi, runtime.fault_timeout)
     everyone = [
         msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
     ]
@@ -235,12 +233,6 @@ def _join_mpi(
     address = f"tcp://{f'[{host}]' if ':' in host else host}:{free_port()}"
     address = comm.all_gather_bytes(address.encode())[0].decode()
     return TorchCommunicator.join(progress, address, comm.rank, comm.size)
-
-
-def _finalize_mpi() -> None:
-    from labinfer.comm import mpi
-
-    mpi.finalize()
 
 
 def _tie_lifeline(comm: Communicator, everyone: list[RankInfo], progress: Progress, faults: FaultOptions) -> Lifeline:

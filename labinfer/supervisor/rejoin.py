@@ -80,7 +80,7 @@ class Rejoin:
         return [host for host in self._command.hosts if host not in answers]
 
     def _awaited(self, answers: dict[str, str]) -> list[str]:
-        """Those of them that are waited for."""
+        """Hosts that do not answer and are waited for: those that were there until now."""
         return [host for host in self._away(answers) if host not in self._given_up]
 
     def _wait_for_others(self, answers: dict[str, str], begin: float) -> dict[str, str]:
@@ -106,7 +106,9 @@ class Rejoin:
     def _go_on_without(self, answers: dict[str, str]) -> list[str]:
         names = " and ".join(self._given_up)
         if not self._nodes:
-            raise UserError(f"no answer from {names}, and the ranks have never met; see that the launcher can start there")
+            raise UserError(
+                f"no answer from {names}, and the ranks have never met; see that the launcher can start there"
+            )
         left = [rank for rank, node in enumerate(self._nodes) if node in answers.values()]
         try:
             flags = smaller_layout(self._options, self._nodes, left)

@@ -44,7 +44,7 @@ def _start(command: list[str]) -> subprocess.Popen:
 
 
 def _end(process: subprocess.Popen) -> str:
-    """What a process has said; one that still runs is killed, with what it has started."""
+    """Output of a process so far; one that still runs is killed, with what it has started."""
     with process.stdout as stdout:
         said = (stdout.read() or b"").decode(errors="replace")
     if process.poll() is None:

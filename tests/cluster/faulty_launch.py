@@ -1,5 +1,5 @@
 """``launch.py`` with a fault in it: ``FAULT_RANK`` raises, hangs or is killed when it comes to step ``FAULT_STEP``; or it does not
-get on while it loads (``FAULT=load``), or stops after its goodbye (``FAULT=leave``).
+get on while it loads (``FAULT=load``).
 
 The time of the fault, in seconds since 1970, goes to the file ``FAULT_TIME``, if there is one.
 """
@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from labinfer.cli import main
-from labinfer.comm.lifeline import Lifeline
 from labinfer.commands import generate
 from labinfer.spmd.environment import detect
 from labinfer.worker.worker import Worker
@@ -29,14 +28,6 @@ def note_time():
 def hang(session):
     note_time()
     time.sleep(3600)
-
-
-def stop_after(close):
-    def wrapped(self):
-        close(self)
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    return wrapped
 
 
 def faulty(progress):
@@ -58,6 +49,4 @@ if __name__ == "__main__":
         Worker.progress = faulty(Worker.progress)
         if KIND == "load":
             generate.load = hang
-        if KIND == "leave":
-            Lifeline.close = stop_after(Lifeline.close)
     raise SystemExit(main())

@@ -7,10 +7,9 @@ import signal
 import time
 
 import pytest
-from launchers import LAUNCH, command, descendants, finish, matrix, run, start
+from launchers import LAUNCH, command, descendants, finish, matrix, start
 from serving import is_running, rank_number, serving, wait_for
 
-FAULTY = "tests/cluster/faulty_launch.py"
 TIMEOUT = 4.0
 FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
 END_SECONDS = 6.0
@@ -63,13 +62,6 @@ def test_gateway_of_a_supervisor_that_does_not_get_on_is_replaced(signum, tmp_pa
         wait_for(lambda: server.text.count("serving ") == 2, 60)
         wait_for(lambda: server.complete().status == 200, 10)
         assert "(restart 2)" not in server.text
-
-
-def test_rank_that_stops_after_its_goodbye_is_not_waited_for_without_a_limit(model):
-    env = {"FAULT": "leave", "FAULT_RANK": "1"}
-    done = run("mpirun", 2, FAULTY, "--model", model, "--prompt", "x", "-pp", "2", "--fault-timeout", "2", **env)
-    assert done.returncode != 0
-    assert "waited 2 s (--fault-timeout) for the other 1 ranks to leave; stopped: process" in done.our_errors[0]
 
 
 @pytest.mark.slow

@@ -50,37 +50,6 @@ class Peak:
         return self.most - self.begin
 
 
-def hard_form(number: int) -> dict:
-    """Every second one is refused after a second of trying; the others pass, and rank 0 compiles them, too."""
-    if number % 2:
-        return {"json": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 9_000 + number, "maxItems": 10_000}}
-    return {"json": {"allOf": [{"type": "string", "pattern": f"a{{{n},{900 + number}}}.*b"} for n in range(1, 40)]}}
-
-
-@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_known_form_does_not_wait_for_another_callers_hard_ones(count):
-    """They come all at once; most are refused as too many of their caller, and come again until all have been tried."""
-    known = {"structured_outputs": {"regex": "[a-z]{3,9}"}, "max_tokens": 8}
-
-    def insist(number: int) -> int:
-        while (status := server.complete("one", structured_outputs=hard_form(number), max_tokens=4).status) == 429:
-            time.sleep(0.2)
-        return status
-
-    flags = ("--api-key", "one", "--api-key", "two", "--dtype", "float32", "--num-kv-blocks", "64", "--no-autotune")
-    with serving(*flags) as server, ThreadPoolExecutor(count) as pool:
-        assert server.complete("two", **known).status == 200
-        replies, waits = [pool.submit(insist, number) for number in range(count)], []
-        while not all(reply.done() for reply in replies):
-            begin = time.monotonic()
-            assert server.complete("two", **known).status == 200
-            waits.append(time.monotonic() - begin)
-        statuses = [reply.result() for reply in replies]
-        print(f"{len(waits)} answers, the slowest after {max(waits):.2f} s, others {sorted(waits)[len(waits) // 2]:.3f} s")
-        assert {200, 400} == set(statuses), statuses
-        assert max(waits) < 1.0
-
-
 @pytest.fixture(scope="module")
 def server():
     with serving("--dtype", "float32", "--num-kv-blocks", "64") as server:

@@ -43,7 +43,8 @@ def test_host_file_is_written_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "launcher", ["mpirun -n 3", "torchrun --nnodes 3", "srun -w a,b", "mpirun -hosts a,b -n 1 x : -n 1", "mpirun -f /none"]
+    "launcher",
+    ["mpirun -n 3", "torchrun --nnodes 3", "srun -w a,b", "mpirun -hosts a,b -n 1 x : -n 1", "mpirun -f /none"],
 )
 def test_launcher_whose_hosts_are_not_known_has_none(launcher, tmp_path):
     assert read(launcher, tmp_path).hosts == ()
