@@ -11,13 +11,14 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from labinfer.errors import is_failure
 from labinfer.gateway.access import Denied
-from labinfer.gateway.call import JSON, Call
+from labinfer.gateway.call import ID_HEADER, JSON, WARNING_HEADER, Call
 from labinfer.gateway.cluster_answers import Cluster, StatsEvent, TraceEvent, TraceFile
 from labinfer.gateway.host_check import AllowedHosts, HostCheck
 from labinfer.gateway.limits import LimitReached, ServerFull
@@ -30,6 +31,7 @@ from labinfer.gateway.routes import (
     health,
     models,
     pages,
+    pooling,
     requests,
     tokenization,
 )
@@ -40,6 +42,7 @@ from labinfer.openai.chat import ChatCompletion, ChatCompletionChunk
 from labinfer.openai.completions import TextCompletion, TextCompletionChunk
 from labinfer.openai.embeddings import EmbeddingList
 from labinfer.openai.models import ModelEntry, ModelList
+from labinfer.openai.scores import PooledList, Ranking, ScoreList
 from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 
 logger = logging.getLogger(__name__)
@@ -92,6 +95,35 @@ API = (
         summary="Texts as vectors.",
         body=EmbeddingBody,
         answer=EmbeddingList,
+        errors=GENERATING,
+    ),
+    Endpoint(
+        method="POST",
+        path="/pooling",
+        handler=pooling.pool,
+        summary="Texts as vectors, with vLLM's fields.",
+        body=EmbeddingBody,
+        answer=PooledList,
+        errors=GENERATING,
+    ),
+    Endpoint(
+        method="POST",
+        path="/score",
+        aliases=("/v1/score",),
+        handler=pooling.score,
+        summary="How alike pairs of texts are: the cosine of their vectors.",
+        body=pooling.ScoreBody,
+        answer=ScoreList,
+        errors=GENERATING,
+    ),
+    Endpoint(
+        method="POST",
+        path="/rerank",
+        aliases=("/v1/rerank", "/v2/rerank"),
+        handler=pooling.rerank,
+        summary="Documents in the order of their likeness to a query.",
+        body=pooling.RerankBody,
+        answer=Ranking,
         errors=GENERATING,
     ),
     Endpoint(
@@ -186,6 +218,26 @@ API = (
         answer=health.Readiness,
         errors=(*ANYWHERE, 503),
     ),
+    *(
+        Endpoint(
+            method=method,
+            path="/ping",
+            handler=health.ping,
+            needs_key=False,
+            logged=False,
+            summary="The server is alive, as SageMaker asks.",
+            answer=health.Pong,
+        )
+        for method in ("GET", "POST")
+    ),
+    Endpoint(
+        method="GET",
+        path="/load",
+        handler=health.load,
+        logged=False,
+        summary="Requests that are open.",
+        answer=health.ServerLoad,
+    ),
     Endpoint(
         method="GET",
         path="/version",
@@ -199,6 +251,7 @@ API = (
         method="GET",
         path="/metrics",
         handler=health.metrics,
+        opened_by="metrics_open",
         logged=False,
         summary="Metrics for Prometheus.",
         answer=str,
@@ -225,7 +278,11 @@ PAGES = (
 
 def make_app(service: Service) -> Starlette:
     """The application over one service."""
-    routes = [Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method]) for endpoint in (*API, *PAGES)]
+    routes = [
+        Route(path, _guard(service, endpoint), methods=[endpoint.method])
+        for endpoint in (*API, *PAGES)
+        for path in (endpoint.path, *endpoint.aliases)
+    ]
 
     async def on_http_exception(http: Request, error: Exception) -> Response:
         call = Call(service, http, NO_ROUTE)
@@ -234,21 +291,31 @@ def make_app(service: Service) -> Starlette:
     def refuse(http: Request, error: ApiError) -> Response:
         return _answer_error(Call(service, http, NO_ROUTE), error, logged=True)
 
-    hosts = AllowedHosts(service.options.allowed_hosts, service.options.host)
-    app = Starlette(
-        routes=routes,
-        exception_handlers={HTTPException: on_http_exception},
-        middleware=[Middleware(HostCheck, hosts=hosts, refuse=refuse)],
-    )
+    options = service.options
+    hosts = AllowedHosts(options.allowed_hosts, options.host, options.allowed_origins)
+    middleware = [Middleware(HostCheck, hosts=hosts, refuse=refuse)]
+    if options.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=[origin.lower() for origin in options.allowed_origins],
+                allow_methods=sorted({endpoint.method for endpoint in API}),
+                allow_headers=("*",),
+                expose_headers=(ID_HEADER, WARNING_HEADER, "retry-after"),
+            )
+        )
+    app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     return app
 
 
 def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    needs_key = endpoint.needs_key and not (endpoint.opened_by and getattr(service.options, endpoint.opened_by))
+
     async def run(http: Request) -> Response:
         call = Call(service, http, endpoint.path)
         try:
-            if endpoint.needs_key:
+            if needs_key:
                 call.caller = service.keys.authenticate(http.headers.get("authorization"))
             response = await endpoint.handler(call)
         except ApiError as error:

@@ -1,5 +1,6 @@
-"""``/openapi.json`` (OpenAPI 3.2, the first that describes streams), made of the structs that read requests and of those that
-answers are made of, so that what it says is what is checked, and what is sent.
+"""``/openapi.json`` (OpenAPI 3.1), made of the structs that read requests and of those that answers are made of, so that what
+it says is what is checked, and what is sent. Events of streams, which only OpenAPI 3.2 can describe, stand under
+``x-itemSchema`` as they would stand there under ``itemSchema``.
 
 Rules between fields, and how many tokens a text has, no JSON schema can say; all else that is refused, the document does
 not allow.
@@ -23,7 +24,7 @@ from labinfer.sampling_params import MAX_LOGPROBS
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
-STREAM = "text/event-stream"
+STREAM, ITEM_SCHEMA = "text/event-stream", "x-itemSchema"
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 ERRORS = {
     400: "A field is wrong; `param` names it.",
@@ -53,8 +54,12 @@ class Endpoint:
 
     method: str
     path: str
+    aliases: tuple[str, ...] = ()
+    """Further paths with the same answers, which the document leaves out."""
     handler: Handler
     needs_key: bool = True
+    opened_by: str = ""
+    """Name of the server's option that leaves the key away."""
     logged: bool = True
     """Whether each request is logged; what is asked every few seconds is not."""
     summary: str = ""
@@ -97,14 +102,15 @@ def describe_api(
         needs_key: whether only callers with an API key are answered.
     """
     endpoints, names = list(endpoints), list(model_names)
-    bodies = _body_schemas([endpoint.body for endpoint in endpoints if endpoint.body is not None], names, vocab_size)
+    read = dict.fromkeys(endpoint.body for endpoint in endpoints if endpoint.body is not None)
+    bodies = _body_schemas(list(read), names, vocab_size)
     answers = _answer_schemas({kind for endpoint in endpoints for kind in _answer_kinds(endpoint)})
     assert not bodies.keys() & answers.keys(), f"two structs are called {bodies.keys() & answers.keys()}"
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _describe(endpoint, names, needs_key)
     return {
-        "openapi": "3.2.0",
+        "openapi": "3.1.1",
         "info": {
             "title": "LABInfer",
             "version": labinfer.__version__,
@@ -156,11 +162,11 @@ def _body_schemas(
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
     """Add what a body's struct does not say of its fields."""
-    supported = getattr(body, "supported", ())
+    neutral = NEUTRAL_VALUES.keys() - body.supported if issubclass(body, OpenAIBody) else ()
     for name in properties:
         if "oneOf" in properties[name]:
             properties[name].pop("anyOf")  # the same with less detail
-        if name in NEUTRAL_VALUES and name not in supported:
+        if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     properties["model"] = {"enum": [*model_names, None], "default": None}
     if issubclass(body, OpenAIBody):
@@ -183,7 +189,7 @@ def _describe(endpoint: Endpoint, model_names: list[str], needs_key: bool) -> di
     if endpoint.answer is not None:
         content[endpoint.content_type] = {"schema": _schema(endpoint.answer)}
     if endpoint.events:
-        content[STREAM] = {"itemSchema": _event_schema(endpoint.events)}
+        content[STREAM] = {"schema": STRING, ITEM_SCHEMA: _event_schema(endpoint.events)}
     errors = endpoint.errors + ((401,) if endpoint.needs_key else ())
     described: dict[str, Any] = {
         "summary": endpoint.summary,

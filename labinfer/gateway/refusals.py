@@ -10,13 +10,11 @@ from labinfer.errors import PromptTooLong, UserError
 from labinfer.openai import api_errors
 from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 
-FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
-"""Place of the wrong field in msgspec's texts."""
-UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
-    "tokens"
+    "tokens",
+    "text_1",
 }
-"""Fields of all bodies; ``tokens`` is that of ``/detokenize``."""
+"""Fields of all bodies that errors begin with; the last two are those of ``/detokenize`` and ``/score``."""
 
 Result = TypeVar("Result")
 
@@ -27,13 +25,6 @@ def checked(make: Callable[[], Result]) -> Result:
         return make()
     except UserError as error:
         raise refused_field(error) from None
-
-
-def refused(error: Exception) -> api_errors.ApiError:
-    """The error of a wrong request, with its field where the text names one."""
-    text = str(error)
-    match = FIELD.search(text) or UNKNOWN_FIELD.search(text)
-    return api_errors.bad_request(text, match[1] if match else None)
 
 
 def refused_field(error: UserError) -> api_errors.ApiError:

@@ -88,7 +88,7 @@ class Service:
     ):
         self.options, self.model_names, self.engine = options, model_names, engine
         self.clock, self.wall_clock = clock, wall_clock
-        self.keys = ApiKeys.load(options.api_key, options.api_key_file)
+        self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local)
         self.limits = Limits(options, clock)
         self.body_memory = BodyMemory(options)
         self.metrics = Metrics(model_names, LONGEST, clock)

@@ -21,7 +21,7 @@ from labinfer.openai.answer import (
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
 from labinfer.text.reply_parts import Event, Reasoning, ToolCall, join_events
-from labinfer.text.thought_tokens import ThoughtTokens
+from labinfer.text.reply_reader import ReplyReader
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 
@@ -55,6 +55,8 @@ class ChatMessage(Answer):
     """The model's thoughts; not OpenAI's."""
     reasoning_content: str | UnsetType = UNSET
     """The same under its older name."""
+    function_call: FunctionCall | UnsetType = UNSET
+    """The call, for a request with ``functions``."""
 
 
 class SpelledLogprob(Answer):
@@ -117,6 +119,7 @@ class ChatDelta(Answer):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(Answer, kw_only=True):
@@ -141,16 +144,22 @@ class ChatCompletionChunk(Answer, kw_only=True):
     choices: list[ChatChunkChoice]
 
 
-FIRST_DELTA, LAST_DELTA = ChatDelta("assistant", ""), ChatDelta()
-"""First and last delta of every answer."""
+def first_delta(delta: ChatDelta) -> ChatDelta:
+    """``delta`` as the first one of an answer, which has the role, and content where it has nothing else."""
+    is_empty = delta == ChatDelta()
+    return msgspec.structs.replace(delta, role="assistant", content="" if is_empty else delta.content)
 
 
 def chat_messages(
     output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
 ) -> tuple[list[ChatMessage], Usage]:
     """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage."""
-    read = [_read_message(completion, output, tokenizer, tool_use) for completion in output.completions]
-    return [message for message, _ in read], total_usage([output], sum(count for _, count in read))
+    messages, num_reasoning_tokens = [], 0
+    for completion in output.completions:
+        reader = ReplyReader(tokenizer, output.prompt_token_ids, tool_use)
+        messages.append(_read_message(completion, reader))
+        num_reasoning_tokens += reader.num_reasoning_tokens(completion.token_ids)
+    return messages, total_usage([output], num_reasoning_tokens)
 
 
 def chat_choice(
@@ -158,8 +167,10 @@ def chat_choice(
 ) -> ChatChoice:
     """An answer of ``output``, as a choice with this message."""
     finish_reason = completion.finish_reason
-    if message.tool_calls is not UNSET:
-        finish_reason = called_reason(finish_reason)
+    if finish_reason == "stop" and message.tool_calls is not UNSET:
+        finish_reason = "tool_calls"
+    elif finish_reason == "stop" and message.function_call is not UNSET:
+        finish_reason = "function_call"
     return ChatChoice(
         index=completion.index,
         message=message,
@@ -171,35 +182,25 @@ def chat_choice(
     )
 
 
-def _read_message(
-    completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
-) -> tuple[ChatMessage, int]:
-    """The message of an answer, and how many of its tokens are thoughts."""
-    text, parser = completion.text, None
-    if text is not None and tokenizer is not None:
-        parser = tokenizer.reply_parser(output.prompt_token_ids, tool_use.offered, tool_use.is_parallel)
-    if parser is None:
-        return ChatMessage("assistant", text), 0
-    reply = join_events(parser.feed(text) + parser.finish())
+def _read_message(completion: Completion, reader: ReplyReader) -> ChatMessage:
+    if completion.text is None:
+        return ChatMessage("assistant", None)
+    reply = join_events(reader.read(completion.text, is_last=True))
     reasoning = reply.reasoning or UNSET
-    message = ChatMessage(
+    calls, has_functions = [tool_call(call) for call in reply.calls], reader.has_functions
+    return ChatMessage(
         role="assistant",
-        content=(reply.content or None) if reply.calls else reply.content,
-        tool_calls=[tool_call(call) for call in reply.calls] or UNSET,
+        content=(reply.content or None) if calls else reply.content,
+        tool_calls=UNSET if has_functions else calls or UNSET,
         reasoning=reasoning,
         reasoning_content=reasoning,
+        function_call=calls[0].function if calls and has_functions else UNSET,
     )
-    return message, ThoughtTokens(tokenizer).count(parser, completion.token_ids)
 
 
 def tool_call(call: ToolCall) -> ToolCallAnswer:
     """A whole call of an answer."""
     return ToolCallAnswer(call.id, "function", FunctionCall(call.name, call.arguments))
-
-
-def called_reason(finish_reason: str) -> str:
-    """Why an answer that calls tools has ended; one that was cut off has not come to its end."""
-    return "tool_calls" if finish_reason == "stop" else finish_reason
 
 
 def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> ChatLogprobs:
@@ -211,10 +212,16 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
     return ChatLogprobs(content)
 
 
-def reply_delta(event: Event, num_calls: int) -> ChatDelta:
-    """The delta for an event of a reply that has had so many calls before."""
+def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
+    """The delta for an event of a reply that has had so many calls before.
+
+    Args:
+        has_functions: whether its request has ``functions`` instead of ``tools``.
+    """
     if isinstance(event, ToolCall):
         function = FunctionCall(event.name, event.arguments)
+        if has_functions:
+            return ChatDelta(function_call=function)
         return ChatDelta(tool_calls=[ToolCallDelta(index=num_calls, id=event.id, function=function)])
     if isinstance(event, Reasoning):
         return ChatDelta(reasoning=event.text, reasoning_content=event.text)
