@@ -283,11 +283,11 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         signals,
         own,
         command,
+        launch=programs[0],
         again=again,
         server=server,
         model_names=list(models),
-        log_level=options.runtime.log_level,
-        fault_timeout=options.runtime.fault_timeout,
+        options=options,
     )
 
 

@@ -110,7 +110,6 @@ class Rank0Job:
     def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
         """Run, write the results as they come, and the figures at the end."""
         announce({self.session.options.model.model: self.llm})
-        self.session.tell_ready()
         output = self.files.output
         output.begin(model_fingerprint(self.llm.directory, self.session.options.model.tokenizer))
         if output.digests:

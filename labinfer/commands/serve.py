@@ -8,7 +8,7 @@ import logging
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
-from labinfer.errors import BrokenLink
+from labinfer.errors import BrokenLink, ExitStatus
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.options import ServerOptions
 from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
@@ -59,7 +59,6 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             announce(llms)
-            session.tell_ready()
             _announce_address(own, port, len(keys), list(llms))
             try:
                 host.run()
@@ -71,7 +70,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
         else:
             follow_host(list(llms.values()))
     llms.popitem()[1].close()
-    return 128 + session.signals.signum
+    return 128 + session.signals.signum if session.signals.signum else ExitStatus.OK
 
 
 def _end_with_stopped(gateway: GatewayProcess | SupervisorsGateway, group: RankGroup, seconds: float) -> None:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "flags": "supervisor gateway terminal bench config",
     "commands": "supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
     "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
-    "supervisor": "gateway host link spmd config clock",
+    "supervisor": "gateway host link spmd config heartbeat clock",
     "gateway": "link recommended_sampling openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
