@@ -21,7 +21,7 @@ class HostedModel:
 
     name: str
     llm: LLM
-    recommended: dict[str, float]
+    recommended: dict[str, int | float]
     """Sampling that the checkpoint recommends."""
     clock: Callable[[], float] = time.monotonic
     """Seconds that never go back."""

@@ -89,7 +89,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Format of chat replies; see ``choose_format``."""
     chat_template: str
     """File with another chat template than the checkpoint's; empty for none."""
-    recommended: dict[str, float]
+    recommended: dict[str, int | float]
     """Sampling that the checkpoint recommends."""
     vocab_size: int
     """Width of the logits."""
