@@ -108,7 +108,7 @@ def test_host_whose_cable_is_out_for_20_seconds_is_waited_for(hosts, model, tmp_
         kill_tree(process)
     assert done.returncode == 0, done.text
     assert "no sign of life of rank 2 on host-2 for 3 s" in done.our_errors[0]
-    assert "an answer from 10.99.7.3 after" in done.stderr and "going on without" not in done.stderr
+    assert "an answer from 10.99.7.3 after" in done.stderr and "going on without 10" not in done.stderr
     check_answers(tmp_path)
 
 
