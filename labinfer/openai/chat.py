@@ -21,7 +21,7 @@ from labinfer.openai.answer import (
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
 from labinfer.text.reply_parts import Event, Reasoning, ToolCall, join_events
-from labinfer.text.thought_tokens import ThoughtTokens
+from labinfer.text.reply_reader import ReplyReader
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 
@@ -149,8 +149,12 @@ def chat_messages(
     output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
 ) -> tuple[list[ChatMessage], Usage]:
     """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage."""
-    read = [_read_message(completion, output, tokenizer, tool_use) for completion in output.completions]
-    return [message for message, _ in read], total_usage([output], sum(count for _, count in read))
+    messages, num_reasoning_tokens = [], 0
+    for completion in output.completions:
+        reader = ReplyReader(tokenizer, output.prompt_token_ids, tool_use)
+        messages.append(_read_message(completion, reader))
+        num_reasoning_tokens += reader.num_reasoning_tokens(completion.token_ids)
+    return messages, total_usage([output], num_reasoning_tokens)
 
 
 def chat_choice(
@@ -159,7 +163,7 @@ def chat_choice(
     """An answer of ``output``, as a choice with this message."""
     finish_reason = completion.finish_reason
     if message.tool_calls is not UNSET:
-        finish_reason = called_reason(finish_reason)
+        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
     return ChatChoice(
         index=completion.index,
         message=message,
@@ -171,35 +175,23 @@ def chat_choice(
     )
 
 
-def _read_message(
-    completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
-) -> tuple[ChatMessage, int]:
-    """The message of an answer, and how many of its tokens are thoughts."""
-    text, parser = completion.text, None
-    if text is not None and tokenizer is not None:
-        parser = tokenizer.reply_parser(output.prompt_token_ids, tool_use.offered, tool_use.is_parallel)
-    if parser is None:
-        return ChatMessage("assistant", text), 0
-    reply = join_events(parser.feed(text) + parser.finish())
+def _read_message(completion: Completion, reader: ReplyReader) -> ChatMessage:
+    if completion.text is None:
+        return ChatMessage("assistant", None)
+    reply = join_events(reader.read(completion.text, is_last=True))
     reasoning = reply.reasoning or UNSET
-    message = ChatMessage(
+    return ChatMessage(
         role="assistant",
         content=(reply.content or None) if reply.calls else reply.content,
         tool_calls=[tool_call(call) for call in reply.calls] or UNSET,
         reasoning=reasoning,
         reasoning_content=reasoning,
     )
-    return message, ThoughtTokens(tokenizer).count(parser, completion.token_ids)
 
 
 def tool_call(call: ToolCall) -> ToolCallAnswer:
     """A whole call of an answer."""
     return ToolCallAnswer(call.id, "function", FunctionCall(call.name, call.arguments))
-
-
-def called_reason(finish_reason: str) -> str:
-    """Why an answer that calls tools has ended; one that was cut off has not come to its end."""
-    return "tool_calls" if finish_reason == "stop" else finish_reason
 
 
 def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> ChatLogprobs:

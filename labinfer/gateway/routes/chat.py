@@ -24,7 +24,6 @@ from labinfer.openai.chat import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
-    called_reason,
     chat_choice,
     chat_logprobs,
     chat_messages,
@@ -32,9 +31,8 @@ from labinfer.openai.chat import (
 )
 from labinfer.outputs import Delta
 from labinfer.protocol import ChatBody, ParsedBody, read_chat
-from labinfer.text.reply_parser import ReplyParser
-from labinfer.text.reply_parts import Content, ToolCall
-from labinfer.text.thought_tokens import ThoughtTokens
+from labinfer.text.reply_parts import ToolCall
+from labinfer.text.reply_reader import ReplyReader
 
 
 async def answer(call: Call) -> Response | EventStream:
@@ -70,17 +68,9 @@ class ChatStream:
 
     def __init__(self, id: str, created: int, model: Model, parsed: ParsedBody, active: ActiveCall):
         self._id, self._created, self._model, self._parsed, self._active = id, created, model, parsed, active
-        self._parsers = [self._make_parser() for _ in range(parsed.sampling.n)]
-        self._thought_tokens = [ThoughtTokens(model.reader.tokenizer) for _ in range(parsed.sampling.n)]
-        self._num_calls = [0] * parsed.sampling.n
+        prompt, tokenizer = active.opened[0].request.prompt_token_ids, model.reader.tokenizer
+        self._readers = [ReplyReader(tokenizer, prompt, parsed.tool_use) for _ in range(parsed.sampling.n)]
         self._begun: set[int] = set()  # answers that have a chunk of what the model says
-
-    def _make_parser(self) -> ReplyParser | None:
-        tokenizer, tool_use = self._model.reader.tokenizer, self._parsed.tool_use
-        if tokenizer is None:
-            return None
-        prompt = self._active.opened[0].request.prompt_token_ids
-        return tokenizer.reply_parser(prompt, tool_use.offered, tool_use.is_parallel)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Every chunk, encoded."""
@@ -94,23 +84,18 @@ class ChatStream:
             if logprobs is not None:  # the text of these tokens is still held back
                 yield self._chunk(delta.index, ChatDelta(content=""), logprobs)
             if delta.finish_reason is not None:
-                has_called = self._num_calls[delta.index] > 0
-                reason = called_reason(delta.finish_reason) if has_called else delta.finish_reason
+                reason = self._readers[delta.index].finish_reason(delta.finish_reason)
                 yield self._chunk(delta.index, LAST_DELTA, None, reason, delta.stop_reason)
         if self._parsed.include_usage:
             yield self._send([], is_last=True)
 
     def _parts(self, delta: Delta) -> list[ChatDelta]:
         """The message's fields that grow, in order."""
-        text, parser = delta.text or "", self._parsers[delta.index]
-        if parser is None:
-            return [reply_delta(Content(text), 0)] if text else []
-        events, deltas = parser.feed(text), []
-        if delta.finish_reason is not None:
-            events += parser.finish()
-        for part in events:
-            deltas.append(reply_delta(part, self._num_calls[delta.index]))
-            self._num_calls[delta.index] += isinstance(part, ToolCall)
+        reader = self._readers[delta.index]
+        num_calls, deltas = reader.num_calls, []
+        for part in reader.read(delta.text or "", is_last=delta.finish_reason is not None):
+            deltas.append(reply_delta(part, num_calls))
+            num_calls += isinstance(part, ToolCall)
         return deltas
 
     def _chunk(
@@ -145,6 +130,5 @@ class ChatStream:
         return event(chunk)
 
     def _num_reasoning_tokens(self) -> int:
-        (opened,) = self._active.opened
-        answers = zip(self._thought_tokens, self._parsers, opened.answers, strict=True)
-        return sum(tokens.count(parser, answer.token_ids) for tokens, parser, answer in answers if parser is not None)
+        answers = zip(self._readers, self._active.opened[0].answers, strict=True)
+        return sum(reader.num_reasoning_tokens(answer.token_ids) for reader, answer in answers)

@@ -1,0 +1,44 @@
+"""ReplyReader: one answer of a conversation as thoughts, calls and content while it grows, whatever API it is told in."""
+
+from __future__ import annotations
+
+from labinfer.text.reply_parts import Content, Event, ToolCall
+from labinfer.text.thought_tokens import ThoughtTokens
+from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tools import ToolUse
+
+
+class ReplyReader:
+    """Reads the text of one answer.
+
+    Args:
+        tokenizer: None where the checkpoint has none; there is no text then.
+        prompt_token_ids: those of the conversation.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt_token_ids: list[int], tool_use: ToolUse):
+        self._parser = None
+        if tokenizer is not None:
+            self._parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered, tool_use.is_parallel)
+            self._thought_tokens = ThoughtTokens(tokenizer)
+        self.num_calls = 0
+        """Calls so far."""
+
+    def read(self, text: str, is_last: bool) -> list[Event]:
+        """Take a piece of the answer. Returns the events that it makes certain, all that were open with the last piece."""
+        if self._parser is None:
+            return [Content(text)] if text else []
+        events = self._parser.feed(text)
+        if is_last:
+            events += self._parser.finish()
+        self.num_calls += sum(isinstance(event, ToolCall) for event in events)
+        return events
+
+    def finish_reason(self, reason: str) -> str:
+        """Why the answer has ended, by the engine's ``reason``: one that calls tools has not stopped; one that was cut off
+        has not come to its end."""
+        return "tool_calls" if self.num_calls and reason == "stop" else reason
+
+    def num_reasoning_tokens(self, token_ids: list[int]) -> int:
+        """Tokens of thoughts among those of the text so far, their marks included."""
+        return 0 if self._parser is None else self._thought_tokens.count(self._parser, token_ids)
