@@ -6,17 +6,19 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from labinfer.anthropic.message_body import MessageBody
 from labinfer.errors import PromptTooLong, UserError
 from labinfer.openai import api_errors
+from labinfer.openai.files import BatchBody
+from labinfer.openai.response_body import ResponseBody
 from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
 """Place of the wrong field in msgspec's texts."""
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
-FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
-    "tokens"
-}
-"""Fields of all bodies; ``tokens`` is that of ``/detokenize``."""
+BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody)
+FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "limit", "order"}
+"""Fields of all bodies, ``tokens`` of ``/detokenize``, and parameters of lists."""
 
 Result = TypeVar("Result")
 

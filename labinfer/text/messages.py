@@ -12,6 +12,9 @@ from labinfer.text.tools import PastCall
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 """Roles of messages; OpenAI's deprecated ``function`` goes with ``functions``, which are not offered."""
 
+PARAGRAPHS = "\n\n"
+"""Joins texts that come apart in a request, and stand in one message of a chat template."""
+
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     """A part of a message that is text."""

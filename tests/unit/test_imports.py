@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "commands": "supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
     "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
     "supervisor": "gateway host link spmd config clock",
-    "gateway": "link recommended_sampling openai input_processor outputs pooling group engine "
+    "gateway": "link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "host": "link llm recommended_sampling engine comm heartbeat rank_stats",
     "link": "engine rank_stats",
@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "prompts text observe plan weights spmd config sampling_params rank_stats clock",
     "jsonl": "protocol prompts text sampling_params",
     "recommended_sampling": "weights sampling_params",
-    "openai": "outputs pooling text plan",
+    "anthropic": "openai protocol prompts text sampling_params structured_outputs",
+    "openai": "outputs pooling protocol prompts text plan sampling_params structured_outputs",
     "input_processor": "engine prompts text sampling_params structured_outputs",
     "outputs": "pooling engine text plan",
     "pooling": "",
