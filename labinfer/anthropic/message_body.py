@@ -12,8 +12,18 @@ from labinfer.protocol import JSON_TYPES, ParsedBody
 from labinfer.sampling_params import SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.messages import PARAGRAPHS, Message
-from labinfer.text.tools import CalledFunction, Function, FunctionName, NamedFunction, NamedTool, PastCall, Tool, ToolUse
+from labinfer.text.tools import (
+    CalledFunction,
+    Function,
+    FunctionName,
+    NamedFunction,
+    NamedTool,
+    PastCall,
+    Tool,
+    ToolUse,
+)
 
+Temperature, TopP, TopK, Stop = (JSON_TYPES[name] for name in ("temperature", "top_p", "top_k", "stop"))
 BLOCK_FIELDS = {
     "text": ("text",),
     "thinking": ("thinking",),
@@ -82,7 +92,9 @@ class MessageTool(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type not in (None, "custom"):
-            raise UserError(f"tools of the type {self.type!r:.60} are not offered: nothing runs here; describe your own")
+            raise UserError(
+                f"tools of the type {self.type!r:.60} are not offered: nothing runs here; describe your own"
+            )
 
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
@@ -189,10 +201,10 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     """The fields of ``POST /v1/messages``. The last group changes nothing here."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    temperature: JSON_TYPES["temperature"] = None
-    top_p: JSON_TYPES["top_p"] = None
-    top_k: JSON_TYPES["top_k"] = None
-    stop_sequences: JSON_TYPES["stop"] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    stop_sequences: Stop = None
     stream: bool | None = None
 
     metadata: MessageMetadata | None = None

@@ -9,7 +9,7 @@ from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.gateway.call import Call
 from labinfer.gateway.call_requests import CallRequests
-from labinfer.gateway.event_stream import EventStream, StreamForm
+from labinfer.gateway.event_stream import OPENAI_FORM, EventStream, StreamForm
 from labinfer.gateway.limits import RETRY_SECONDS, Lease
 from labinfer.gateway.refusals import refused_field
 from labinfer.gateway.service import Model
@@ -91,7 +91,7 @@ class ActiveCall:
         finally:
             self.close()
 
-    def stream(self, events: AsyncIterator[bytes], form: StreamForm = StreamForm()) -> EventStream:
+    def stream(self, events: AsyncIterator[bytes], form: StreamForm = OPENAI_FORM) -> EventStream:
         """The response that sends these events, which are made of ``deltas``."""
 
         def end() -> None:

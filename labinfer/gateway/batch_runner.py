@@ -209,9 +209,7 @@ class BatchRunner:
     def _output(self, batch: Batch, input: Path) -> JobOutput:
         return JobOutput(JobOptions(input=str(input), output=str(self._store.answers(batch)), resume=True), {}, {})
 
-    async def _answer_line(
-        self, owner: str, batch: Batch, number: int, line: bytes, *, output: JobOutput
-    ) -> None:
+    async def _answer_line(self, owner: str, batch: Batch, number: int, line: bytes, *, output: JobOutput) -> None:
         parsed = msgspec.json.decode(line, type=BatchLine)
         id = f"{batch.id}-{number}"
         status, body = await self._ask(owner, batch.endpoint, id, bytes(parsed.body))
@@ -338,9 +336,7 @@ def _check_line(number: int, line: bytes | LongLine, endpoint: str, ids: dict[st
         return LineFailure(number, "mismatched_url", f"url {parsed.url!r:.60} is not the batch's endpoint", "url")
     if ids.setdefault(parsed.custom_id, number) != number:
         first = ids[parsed.custom_id]
-        return LineFailure(
-            number, "duplicate_custom_id", f"custom_id is that of line {first} already", "custom_id"
-        )
+        return LineFailure(number, "duplicate_custom_id", f"custom_id is that of line {first} already", "custom_id")
     if streams:
         return LineFailure(number, "invalid_request", "stream=True is not offered in a batch", "body.stream")
     return None

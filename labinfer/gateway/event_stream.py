@@ -51,6 +51,9 @@ class StreamForm:
     error: Callable[[ApiError], bytes] = error_event
 
 
+OPENAI_FORM = StreamForm()
+
+
 class EventStream:
     """An ASGI response that sends events as they come, then the end.
 
@@ -69,7 +72,7 @@ class EventStream:
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        form: StreamForm = StreamForm(),
+        form: StreamForm = OPENAI_FORM,
     ):
         self._form = form
         self._events, self._on_disconnect, self._on_end, self._clock = events, on_disconnect, on_end, clock

@@ -75,7 +75,9 @@ class FileStore:
             for path in sorted((self._folder / "batches").glob("*.json")):
                 self._batches[path.stem] = _load(path, StoredBatch)
         except BlockingIOError:
-            raise UserError(f"--files-dir {self._folder}: another server uses it; give each a folder of its own") from None
+            raise UserError(
+                f"--files-dir {self._folder}: another server uses it; give each a folder of its own"
+            ) from None
         except OSError as error:
             raise UserError(f"--files-dir {self._folder} cannot be used: {error.strerror}") from None
 

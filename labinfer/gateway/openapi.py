@@ -207,9 +207,7 @@ def _describe(endpoint: Endpoint, model_names: list[str], needs_key: bool) -> di
         "summary": endpoint.summary,
         "operationId": _operation_id(endpoint),
         "responses": {"200": {"description": "Done.", "headers": _headers(200), "content": content}}
-        | {
-            str(status): _reference("responses", endpoint.error_form.name + str(status)) for status in sorted(errors)
-        },
+        | {str(status): _reference("responses", endpoint.error_form.name + str(status)) for status in sorted(errors)},
     }
     model = {"enum": model_names}
     parameters = [

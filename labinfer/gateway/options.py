@@ -84,7 +84,10 @@ class ServerOptions:
     )
     max_file_size: int = option(200, "MiB of one of these files at most", metavar="MIB", least=1)
     max_files_size: int = option(
-        10240, "MiB of all of them, and one caller's half of it; results of batches are always kept", metavar="MIB", least=1
+        10240,
+        "MiB of all of them, and one caller's half of it; results of batches are always kept",
+        metavar="MIB",
+        least=1,
     )
     max_batch_requests: int = option(16, "requests of all batches that are open at once", metavar="N", least=1)
     drain_timeout: float = option(

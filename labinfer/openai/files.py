@@ -93,9 +93,9 @@ class Batch(Answer, kw_only=True):
     endpoint: str
     input_file_id: str
     completion_window: str = BATCH_WINDOW
-    status: Literal[
-        "validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"
-    ] = "validating"
+    status: Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"] = (
+        "validating"
+    )
     errors: BatchErrors | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None

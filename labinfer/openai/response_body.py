@@ -16,12 +16,30 @@ from labinfer.text.tools import Function, FunctionName, NamedFunction, NamedTool
 
 LOGPROBS = "message.output_text.logprobs"
 """Name of log-probabilities in ``include``."""
-SAMPLING = (
-    "temperature top_p top_k min_p typical_p repetition_penalty presence_penalty frequency_penalty logit_bias bad_words "
-    "allowed_token_ids logits_processors seed stop stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
-    "structured_outputs"
-).split()
+SAMPLING = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "structured_outputs",
+]
 """Fields of ``SamplingParams`` that a response may have under their own names."""
+
+
 class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A function that the model may call; other keys are dropped."""
 
@@ -142,6 +160,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return ToolUse(tools=tools, tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls)
 
 
+MaxTokens = JSON_TYPES["max_tokens"]
 _HINTS = get_type_hints(SamplingParams)
 SampledBody = msgspec.defstruct(
     "SampledBody",
@@ -156,7 +175,7 @@ SampledBody = msgspec.defstruct(
 class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
     """The fields of ``POST /v1/responses``. The last group changes nothing here."""
 
-    max_output_tokens: JSON_TYPES["max_tokens"] = None
+    max_output_tokens: MaxTokens = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: list[str] | None = None
     """``message.output_text.logprobs``; nothing else that it may name is ever there."""

@@ -240,9 +240,7 @@ class ResponseWriter:
         self._id = new_id("reasoning" if self._is_thought else "message")
         index, item = len(self._output), self._item("in_progress", [])
         yield OutputItemAdded(sequence_number=self._next(), output_index=index, item=item)
-        yield ContentPartAdded(
-            sequence_number=self._next(), item_id=self._id, output_index=index, part=self._part()
-        )
+        yield ContentPartAdded(sequence_number=self._next(), item_id=self._id, output_index=index, part=self._part())
 
     def _close(self, status: ItemStatus) -> Iterator[StreamEvent]:
         """End the message or thought that is open, if one is."""

@@ -192,9 +192,7 @@ class TestBatches:
             lambda: other.files.delete(batch.input_file_id),
             lambda: other.batches.retrieve(batch.id),
             lambda: other.batches.cancel(batch.id),
-            lambda: other.batches.create(
-                input_file_id=batch.input_file_id, endpoint=CHAT_URL, completion_window="24h"
-            ),
+            lambda: other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT_URL, completion_window="24h"),
         ):
             with pytest.raises(openai.NotFoundError):
                 refused()
@@ -219,7 +217,12 @@ def test_batch_goes_on_when_the_server_was_killed(tmp_path):
 
 
 def test_server_without_a_folder_says_so(tmp_path):
-    with serving("--num-kv-blocks", "64") as server:
-        for method, path in (("GET", "/v1/files"), ("GET", "/v1/batches"), ("DELETE", "/v1/files/x"), ("POST", "/v1/files")):
+    with serving("--num-kv-blocks", "512") as server:
+        for method, path in (
+            ("GET", "/v1/files"),
+            ("GET", "/v1/batches"),
+            ("DELETE", "/v1/files/x"),
+            ("POST", "/v1/files"),
+        ):
             reply = server.ask(method, path)
             assert (reply.status, reply.error["code"]) == (404, "files_not_offered")

@@ -41,7 +41,12 @@ SEEDS = [
     request("DELETE", "/v1/files/file-x"),
     request("POST", "/v1/messages", b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}', JSON),
     request("POST", "/v1/files", FILE, "Content-Type: multipart/form-data; boundary=b"),
-    request("POST", "/v1/batches", b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h"}', JSON),
+    request(
+        "POST",
+        "/v1/batches",
+        b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h"}',
+        JSON,
+    ),
     request("POST", "/tokenize", b'{"prompt": "a b"}', JSON, "Expect: 100-continue"),
     request("POST", "/v1/requests/x/cancel", b"", "Origin: http://evil.example"),
     b'POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\n{"pro\r\n0\r\nx: y\r\n\r\n',

@@ -61,7 +61,10 @@ def stream(server: Server, **fields) -> list[dict[str, Any]]:
 def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that events make up, by the rules of Anthropic's clients."""
     assert events[0]["type"] == "message_start"
-    message, texts = events[0]["message"], {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+    message, texts = (
+        events[0]["message"],
+        {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"},
+    )
     pieces, is_open = "", False
     for event in events[1:]:
         if event["type"] == "content_block_start":
@@ -135,7 +138,12 @@ class TestAnswers:
         assert without_ids(joined(stream(server, **fields))) == without_ids(whole)
 
     def test_form_of_the_answer(self, ask):
-        schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+        schema = {
+            "type": "object",
+            "properties": {"a": {"enum": [1]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
         for fields in (
             {"output_config": {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}},
             {"output_format": {"type": "json_schema", "schema": schema}},
@@ -150,7 +158,10 @@ class TestThoughts:
 
     def test_thoughts_that_come_back_are_read(self, ask):
         thought = {"type": "thinking", "thinking": "Hm.", "signature": SIGNATURE}
-        past = {"role": "assistant", "content": [thought, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "42"}]}
+        past = {
+            "role": "assistant",
+            "content": [thought, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "42"}],
+        }
         assert ask(QUESTION, past, QUESTION)["content"]
 
 

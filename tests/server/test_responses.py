@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pydantic
@@ -28,8 +28,8 @@ KEYS = ("key-of-the-first", "key-of-the-second")
 
 
 class Person(pydantic.BaseModel):
-    name: str
-    age: int
+    name: Literal["Ada", "Bob"]
+    age: Literal[1, 2]
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,18 @@ known_few, known_many = make_schema(OPENAI_KNOWN, 12, coverage="positive"), make
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    args = ("--files-dir", str(tmp_path_factory.mktemp("files")), "--dtype", "float32", "--num-kv-blocks", "512", "--max-model-len", "64", "--request-timeout", "60")
+    args = (
+        "--files-dir",
+        str(tmp_path_factory.mktemp("files")),
+        "--dtype",
+        "float32",
+        "--num-kv-blocks",
+        "512",
+        "--max-model-len",
+        "64",
+        "--request-timeout",
+        "60",
+    )
     with serving(*args) as server:
         yield server
         server.wait_idle()

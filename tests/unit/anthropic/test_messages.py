@@ -38,7 +38,12 @@ def test_turns_become_messages_of_a_chat():
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "d"}], "is_error": True},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": "d"}],
+                    "is_error": True,
+                },
                 {"type": "tool_result", "tool_use_id": "c2"},
                 {"type": "text", "text": "e"},
             ],
@@ -66,9 +71,9 @@ def test_turns_become_messages_of_a_chat():
 
 
 def test_fields_become_sampling():
-    parsed = body(
-        {"role": "user", "content": "a"}, temperature=0.5, top_k=3, stop_sequences=["x"], tools=[]
-    ).parse(SamplingParams(top_p=0.9))
+    parsed = body({"role": "user", "content": "a"}, temperature=0.5, top_k=3, stop_sequences=["x"], tools=[]).parse(
+        SamplingParams(top_p=0.9)
+    )
     sampling = parsed.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (5, 0.5, 3, 0.9)
     assert sampling.stop == ("x",)

@@ -20,7 +20,7 @@ BODY = (
 
 
 def read(pieces) -> tuple[list[tuple[str, str | None, bytes]], bool]:
-    reader, parts, data = MultipartReader(TYPE), [], b""
+    reader, parts = MultipartReader(TYPE), []
     for piece in pieces:
         for event in reader.feed(piece):
             if isinstance(event, PartBegin):
