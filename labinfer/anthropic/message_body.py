@@ -127,9 +127,10 @@ class Thinking(msgspec.Struct, kw_only=True):
     """Thoughts are told in full, or left out."""
 
 
-class JsonFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+class JsonFormat(msgspec.Struct):
     """JSON by a schema."""
 
+    type: Literal["json_schema"]
     schema: dict[str, Any]
 
 

@@ -101,12 +101,8 @@ def _answer_error(call: Call, error: ApiError, logged: bool) -> HttpResponse:
 def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
     path = http.scope["path"]  # a URL is made with the header Host, which may be anything
     if error.status_code == 405:
-        allowed = [
-            method
-            for route in routes
-            if route.matches(http.scope)[0] is not Match.NONE
-            for method in sorted(route.methods or ())
-        ]
+        first = next(route.path for route in routes if route.matches(http.scope)[0] is not Match.NONE)
+        allowed = [method for route in routes if route.path == first for method in sorted(route.methods or ())]
         return api_errors.method_not_allowed(http.method, path, allowed)
     if error.status_code == 404:
         return api_errors.not_found_route(http.method, path)

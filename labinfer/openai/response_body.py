@@ -65,8 +65,15 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class NamedChoice(msgspec.Struct, tag_field="type", tag="function"):
-    """A function that must, or may, be called."""
+    """A function that must be called."""
 
+    name: str
+
+
+class AllowedTool(msgspec.Struct):
+    """A function that may be called."""
+
+    type: Literal["function"]
     name: str
 
 
@@ -74,7 +81,7 @@ class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     """Some of the tools, of which one may or must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedChoice]
+    tools: list[AllowedTool]
 
 
 class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True, forbid_unknown_fields=True):

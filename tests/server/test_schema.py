@@ -235,7 +235,7 @@ def test_keys_are_asked_for_where_they_are_needed():
     keyed = describe_api(API, ["demo"], VOCAB_SIZE, needs_key=True)
     for endpoint in API:
         path = re.sub(r":[a-z]+}", "}", endpoint.path)
-        wanted = [{"key": []}] if endpoint.needs_key else None
+        wanted = [{"key": []}, {"header": []}] if endpoint.needs_key else None
         assert keyed["paths"][path][endpoint.method.lower()].get("security") == wanted
         assert "security" not in DOCUMENT["paths"][path][endpoint.method.lower()]
         assert ("401" in DOCUMENT["paths"][path][endpoint.method.lower()]["responses"]) == endpoint.needs_key
