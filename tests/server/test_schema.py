@@ -25,8 +25,8 @@ VOCAB_SIZE = 3072
 MAX_PROMPTS, MAX_TOKENS = 2, 4
 CONFIG = {"seed": 1, "generation": {"deterministic": True, "database": "none", "no-shrink": True}}
 REASONS = (
-    "This model.s maximum context length is [0-9]+ tokens",
-    "the prompt has [0-9]+ tokens, but at most",
+    "(prompt is too long: )?This model.s maximum context length is [0-9]+ tokens",
+    "(prompt is too long: )?the prompt has [0-9]+ tokens, but at most",
     "(prompt|input) [0-9]+ is empty",
     "min_tokens [0-9]+ is more than max_tokens",
     "best_of [0-9]+ is less than n",
