@@ -62,10 +62,10 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
     _add_sizes(writer, config)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, bits in _read_tensors(checkpoint):
-        found = names.get_type_and_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
-        if not found:
+        match = names.get_type_and_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
+        if not match:
             raise Unavailable(f"tensor {name}; this converter does not know it")
-        kind, new_name = found
+        kind, new_name = match
         if kind is KIND.SSM_CONV1D:
             bits = bits.squeeze(1)
         bits = _tile_value_heads(kind, bits, config)
