@@ -24,6 +24,19 @@ class UserError(ValueError):
 class PromptTooLong(UserError):
     """A prompt that cannot fit in the model's context."""
 
+    @classmethod
+    def for_context(cls, num_tokens: int, problem: str) -> PromptTooLong:
+        """The error in OpenAI's sentence, by which clients know it.
+
+        Args:
+            num_tokens: size of the context.
+            problem: what is too long, in words.
+        """
+        return cls(
+            f"This model's maximum context length is {num_tokens} tokens. However, {problem}. "
+            "Please reduce the length of the prompt."
+        )
+
 
 class AgreedError(UserError):
     """A ``UserError`` that every rank of the group raises; only rank 0 prints it."""

@@ -19,8 +19,8 @@ from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tokenizing import PromptText, TokenizingProcess
 from labinfer.text.tools import ToolUse
 
-EFFORT = "reasoning_effort"
-"""Variable that says how long thoughts are to be."""
+EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
+"""Variables that say how long thoughts and answers are to be."""
 
 
 class InputProcessor:
@@ -148,10 +148,12 @@ class InputProcessor:
     def _template_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
         """Variables for the chat template; see ``TemplateUse``."""
         variables = dict(prompt.template_use.chat_template_kwargs or {})
-        effort = prompt.template_use.reasoning_effort
-        if effort is None and not variables:
+        effort, verbosity = prompt.template_use.reasoning_effort, prompt.template_use.verbosity
+        if effort is None and verbosity is None and not variables:
             return {}
         tokenizer, tools = self.need_tokenizer(), prompt.tool_use.offered
+        if verbosity is not None and tokenizer.template_reads(VERBOSITY, tools):
+            variables.setdefault(VERBOSITY, verbosity)
         unread = [name for name in (EFFORT, *THINKING_SWITCHES) if not tokenizer.template_reads(name, tools)]
         for name in unread:  # clients send them to models without thoughts, too
             variables.pop(name, None)
@@ -182,7 +184,12 @@ class InputProcessor:
         """
         if isinstance(prompt, ChatPrompt):
             variables = self._template_kwargs(prompt)
-            return PromptText(messages=prompt.messages, tools=prompt.tool_use.offered, template_kwargs=variables)
+            return PromptText(
+                messages=prompt.messages,
+                tools=prompt.tool_use.offered,
+                template_kwargs=variables,
+                ending=prompt.template_use.ending,
+            )
         if not prompt.text:
             raise UserError("the prompt is empty; give at least one token")
         self.need_tokenizer().check_length(prompt.text, self._max_prompt_tokens)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from labinfer.body_reader import read_body
 from labinfer.errors import UserError
 from labinfer.prompts import (
     PROMPT_KEYS,
@@ -30,7 +31,6 @@ from labinfer.protocol import (
     CompletionBody,
     EmbeddingBody,
     RequestFields,
-    decode,
     read_chat,
     read_completion,
 )
@@ -84,6 +84,7 @@ class ParsedLine:
     url: str | None = None
     model: str | None = None
     echo: bool = False
+    prompt_alone: bool = False
     priority: int = 0
     user: str = ""
     cache_salt: str = ""
@@ -101,17 +102,17 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
     """
     kind = BatchLine if _is_batch(line) else SimpleLine
-    parsed = decode(line, kind)
+    parsed = read_body(line, kind)
     if isinstance(parsed, SimpleLine):
         return _simple(parsed, defaults)
     if parsed.method != "POST":
         raise UserError(f"method {parsed.method!r:.40} is not supported; use POST")
     if parsed.url == COMPLETIONS_URL:
-        body = read_completion(decode(parsed.body, CompletionBody), defaults)
+        body = read_completion(read_body(parsed.body, CompletionBody), defaults)
         if len(body.prompts) != 1:
             raise UserError(f"a line may have one prompt, not {len(body.prompts)}; give each a line of its own")
     elif parsed.url == CHAT_URL:
-        body = read_chat(decode(parsed.body, ChatBody), defaults)
+        body = read_chat(read_body(parsed.body, ChatBody), defaults)
     elif parsed.url == EMBEDDINGS_URL:
         return _embedding(parsed)
     else:
@@ -126,6 +127,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         url=parsed.url,
         model=body.model,
         echo=body.echo,
+        prompt_alone=body.prompt_alone,
         priority=body.priority,
         user=body.user,
         cache_salt=body.cache_salt,
@@ -133,7 +135,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
 
 
 def _embedding(line: BatchLine) -> ParsedLine:
-    body = decode(line.body, EmbeddingBody)
+    body = read_body(line.body, EmbeddingBody)
     return ParsedLine(
         prompt=None,
         sampling=SamplingParams(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -121,7 +122,10 @@ class RequestState:
         self.request, self._clock = request, clock
         sampling = request.sampling
         reads = tokenizer is not None and (sampling.stop or streams)
-        self._decode = None if tokenizer is None else tokenizer.decode_reply if request.is_chat else tokenizer.decode
+        self._decode: Callable[[list[int]], str] | None = None
+        if tokenizer is not None:
+            decode = tokenizer.decode_reply if request.is_chat else tokenizer.decode_further
+            self._decode = partial(decode, with_special=not sampling.skip_special_tokens)
         self.answers = [
             Answer(
                 index=index,
@@ -278,9 +282,12 @@ class RequestState:
         return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
 
     def _num_text_tokens(self, answer: Answer) -> int:
-        """Output tokens that belong to the text: all but a stop token that is not to be included."""
-        ended = self._ended_by_token(answer) and not self.request.sampling.include_stop_str_in_output
-        return len(answer.token_ids) - ended
+        """Output tokens that belong to the text: all but the one that ended it, if it would show and is not to be included."""
+        sampling = self.request.sampling
+        shows = self._ended_by_token(answer) or (
+            not sampling.skip_special_tokens and answer.finish_reason is FinishReason.STOP
+        )
+        return len(answer.token_ids) - (shows and not sampling.include_stop_str_in_output)
 
     def _ended_by_token(self, answer: Answer) -> bool:
         """Whether one of the request's own stop tokens ended it."""

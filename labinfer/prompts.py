@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from labinfer.errors import UserError
+from labinfer.text.messages import Ending
 from labinfer.text.tools import ToolUse
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -18,6 +19,7 @@ VariableValue = bool | int | float | Annotated[str, msgspec.Meta(max_length=1024
 TemplateKwargs = Annotated[dict[VariableName, VariableValue], msgspec.Meta(max_length=16)]
 """Variables of a chat template, by name."""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables with which chat templates switch thoughts on and off."""
@@ -30,6 +32,25 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Variables, such as ``enable_thinking``."""
     reasoning_effort: ReasoningEffort | None = None
     """Length of the thoughts, ``none`` for none at all. It becomes the variables that the template has for it."""
+    verbosity: Verbosity | None = None
+    """Length of the answer, for templates that have a variable for it."""
+    add_generation_prompt: bool | None = None
+    """False to end the text behind the last message."""
+    continue_final_message: bool | None = None
+    """True to go on in the last message, as if it were the beginning of the answer."""
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise UserError(
+                "continue_final_message goes on in the last message, and add_generation_prompt begins another; leave one out"
+            )
+
+    @property
+    def ending(self) -> Ending:
+        """End of the conversation's text."""
+        if self.continue_final_message:
+            return "in message"
+        return "behind message" if self.add_generation_prompt is False else "before answer"
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> TemplateUse:
@@ -80,8 +101,7 @@ PromptLike = Prompt | str | list[int] | dict[str, Any] | list[dict[str, Any]]
 with one of ``PROMPT_KEYS``.
 
 A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``. Beside messages it may have
-``tools``, ``tool_choice`` and ``parallel_tool_calls``, see ``ToolUse``, and ``chat_template_kwargs`` and
-``reasoning_effort``, see ``TemplateUse``.
+the fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat_template_kwargs``.
 """
 
 

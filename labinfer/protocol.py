@@ -6,12 +6,14 @@ Names and meanings are OpenAI's (API reference) and, for what it does not have, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import msgspec
 
 from labinfer.errors import UserError
 from labinfer.prompts import (
+    TEMPLATE_KEYS,
+    TOOL_KEYS,
     ChatPrompt,
     Prompt,
     ReasoningEffort,
@@ -19,11 +21,13 @@ from labinfer.prompts import (
     TemplateUse,
     TextPrompt,
     TokensPrompt,
+    Verbosity,
 )
 from labinfer.sampling_params import BIAS, MAX_COUNT, MAX_SEED, NUMBERS, TEXTS, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.json_schema import fit_schema
 from labinfer.text.messages import Messages
-from labinfer.text.tools import FunctionName, ToolChoice, ToolList, ToolUse
+from labinfer.text.tools import FunctionChoice, FunctionList, FunctionName, ToolChoice, ToolList, ToolUse
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -35,22 +39,21 @@ SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingP
 TOKEN_ID = "token id"
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 """The model's vocabulary bounds it further."""
-Body = TypeVar("Body")
 
 NEUTRAL_VALUES: dict[str, list[Any]] = {
     "suffix": [""],
     "tools": [[]],
     "tool_choice": ["none", "auto"],
-    "functions": [[]],
-    "function_call": ["none", "auto"],
     "modalities": [["text"]],
-    "verbosity": [],
-    "prediction": [],
     "web_search_options": [],
     "audio": [],
-    "skip_special_tokens": [True],
-    "spaces_between_special_tokens": [True],
-    "add_generation_prompt": [True],
+    "truncate_prompt_tokens": [],
+    "use_beam_search": [False],
+    "return_token_ids": [False],
+    "return_tokens_as_token_ids": [False],
+    "include_reasoning": [True],
+    "chat_template": [],
+    "documents": [[]],
 }
 """Fields of OpenAI's bodies, then of vLLM's, that are accepted only with the values that change nothing; null is one
 for all of them."""
@@ -85,7 +88,7 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
     "allowed_token_ids": list[TokenId] | None,
     "stop_token_ids": list[TokenId] | None,
     "early_stopping": _bounded(bool | str, enum=[True, False, "never", None]),
-    "logprobs": Any,  # a count; in OpenAI's chat bodies true, beside top_logprobs
+    "logprobs": bool | int | None,  # a count; in OpenAI's chat bodies true, beside top_logprobs
 }
 """Sampling fields that JSON has in other types than ``SamplingParams``, or in bounds."""
 SamplingFields = msgspec.defstruct(
@@ -153,7 +156,8 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
 
 
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not."""
+    """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not; if it is not,
+    what no grammar holds is left out."""
 
     name: FunctionName
     description: str | None = None
@@ -182,16 +186,23 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    spaces_between_special_tokens: bool | None = None
 
     suffix: Any = None
     tools: Any = None
     tool_choice: Any = None
-    skip_special_tokens: Any = None
-    spaces_between_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
-    def answer_form(self) -> StructuredOutputs | None:
+    def answer_form(self, left_out: list[str]) -> StructuredOutputs | None:
         """``response_format`` and ``structured_outputs`` as one.
+
+        Args:
+            left_out: is given a sentence where something of a schema is left out.
 
         Raises:
             UserError: both are given, or a schema is out of its bounds.
@@ -201,8 +212,10 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
             return self.structured_outputs
         if self.structured_outputs is not None:
             raise UserError("response_format and structured_outputs both say what an answer must be; leave one out")
-        schema = form.json_schema.schema if isinstance(form, JsonSchemaFormat) else None
-        return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
+        named = form.json_schema if isinstance(form, JsonSchemaFormat) else None
+        if named is None or named.schema is None:
+            return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json=fit_schema(named.schema, "response_format", bool(named.strict), left_out))
 
     supported: ClassVar[tuple[str, ...]] = ()
     """Names in ``NEUTRAL_VALUES`` that may have other values in this kind of body."""
@@ -211,6 +224,8 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
+    max_tokens: _bounded(int, minimum=0, maximum=MAX_COUNT) = None
+    """0, with ``echo``, for the prompt alone and its log-probabilities."""
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
@@ -221,17 +236,25 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     """Length of the thoughts, where the chat template knows of that."""
+    verbosity: Verbosity | None = None
+    """Length of the answer, where the chat template knows of that."""
     chat_template_kwargs: TemplateKwargs | None = None
     """Variables of the chat template, such as ``enable_thinking``."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Both see ``TemplateUse``."""
+    functions: FunctionList | None = None
+    function_call: FunctionChoice | None = None
+    """Both as ``tools`` and ``tool_choice``, see ``ToolUse``."""
 
-    functions: Any = None
-    function_call: Any = None
+    prediction: dict | None = None
+    """Accepted; nothing is faster for it."""
     modalities: Any = None
-    verbosity: Any = None
-    prediction: Any = None
     web_search_options: Any = None
     audio: Any = None
-    add_generation_prompt: Any = None
+    include_reasoning: Any = None
+    chat_template: Any = None
+    documents: Any = None
 
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
@@ -243,7 +266,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         """
         messages, tool_use = [message.as_dict() for message in self.messages], self.tool_use()
         template_use = TemplateUse(
-            chat_template_kwargs=self.chat_template_kwargs or None, reasoning_effort=self.reasoning_effort
+            **{name: value for name in TEMPLATE_KEYS if (value := getattr(self, name)) not in (None, {})}
         )
         return ChatPrompt(messages, tool_use if tool_use.offered else ToolUse(), template_use)
 
@@ -251,7 +274,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         """Raises:
         UserError: ``tools`` and ``tool_choice`` do not go together.
         """
-        return ToolUse(tools=self.tools, tool_choice=self.tool_choice, parallel_tool_calls=self.parallel_tool_calls)
+        return ToolUse(**{name: getattr(self, name) for name in TOOL_KEYS})
 
     def count_logprobs(self) -> int | None:
         """``logprobs`` and ``top_logprobs`` as the one count that ``SamplingParams`` has.
@@ -259,7 +282,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: ``logprobs`` is neither true nor false, or ``top_logprobs`` stands alone.
         """
-        if self.logprobs not in (None, False, True) or type(self.logprobs) is int:
+        if type(self.logprobs) is int:
             raise UserError(f"logprobs must be true or false in a chat request, not {self.logprobs!r:.60}")
         if self.top_logprobs and not self.logprobs:
             raise UserError("top_logprobs needs logprobs: true")
@@ -308,6 +331,8 @@ class ParsedBody:
     sampling: SamplingParams
     model: str | None
     echo: bool
+    prompt_alone: bool
+    """Whether the answers are to have no tokens. One is generated all the same, as in vLLM."""
     priority: int
     user: str
     cache_salt: str
@@ -315,6 +340,8 @@ class ParsedBody:
     include_usage: bool
     continuous_usage: bool
     tool_use: ToolUse
+    warnings: list[str]
+    """Parts of it that were left out, in words."""
 
 
 def read_completion(body: CompletionBody, defaults: SamplingParams) -> ParsedBody:
@@ -340,12 +367,12 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
     return _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
 
 
-def check_neutral(body: msgspec.Struct, supported: tuple[str, ...] = ()) -> None:
+def _check_neutral(body: OpenAIBody) -> None:
     """Raises:
-    UserError: a field of ``NEUTRAL_VALUES`` that is not supported has a value that would change something.
+    UserError: a field of ``NEUTRAL_VALUES`` that the body does not support has a value that would change something.
     """
     for name in body.__struct_fields__:
-        if name not in NEUTRAL_VALUES or name in supported:
+        if name not in NEUTRAL_VALUES or name in body.supported:
             continue
         value = getattr(body, name)
         is_neutral = any(
@@ -358,13 +385,20 @@ def check_neutral(body: msgspec.Struct, supported: tuple[str, ...] = ()) -> None
 def _read(
     body: OpenAIBody, prompts: list[Prompt], logprobs: Any, tool_use: ToolUse, defaults: SamplingParams
 ) -> ParsedBody:
-    check_neutral(body, body.supported)
+    _check_neutral(body)
+    warnings = tool_use.check_schemas()
     options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream: true; leave it out")
-    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    prompt_alone = bool(body.echo) and max_tokens == 0
+    if prompt_alone and body.stream:
+        raise UserError("max_tokens 0 has nothing to stream; leave stream out")
     body = msgspec.structs.replace(
-        body, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=body.answer_form()
+        body,
+        max_tokens=1 if prompt_alone else max_tokens,
+        logprobs=logprobs,
+        structured_outputs=body.answer_form(warnings),
     )
     sampling = body.params(defaults)
     num_answers = max(sampling.num_choices, sampling.num_beams)
@@ -378,6 +412,7 @@ def _read(
         sampling=sampling,
         model=body.model,
         echo=bool(body.echo),
+        prompt_alone=prompt_alone,
         priority=body.priority or 0,
         user=body.user or "",
         cache_salt=body.cache_salt or "",
@@ -385,6 +420,7 @@ def _read(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         tool_use=tool_use,
+        warnings=warnings,
     )
 
 
@@ -400,17 +436,3 @@ def _prompts(field: str, inputs: Any) -> list[Prompt]:
         if not item:
             raise UserError(f"{field} {index} is empty; give at least one token")
     return list(map(TextPrompt if str in kinds else TokensPrompt, inputs))
-
-
-def decode(data: bytes | msgspec.Raw, kind: type[Body]) -> Body:
-    """JSON as a struct.
-
-    Raises:
-        UserError: it is no JSON, or has a field that is unknown or of another type.
-    """
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:  # ValidationError is one
-        raise UserError(str(error)) from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"not valid JSON: {error}") from None

@@ -123,6 +123,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Generation ends with one of these, as with an end-of-sequence token."""
     include_stop_str_in_output: bool = False
     """Whether the text has what it ended with."""
+    skip_special_tokens: bool = True
+    """Whether special tokens stay out of the text; those that chat replies are read by never do."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence token (for benchmarks)."""
     n: Choices = 1

@@ -105,7 +105,7 @@ def test_prompt_may_fill_the_context(checkpoint, states, pooling, shift):
     with LLM(str(checkpoint), block_size=4, num_kv_blocks=60, max_model_len=90, context_shift=shift) as llm:
         vectors = vectors_of(llm.embed(PROMPTS[1], pooling, normalize=False))
         assert worst_vector_error(vectors, states[1:2], pooling) < TOLERANCE
-        with pytest.raises(UserError, match="has 91 tokens, but at most 90 fit in the context"):
+        with pytest.raises(UserError, match="context length is 90 tokens. However, your prompt has 91 tokens"):
             llm.embed([PROMPTS[1] + [5]], pooling)
 
 

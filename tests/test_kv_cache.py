@@ -190,9 +190,9 @@ def test_context_too_short_is_refused(checkpoint):
         ):
             llm.generate([5, 6, 7], SamplingParams(max_context_len=16))
     with LLM(str(checkpoint), num_kv_blocks=3, block_size=BLOCK) as llm:
-        with pytest.raises(UserError, match=r"has 12 tokens, but at most 11 fit beside one new token \(context 12\)"):
+        with pytest.raises(UserError, match=r"length is 12 tokens\. .* has 12 tokens, and at most 11 fit beside"):
             llm.generate(list(range(3, 15)))
-        with pytest.raises(UserError, match=r"has 5 tokens, but at most 4 fit beside one new token \(context 5\)"):
+        with pytest.raises(UserError, match=r"length is 5 tokens\. .* has 5 tokens, and at most 4 fit beside"):
             llm.generate([5] * 5, SamplingParams(max_context_len=5))
 
 

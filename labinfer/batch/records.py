@@ -12,7 +12,7 @@ from labinfer.jsonl import ParsedLine
 from labinfer.openai.answer import Answer, plain_logprobs, total_usage
 from labinfer.openai.api_errors import INVALID_REQUEST, ErrorAnswer, ErrorDetails
 from labinfer.openai.chat import CHAT_PREFIX, ChatCompletion, ChatMessage, chat_choice, chat_messages
-from labinfer.openai.completions import COMPLETION_PREFIX, Echo, TextCompletion, text_choice
+from labinfer.openai.completions import COMPLETION_PREFIX, Echo, TextCompletion, text_choice, without_tokens
 from labinfer.openai.embeddings import embedding_list
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.pooling import EmbeddingOutput
@@ -25,6 +25,8 @@ def result_record(
     number: int, line: ParsedLine, output: RequestOutput, model: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
     """The output line of a request that finished. ``number`` is its input line's."""
+    if line.prompt_alone:
+        output = without_tokens(output)
     echoed = _prompt_text(line, output, tokenizer) if line.echo else ""
     messages, usage = [None] * len(output.completions), total_usage([output])
     if isinstance(line.prompt, ChatPrompt):

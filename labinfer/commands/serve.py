@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import logging
 
 import msgspec
@@ -36,7 +35,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             own = own.absolute()
-            keys = ApiKeys.load(own.api_key, own.api_key_file)  # a bad file is refused before anything is loaded
+            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # refused before anything is loaded
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
             if supervisor := session.environment.supervisor:
@@ -62,7 +61,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
         if is_rank0:
             announce(llms)
             session.tell_ready()
-            _announce_address(own.scheme, own.host, port, len(keys), list(llms))
+            _announce_address(own, port, len(keys), list(llms))
             try:
                 host.run()
             except BrokenLink as error:
@@ -96,20 +95,12 @@ def _model_options(options: EngineOptions, model: str, share: float) -> EngineOp
     )
 
 
-def _announce_address(scheme: str, host: str, port: int, num_keys: int, names: list[str]) -> None:
-    shown = f"[{host}]" if ":" in host else host
-    logger.info("serving %s at %s://%s:%d/v1", ", ".join(names), scheme, shown, port)
+def _announce_address(options: ServerOptions, port: int, num_keys: int, names: list[str]) -> None:
+    shown = f"[{options.host}]" if ":" in options.host else options.host
+    logger.info("serving %s at %s://%s:%d/v1", ", ".join(names), options.scheme, shown, port)
     who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
     logger.info("authentication: %s", who)
-    if not num_keys and not _is_own(host):
+    if not num_keys and not options.is_local:
         logger.warning(
             "warning: anyone who can reach this machine can use it; give --api-key-file, or --host 127.0.0.1"
         )
-
-
-def _is_own(host: str) -> bool:
-    """Whether only this machine can reach that address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

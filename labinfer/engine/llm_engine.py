@@ -17,7 +17,7 @@ from labinfer.engine.guide import Guide, GuideMaker, allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import InFlight, Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
-from labinfer.errors import UserError
+from labinfer.errors import PromptTooLong, UserError
 from labinfer.observe.recorder import Recorder
 from labinfer.plan import BatchPlan
 from labinfer.rank_stats import WorkerStats
@@ -172,13 +172,10 @@ class LLMEngine:
         if request.pooling:
             assert sampling == SamplingParams(), "a pooled request samples nothing"
             if len(prompt_ids) > context:
-                raise UserError(
-                    f"the prompt has {len(prompt_ids)} tokens, but at most {context} fit in the context; shorten it"
-                )
+                raise PromptTooLong.for_context(context, f"your prompt has {len(prompt_ids)} tokens")
         elif len(prompt_ids) >= context:
-            raise UserError(
-                f"the prompt has {len(prompt_ids)} tokens, but at most {context - 1} fit beside one new token "
-                f"(context {context}); shorten it"
+            raise PromptTooLong.for_context(
+                context, f"your prompt has {len(prompt_ids)} tokens, and at most {context - 1} fit beside one new token"
             )
         elif self._options.context_shift and len(prompt_ids) + sampling.max_tokens > context:
             self._check_shift(context)

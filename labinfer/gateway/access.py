@@ -62,11 +62,16 @@ class ApiKeys:
         self._callers = [(self._digest(key, b"labinfer key"), self._caller(key, name)) for key, name in keys.items()]
 
     @classmethod
-    def load(cls, keys: tuple[str, ...] = (), file: str = "", secret: bytes = b"") -> ApiKeys:
+    def load(
+        cls, keys: tuple[str, ...] = (), file: str = "", may_be_short: bool = False, secret: bytes = b""
+    ) -> ApiKeys:
         """The keys of ``--api-key`` and those of ``--api-key-file``.
 
         A line of the file is a key, or a name, white space and a key. Empty lines and those that begin with ``#`` are
         passed over. A key without a name is called ``key-N``, the N-th of all.
+
+        Args:
+            may_be_short: whether a key may have fewer than ``MIN_KEY_LENGTH`` characters: only this machine can reach the server.
 
         Raises:
             UserError: the file cannot be read or holds no key; a key is too short, no visible ASCII, or there twice; a
@@ -78,7 +83,7 @@ class ApiKeys:
         places: dict[str, str] = {}
         names: dict[str, str] = {}
         for number, (place, given_name, key) in enumerate(entries, 1):
-            _check_key(place, key)
+            _check_key(place, key, 1 if may_be_short else MIN_KEY_LENGTH)
             if key in places:
                 raise UserError(f"{place}: this is the key of {places[key]} again; remove one of them")
             name = given_name or f"key-{number}"
@@ -170,8 +175,8 @@ def _read_file(file: str) -> list[tuple[str, str, str]]:
     return entries
 
 
-def _check_key(place: str, key: str) -> None:
-    if len(key) < MIN_KEY_LENGTH:
-        raise UserError(f"{place}: the key has {len(key)} characters; give it at least {MIN_KEY_LENGTH}")
+def _check_key(place: str, key: str, min_length: int) -> None:
+    if len(key) < min_length:
+        raise UserError(f"{place}: the key has {len(key)} characters; give it at least {min_length}")
     if not KEY.fullmatch(key):
         raise UserError(f"{place}: the key has characters that are no visible ASCII; use letters, digits and -._~+/=")

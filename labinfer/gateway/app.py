@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Match, Route
@@ -16,7 +17,7 @@ from starlette.routing import Match, Route
 from labinfer.errors import is_failure
 from labinfer.gateway.access import Denied
 from labinfer.gateway.batch_runner import BatchRunner
-from labinfer.gateway.call import Call
+from labinfer.gateway.call import ID_HEADER, WARNING_HEADER, Call
 from labinfer.gateway.endpoints import API, PAGES
 from labinfer.gateway.error_form import OPENAI_ERRORS
 from labinfer.gateway.host_check import AllowedHosts, HostCheck
@@ -36,35 +37,44 @@ def make_app(service: Service) -> Starlette:
     """The application over one service."""
     if service.files is not None:
         service.batches = BatchRunner(service, service.files, batches.HANDLERS)
-    endpoints = (*API, *PAGES)
-    routes = [Route(endpoint.path, _guard(service, endpoint), methods=[endpoint.method]) for endpoint in endpoints]
+    routes, forms = [], {}
+    for endpoint in (*API, *PAGES):
+        for path in (endpoint.path, *endpoint.aliases):
+            routes.append(Route(path, _guard(service, endpoint), methods=[endpoint.method]))
+            forms[path] = endpoint.error_form
 
     def refuse(http: Request, error: ApiError) -> HttpResponse:
-        forms = (
-            endpoint.error_form
-            for endpoint, route in zip(endpoints, routes, strict=True)
-            if route.matches(http.scope)[0] is not Match.NONE
-        )
-        return _answer_error(Call(service, http, NO_ROUTE, next(forms, OPENAI_ERRORS)), error, logged=True)
+        form = forms.get(_matching_path(http, routes), OPENAI_ERRORS)
+        return _answer_error(Call(service, http, NO_ROUTE, form), error, logged=True)
 
     async def on_http_exception(http: Request, error: Exception) -> HttpResponse:
         return refuse(http, _routing_error(http, error, routes))
 
-    hosts = AllowedHosts(service.options.allowed_hosts, service.options.host)
-    app = Starlette(
-        routes=routes,
-        exception_handlers={HTTPException: on_http_exception},
-        middleware=[Middleware(HostCheck, hosts=hosts, refuse=refuse)],
-    )
+    options = service.options
+    hosts = AllowedHosts(options.allowed_hosts, options.host, options.allowed_origins)
+    middleware = [Middleware(HostCheck, hosts=hosts, refuse=refuse)]
+    if options.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=[origin.lower() for origin in options.allowed_origins],
+                allow_methods=sorted({endpoint.method for endpoint in API}),
+                allow_headers=("*",),
+                expose_headers=(ID_HEADER, WARNING_HEADER, "retry-after"),
+            )
+        )
+    app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     return app
 
 
 def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[HttpResponse]]:
+    needs_key = endpoint.needs_key and not (endpoint.opened_by and getattr(service.options, endpoint.opened_by))
+
     async def run(http: Request) -> HttpResponse:
         call = Call(service, http, endpoint.path, endpoint.error_form)
         try:
-            if endpoint.needs_key:
+            if needs_key:
                 call.caller = service.keys.authenticate(
                     http.headers.get("authorization"), http.headers.get("x-api-key")
                 )
@@ -101,9 +111,14 @@ def _answer_error(call: Call, error: ApiError, logged: bool) -> HttpResponse:
 def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
     path = http.scope["path"]  # a URL is made with the header Host, which may be anything
     if error.status_code == 405:
-        first = next(route.path for route in routes if route.matches(http.scope)[0] is not Match.NONE)
+        first = _matching_path(http, routes)
         allowed = [method for route in routes if route.path == first for method in sorted(route.methods or ())]
         return api_errors.method_not_allowed(http.method, path, allowed)
     if error.status_code == 404:
         return api_errors.not_found_route(http.method, path)
     return ApiError(error.status_code, str(error.detail), api_errors.INVALID_REQUEST)
+
+
+def _matching_path(http: Request, routes: list[Route]) -> str | None:
+    """The pattern of the first route that has the path of a request, whatever its method; None where there is none."""
+    return next((route.path for route in routes if route.matches(http.scope)[0] is not Match.NONE), None)

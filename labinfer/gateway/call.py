@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 import uuid
 from collections.abc import Awaitable, Callable
@@ -12,17 +13,21 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from labinfer.body_reader import WrongBody, read_body
 from labinfer.gateway.access import ANONYMOUS, Caller
 from labinfer.gateway.body_memory import BodyLease
 from labinfer.gateway.error_form import OPENAI_ERRORS, ErrorForm
 from labinfer.gateway.options import MIB
-from labinfer.gateway.refusals import refused
+from labinfer.gateway.packed_body import body_decoder
 from labinfer.gateway.request_log import FinishedRequest
 from labinfer.gateway.service import Service
 from labinfer.openai import api_errors
 from labinfer.openai.answer import Answer
 
 ID_HEADER = "x-request-id"
+WARNING_HEADER = "x-warning"
+MAX_WARNING = 1000
+"""Characters of that header."""
 JSON = "application/json"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -49,6 +54,7 @@ class Call:
         self.facts: dict[str, Any] = {}
         """Fields for the log; see ``FinishedRequest``."""
         self._body_lease: BodyLease | None = None
+        self._warnings: list[str] = []
         self._ended = False
 
     @property
@@ -64,10 +70,10 @@ class Call:
         return self._body_lease.num_bytes if self._body_lease else 0
 
     async def body(self) -> bytearray:
-        """The whole body. It counts as memory in use until ``free_body``, or the end of the call.
+        """The whole body, unpacked. It counts as memory in use until ``free_body``, or the end of the call.
 
         Raises:
-            ApiError: it is longer than may be.
+            ApiError: it is longer than may be, or packed in another way than gzip's.
             LimitReached, ServerFull: too many long ones are in memory.
         """
         limit = self.service.options.max_body_size * MIB
@@ -75,11 +81,15 @@ class Call:
         if announced.isdigit() and int(announced) > limit:
             raise api_errors.too_large(limit)
         data, self._body_lease = bytearray(), self.service.body_memory.lease(self.queue_name)
+        unpack = body_decoder(self.http.headers.get("content-encoding", ""))
         async for piece in self.http.stream():
+            piece = unpack(piece, limit + 1 - len(data))
             if len(data) + len(piece) > limit:
                 raise api_errors.too_large(limit)
             self._body_lease.grow(len(piece))
             data += piece
+        if data.startswith(codecs.BOM_UTF8):
+            del data[: len(codecs.BOM_UTF8)]
         return data
 
     def count_bytes(self, num_bytes: int) -> None:
@@ -105,12 +115,14 @@ class Call:
         if content_type.partition(";")[0].strip().lower() != JSON:
             raise api_errors.unsupported_media_type(content_type)
         data = await self.body()
+        ignored: list[str] | None = [] if self.service.options.ignore_unknown_fields else None
         try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.ValidationError as error:
-            raise refused(error) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise api_errors.bad_request(f"the body is not valid JSON: {error}") from None
+            body = read_body(data, kind, ignored)
+        except WrongBody as error:
+            raise api_errors.bad_request(str(error), error.field) from None
+        if ignored:
+            self.warn(f"unknown fields were left out: {', '.join(ignored)}")
+        return body
 
     def json(
         self, content: Answer | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
@@ -118,10 +130,18 @@ class Call:
         """A response with this body."""
         return Response(_encode(content), status, self.headers | (headers or {}), JSON)
 
+    def warn(self, text: str) -> None:
+        """Say something to the caller that is no error, in a header of the answer."""
+        self._warnings.append(text)
+
     @property
     def headers(self) -> dict[str, str]:
         """Headers of every answer."""
-        return {ID_HEADER: self.id}
+        headers = {ID_HEADER: self.id}
+        if self._warnings:
+            text = "; ".join(self._warnings).encode("ascii", "backslashreplace").decode()
+            headers[WARNING_HEADER] = "".join(letter if letter.isprintable() else " " for letter in text)[:MAX_WARNING]
+        return headers
 
     async def until_disconnect(self, work: Awaitable[Result], on_disconnect: Callable[[], None]) -> Result:
         """Await ``work``; if the client goes meanwhile, ``on_disconnect`` is to make it end. The body has been read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from labinfer.engine.request import Request
+from labinfer.errors import PromptTooLong
 from labinfer.gateway.call import Call
 from labinfer.gateway.preparation import IN_PLACE_BYTES
 from labinfer.gateway.refusals import checked
@@ -23,6 +24,8 @@ def make_requests(call: Call, model: Model, parsed: ParsedBody) -> CallRequests:
     """
     if parsed.stream and not parsed.sampling.can_stream:
         raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")
+    for text in parsed.warnings:
+        call.warn(text)
     return CallRequests(
         call,
         model,
@@ -119,7 +122,5 @@ class CallRequests:
         longest = self._model.info.max_model_len
         for token_ids in prompts:
             if len(token_ids) > longest:
-                raise api_errors.too_long(
-                    f"This model's maximum context length is {longest} tokens. However, your prompt has "
-                    f"{len(token_ids)} tokens. Please reduce the length of the prompt."
-                )
+                error = PromptTooLong.for_context(longest, f"your prompt has {len(token_ids)} tokens")
+                raise api_errors.too_long(str(error))

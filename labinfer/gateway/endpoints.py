@@ -26,6 +26,7 @@ from labinfer.gateway.routes import (
     messages,
     models,
     pages,
+    pooling,
     requests,
     responses,
     tokenization,
@@ -38,6 +39,7 @@ from labinfer.openai.models import ModelEntry, ModelList
 from labinfer.openai.response_body import CountBody, ResponseBody
 from labinfer.openai.response_events import STREAM_EVENTS
 from labinfer.openai.responses import InputTokens, ItemList, Response, ResponseDeleted
+from labinfer.openai.scores import PooledList, Ranking, ScoreList
 from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 
 READING = (*ANYWHERE, 404, 413, 415, 429, 503)
@@ -97,6 +99,35 @@ API = (
         summary="Texts as vectors.",
         body=EmbeddingBody,
         answer=EmbeddingList,
+        errors=GENERATING,
+    ),
+    Endpoint(
+        method="POST",
+        path="/pooling",
+        handler=pooling.pool,
+        summary="Texts as vectors, with vLLM's fields.",
+        body=EmbeddingBody,
+        answer=PooledList,
+        errors=GENERATING,
+    ),
+    Endpoint(
+        method="POST",
+        path="/score",
+        aliases=("/v1/score",),
+        handler=pooling.score,
+        summary="How alike pairs of texts are: the cosine of their vectors.",
+        body=pooling.ScoreBody,
+        answer=ScoreList,
+        errors=GENERATING,
+    ),
+    Endpoint(
+        method="POST",
+        path="/rerank",
+        aliases=("/v1/rerank", "/v2/rerank"),
+        handler=pooling.rerank,
+        summary="Documents in the order of their likeness to a query.",
+        body=pooling.RerankBody,
+        answer=Ranking,
         errors=GENERATING,
     ),
     Endpoint(
@@ -341,6 +372,26 @@ API = (
         answer=health.Readiness,
         errors=(*ANYWHERE, 503),
     ),
+    *(
+        Endpoint(
+            method=method,
+            path="/ping",
+            handler=health.ping,
+            needs_key=False,
+            logged=False,
+            summary="The server is alive, as SageMaker asks.",
+            answer=health.Pong,
+        )
+        for method in ("GET", "POST")
+    ),
+    Endpoint(
+        method="GET",
+        path="/load",
+        handler=health.load,
+        logged=False,
+        summary="Requests that are open.",
+        answer=health.ServerLoad,
+    ),
     Endpoint(
         method="GET",
         path="/version",
@@ -354,6 +405,7 @@ API = (
         method="GET",
         path="/metrics",
         handler=health.metrics,
+        opened_by="metrics_open",
         logged=False,
         summary="Metrics for Prometheus.",
         answer=str,

@@ -21,7 +21,7 @@ from labinfer.openai.api_errors import ApiError
 LOCAL = "localhost"
 ANY = "*"
 CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS", "TRACE")
-FLAG = "--allowed-hosts"
+FLAG, ORIGINS_FLAG = "--allowed-hosts", "--allowed-origins"
 
 
 class AllowedHosts:
@@ -32,9 +32,11 @@ class AllowedHosts:
     Args:
         names: beside this machine's own; ``*`` for any.
         listens_on: name or address of ``--host``.
+        origins: whose pages may use the server beside its own; ``*`` for anybody's.
     """
 
-    def __init__(self, names: tuple[str, ...], listens_on: str):
+    def __init__(self, names: tuple[str, ...], listens_on: str, origins: tuple[str, ...] = ()):
+        self._origins = {origin.lower() for origin in origins}
         self._given = {name.lower().rstrip(".") for name in names}
         self._names = self._given | {LOCAL, socket.gethostname().lower(), listens_on.lower()}
 
@@ -51,11 +53,11 @@ class AllowedHosts:
         for host in hosts:
             if host and not self._is_own(host):
                 raise api_errors.wrong_host(host, FLAG)
-        if origin is None or method in CHANGES_NOTHING:
+        if origin is None or method in CHANGES_NOTHING or self._origins & {ANY, origin.lower()}:
             return
         netloc = origin.partition("://")[2].lower()
         if netloc not in (host.lower() for host in hosts) and _name(netloc) not in self._given:
-            raise api_errors.foreign_origin(origin, FLAG)
+            raise api_errors.foreign_origin(origin, FLAG, ORIGINS_FLAG)
 
     def _is_own(self, host: str) -> bool:
         name = _name(host)

@@ -91,6 +91,7 @@ async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) ->
         backlog=BACKLOG,
         ssl_certfile=setup.options.ssl_certfile or None,
         ssl_keyfile=setup.options.ssl_keyfile or None,
+        timeout_keep_alive=setup.options.keep_alive,
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     server = Server(config)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from labinfer.engine.request import AnswerUpdate, Request
-from labinfer.errors import UserError
+from labinfer.errors import PromptTooLong, UserError
 from labinfer.gateway.submission import EngineFailed, QueueIsFull, Submission
 from labinfer.link.frames import Abort, Add, FromGateway, Refused
 from labinfer.outputs import RequestState
@@ -145,7 +145,8 @@ class OpenRequests:
         request, _ = self._parts.pop(frame.request_id, (None, None))
         if request is not None:
             request.keys.remove(frame.request_id)
-            request.submission.fail((QueueIsFull if frame.queue_is_full else UserError)(frame.message))
+            kind = QueueIsFull if frame.queue_is_full else PromptTooLong if frame.is_too_long else UserError
+            request.submission.fail(kind(frame.message))
 
     def update(self, key: str, update: AnswerUpdate) -> None:
         """Take in news of an answer."""

@@ -1,5 +1,6 @@
-"""``/openapi.json`` (OpenAPI 3.2, the first that describes streams), made of the structs that read requests and of those that
-answers are made of, so that what it says is what is checked, and what is sent.
+"""``/openapi.json`` (OpenAPI 3.1), made of the structs that read requests and of those that answers are made of, so that what
+it says is what is checked, and what is sent. Events of streams, which only OpenAPI 3.2 can describe, stand under
+``x-itemSchema`` as they would stand there under ``itemSchema``.
 
 Rules between fields, and how many tokens a text has, no JSON schema can say; all else that is refused, the document does
 not allow.
@@ -23,8 +24,7 @@ from labinfer.sampling_params import MAX_LOGPROBS
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
-STREAM = "text/event-stream"
-FORM = "multipart/form-data"
+STREAM, ITEM_SCHEMA, FORM = "text/event-stream", "x-itemSchema", "multipart/form-data"
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 ERRORS = {
     400: "A field is wrong; `param` names it.",
@@ -54,8 +54,12 @@ class Endpoint:
 
     method: str
     path: str
+    aliases: tuple[str, ...] = ()
+    """Further paths with the same answers, which the document leaves out."""
     handler: Handler
     needs_key: bool = True
+    opened_by: str = ""
+    """Name of the server's option that leaves the key away."""
     logged: bool = True
     """Whether each request is logged; what is asked every few seconds is not."""
     summary: str = ""
@@ -101,7 +105,8 @@ def describe_api(
         needs_key: whether only callers with an API key are answered.
     """
     endpoints, names = list(endpoints), list(model_names)
-    bodies = _body_schemas([endpoint.body for endpoint in endpoints if endpoint.body is not None], names, vocab_size)
+    read = dict.fromkeys(endpoint.body for endpoint in endpoints if endpoint.body is not None)
+    bodies = _body_schemas(list(read), names, vocab_size)
     forms = _plain_schemas([endpoint.form for endpoint in endpoints if endpoint.form is not None])
     answers = _answer_schemas({kind for endpoint in endpoints for kind in _answer_kinds(endpoint)})
     assert not bodies.keys() & answers.keys(), f"two structs are called {bodies.keys() & answers.keys()}"
@@ -109,7 +114,7 @@ def describe_api(
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _describe(endpoint, names, needs_key)
     return {
-        "openapi": "3.2.0",
+        "openapi": "3.1.1",
         "info": {
             "title": "LABInfer",
             "version": labinfer.__version__,
@@ -173,11 +178,11 @@ def _body_schemas(
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
     """Add what a body's struct does not say of its fields."""
-    supported = getattr(body, "supported", ())
+    neutral = NEUTRAL_VALUES.keys() - body.supported if issubclass(body, OpenAIBody) else ()
     for name in properties:
         if "oneOf" in properties[name]:
             properties[name].pop("anyOf")  # the same with less detail
-        if name in NEUTRAL_VALUES and name not in supported:
+        if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     if "model" in properties:
         properties["model"] = {"enum": [*model_names, None], "default": None}
@@ -201,7 +206,8 @@ def _describe(endpoint: Endpoint, model_names: list[str], needs_key: bool) -> di
     if endpoint.answer is not None:
         content[endpoint.content_type] = {"schema": _schema(endpoint.answer)}
     if endpoint.events:
-        content[STREAM] = {"itemSchema": _event_schema((*endpoint.events, endpoint.error_form.answer))}
+        events = _event_schema((*endpoint.events, endpoint.error_form.answer))
+        content[STREAM] = {"schema": STRING, ITEM_SCHEMA: events}
     errors = endpoint.errors + ((401,) if endpoint.needs_key else ())
     described: dict[str, Any] = {
         "summary": endpoint.summary,

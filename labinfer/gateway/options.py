@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from labinfer.errors import UserError
 
 MAX_PORT = 65535
 MIB = 1 << 20
+ORIGIN = re.compile(r"https?://[^\s/?#]+", re.IGNORECASE)
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 
@@ -28,6 +31,11 @@ class ServerOptions:
         "change something; * for any name",
         metavar="NAME",
     )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "sites whose pages may use the API from a browser (CORS), such as https://chat.example; * for any site",
+        metavar="ORIGIN",
+    )
     api_key: tuple[str, ...] = option(
         (),
         "only requests with this key are answered; may be given several times. Other users of the machine can read "
@@ -36,6 +44,7 @@ class ServerOptions:
         secret=True,
     )
     api_key_file: str = option("", "file of such keys: one a line, alone or after a name and a space", metavar="FILE")
+    metrics_open: bool = option(False, "answer /metrics without a key")
     ssl_certfile: str = option(
         "", "certificate in PEM, with those that vouch for it; the server then speaks HTTPS only", metavar="FILE"
     )
@@ -55,6 +64,14 @@ class ServerOptions:
     )
     max_open_requests: int = option(
         1024, "requests of all callers that are open at once; 0 for any number", metavar="N"
+    )
+    keep_alive: float = option(
+        5.0,
+        "seconds for which a connection without a request stays open; proxies want more than their own",
+        metavar="S",
+    )
+    ignore_unknown_fields: bool = option(
+        False, "leave unknown fields of requests out, with a warning in a header, instead of refusing them"
     )
     request_timeout: float = option(600.0, "seconds after which a request is cancelled; 0 for never", metavar="S")
     max_body_size: int = option(16, "MiB of a request's body at most", metavar="MIB", least=1)
@@ -99,6 +116,14 @@ class ServerOptions:
     log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
 
     @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the address."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
     def scheme(self) -> str:
         """``http`` or ``https``."""
         return "https" if self.ssl_certfile else "http"
@@ -135,7 +160,12 @@ class ServerOptions:
                 f"--max-waiting-per-caller {self.max_waiting_per_caller} says how many wait when "
                 "--max-concurrent-requests are open; add --max-concurrent-requests"
             )
-        for name in ("request_timeout", "drain_timeout"):
+        for origin in self.allowed_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise UserError(
+                    f"--allowed-origins {origin!r:.80} must be a scheme and a host, such as https://chat.example, or *"
+                )
+        for name in ("request_timeout", "drain_timeout", "keep_alive"):
             seconds = getattr(self, name)
             if not seconds < MAX_TIMEOUT:  # also true for NaN
                 raise UserError(f"{flag_name(name)} must be under {MAX_TIMEOUT:g} seconds, not {seconds}")

@@ -13,12 +13,9 @@ from labinfer.openai.files import BatchBody
 from labinfer.openai.response_body import ResponseBody
 from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 
-FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
-"""Place of the wrong field in msgspec's texts."""
-UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody)
-FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "limit", "order"}
-"""Fields of all bodies, ``tokens`` of ``/detokenize``, and parameters of lists."""
+FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "text_1", "limit", "order"}
+"""Fields of all bodies that errors begin with, with those of ``/detokenize`` and ``/score``, and parameters of lists."""
 
 Result = TypeVar("Result")
 
@@ -29,13 +26,6 @@ def checked(make: Callable[[], Result]) -> Result:
         return make()
     except UserError as error:
         raise refused_field(error) from None
-
-
-def refused(error: Exception) -> api_errors.ApiError:
-    """The error of a wrong request, with its field where the text names one."""
-    text = str(error)
-    match = FIELD.search(text) or UNKNOWN_FIELD.search(text)
-    return api_errors.bad_request(text, match[1] if match else None)
 
 
 def refused_field(error: UserError) -> api_errors.ApiError:

@@ -101,7 +101,7 @@ class Service:
         self.batches: BatchRunner | None = None
         """Whoever runs batches, where files are kept."""
         secret = self.files.secret if self.files else b""
-        self.keys = ApiKeys.load(options.api_key, options.api_key_file, secret)
+        self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local, secret)
         self.limits = Limits(options, clock)
         self.body_memory = BodyMemory(options)
         self.stored_responses = StoredResponses(options)

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from labinfer.engine.llm_engine import QueueFull
-from labinfer.errors import BrokenLink, Interrupted, UserError, is_failure
+from labinfer.errors import BrokenLink, Interrupted, PromptTooLong, UserError, is_failure
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.host.hosted_model import HostedModel
 from labinfer.host.telemetry import Telemetry
@@ -138,7 +138,7 @@ class EngineHost:
             self._link.send(Refused(request_id, str(error), queue_is_full=True))
             return
         except UserError as error:
-            self._link.send(Refused(request_id, str(error)))
+            self._link.send(Refused(request_id, str(error), is_too_long=isinstance(error, PromptTooLong)))
             return
         except BaseException as error:  # of a library, or of somebody's logits processor: the other requests go on
             if not is_failure(error):

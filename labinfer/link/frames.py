@@ -126,6 +126,8 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     message: str
     queue_is_full: bool = False
     """Whether it could run later."""
+    is_too_long: bool = False
+    """Whether its prompt does not fit in the context."""
 
 
 class Updates(msgspec.Struct, frozen=True, array_like=True, tag="updates"):

@@ -13,7 +13,7 @@ from labinfer.text.spelling import Spelling, unnamed
 from labinfer.text.tokenizer import Tokenizer
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 Value = TypeVar("Value")
 
 

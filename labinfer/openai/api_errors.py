@@ -90,9 +90,12 @@ def wrong_host(host: str, flag: str) -> ApiError:
     return ApiError(421, message, INVALID_REQUEST, code="host_not_allowed")
 
 
-def foreign_origin(origin: str, flag: str) -> ApiError:
+def foreign_origin(origin: str, hosts_flag: str, origins_flag: str) -> ApiError:
     """The request comes from a page of another server."""
-    message = f"a page of {_shorten(origin)} may not change anything here; {flag} says which names are this server's"
+    message = (
+        f"a page of {_shorten(origin)} may not change anything here; {hosts_flag} says which names are this server's, and "
+        f"{origins_flag} which other pages may"
+    )
     return ApiError(403, message, INVALID_REQUEST, code="origin_not_allowed")
 
 
@@ -155,6 +158,13 @@ def unsupported_media_type(content_type: str) -> ApiError:
 def unsupported_form(message: str) -> ApiError:
     """The body does not say that it is a form with a file."""
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
+
+
+def unsupported_encoding(encoding: str) -> ApiError:
+    """The body is packed in a way that is not unpacked here; the header says in which it may be (RFC 9110, 15.5.16)."""
+    message = f"the body must be sent as it is or with Content-Encoding: gzip, not {_shorten(encoding)}"
+    headers = {"Accept-Encoding": "gzip"}
+    return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_encoding", headers=headers)
 
 
 def too_large_head(limit_bytes: int) -> ApiError:

@@ -55,6 +55,8 @@ class ChatMessage(Answer):
     """The model's thoughts; not OpenAI's."""
     reasoning_content: str | UnsetType = UNSET
     """The same under its older name."""
+    function_call: FunctionCall | UnsetType = UNSET
+    """The call, for a request with ``functions``."""
 
 
 class SpelledLogprob(Answer):
@@ -117,6 +119,7 @@ class ChatDelta(Answer):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(Answer, kw_only=True):
@@ -141,8 +144,10 @@ class ChatCompletionChunk(Answer, kw_only=True):
     choices: list[ChatChunkChoice]
 
 
-FIRST_DELTA, LAST_DELTA = ChatDelta("assistant", ""), ChatDelta()
-"""First and last delta of every answer."""
+def first_delta(delta: ChatDelta) -> ChatDelta:
+    """``delta`` as the first one of an answer, which has the role, and content where it has nothing else."""
+    is_empty = delta == ChatDelta()
+    return msgspec.structs.replace(delta, role="assistant", content="" if is_empty else delta.content)
 
 
 def chat_messages(
@@ -162,8 +167,10 @@ def chat_choice(
 ) -> ChatChoice:
     """An answer of ``output``, as a choice with this message."""
     finish_reason = completion.finish_reason
-    if message.tool_calls is not UNSET:
-        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+    if finish_reason == "stop" and message.tool_calls is not UNSET:
+        finish_reason = "tool_calls"
+    elif finish_reason == "stop" and message.function_call is not UNSET:
+        finish_reason = "function_call"
     return ChatChoice(
         index=completion.index,
         message=message,
@@ -180,12 +187,14 @@ def _read_message(completion: Completion, reader: ReplyReader) -> ChatMessage:
         return ChatMessage("assistant", None)
     reply = join_events(reader.read(completion.text, is_last=True))
     reasoning = reply.reasoning or UNSET
+    calls, has_functions = [tool_call(call) for call in reply.calls], reader.has_functions
     return ChatMessage(
         role="assistant",
-        content=(reply.content or None) if reply.calls else reply.content,
-        tool_calls=[tool_call(call) for call in reply.calls] or UNSET,
+        content=(reply.content or None) if calls else reply.content,
+        tool_calls=UNSET if has_functions else calls or UNSET,
         reasoning=reasoning,
         reasoning_content=reasoning,
+        function_call=calls[0].function if calls and has_functions else UNSET,
     )
 
 
@@ -203,10 +212,16 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
     return ChatLogprobs(content)
 
 
-def reply_delta(event: Event, num_calls: int) -> ChatDelta:
-    """The delta for an event of a reply that has had so many calls before."""
+def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
+    """The delta for an event of a reply that has had so many calls before.
+
+    Args:
+        has_functions: whether its request has ``functions`` instead of ``tools``.
+    """
     if isinstance(event, ToolCall):
         function = FunctionCall(event.name, event.arguments)
+        if has_functions:
+            return ChatDelta(function_call=function)
         return ChatDelta(tool_calls=[ToolCallDelta(index=num_calls, id=event.id, function=function)])
     if isinstance(event, Reasoning):
         return ChatDelta(reasoning=event.text, reasoning_content=event.text)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,6 +20,7 @@ from labinfer.openai.answer import (
 )
 from labinfer.outputs import Completion, RequestOutput
 from labinfer.plan import TokenLogprobs
+from labinfer.text.token_offsets import TokenOffsets
 from labinfer.text.tokenizer import Tokenizer
 
 COMPLETION_PREFIX = "cmpl-"
@@ -92,6 +92,22 @@ class Echo:
     logprobs: list[TokenLogprobs] | None
 
 
+def without_tokens(output: RequestOutput) -> RequestOutput:
+    """``output`` with empty answers, for a request that wants its prompt back and nothing else."""
+    completions = [
+        replace(
+            completion,
+            text=completion.text and "",
+            token_ids=[],
+            finish_reason="length",
+            stop_reason=None,
+            logprobs=None if completion.logprobs is None else [],
+        )
+        for completion in output.completions
+    ]
+    return replace(output, completions=completions, num_output_tokens=0)
+
+
 def text_choice(
     completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, echo: Echo | None, index: int
 ) -> TextChoice:
@@ -117,31 +133,27 @@ def text_logprobs(
     measured: list[TokenLogprobs],
     tokenizer: Tokenizer | None,
     echo: Echo | None = None,
-    offset: int = 0,
+    offsets: TokenOffsets | None = None,
 ) -> TextLogprobs:
     """Log-probabilities of some tokens, with what each token reads as.
 
     Args:
         echo: the prompt before them, if they are the first ones and it comes back.
-        offset: characters of the answer before these tokens.
+        offsets: has read all tokens before these; None where they are the first.
     """
+    offsets = offsets or TokenOffsets(tokenizer)
     logprobs: list[TokenLogprobs | None] = list(measured)
+    tokens, begins = [], []
     if echo is not None:
         logprobs = [None, *(echo.logprobs or []), *logprobs]  # the first token follows nothing
-        token_ids = echo.token_ids + token_ids
-    spellings = [spell(token_id, tokenizer) for token_id in token_ids]
-    lengths = [spelling.num_characters for spelling in spellings]
+        tokens, begins = offsets.read_prompt(echo.token_ids, echo.text)
+    more_tokens, more_begins = offsets.read(token_ids)
     return TextLogprobs(
-        tokens=[spelling.token for spelling in spellings],
+        tokens=tokens + more_tokens,
         token_logprobs=[token and token.logprob for token in logprobs],
         top_logprobs=[token and _top_by_text(token, tokenizer) for token in logprobs],
-        text_offset=list(itertools.accumulate(lengths[:-1], initial=offset)) if lengths else [],
+        text_offset=begins + more_begins,
     )
-
-
-def num_characters(token_ids: list[int], tokenizer: Tokenizer | None) -> int:
-    """Characters that these tokens take, by which the ``text_offset`` of what comes after them is larger."""
-    return sum(spell(token_id, tokenizer).num_characters for token_id in token_ids)
 
 
 def _top_by_text(token: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:

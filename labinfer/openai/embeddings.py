@@ -50,5 +50,10 @@ def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: 
         if encoding_format == "base64":
             vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
         data.append(Embedding("embedding", index, vector))
+    return EmbeddingList("list", data, model, count_tokens(outputs))
+
+
+def count_tokens(outputs: list[EmbeddingOutput]) -> EmbeddingUsage:
+    """Tokens of all these prompts."""
     num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    return EmbeddingList("list", data, model, EmbeddingUsage(num_tokens, num_tokens))
+    return EmbeddingUsage(num_tokens, num_tokens)

@@ -13,7 +13,10 @@ from jinja2.parser import Parser
 
 from labinfer.errors import UserError
 from labinfer.text.limited_rendering import LimitedEnvironment, limited, within_limits
+from labinfer.text.messages import Ending
 
+GOES_ON = "<goes on here>"
+"""Mark behind a message that is to be continued; it does not remain in the text."""
 MAX_TEMPLATE = 1 << 20
 """Characters of a template."""
 
@@ -53,18 +56,27 @@ class ChatTemplate:
         """Names of the variables that it reads, beside those it is always given."""
 
     def render(
-        self, messages: list[dict], tools: list[dict] | None = None, variables: dict[str, Any] | None = None
+        self,
+        messages: list[dict],
+        tools: list[dict] | None = None,
+        variables: dict[str, Any] | None = None,
+        ending: Ending = "before answer",
     ) -> str:
-        """The conversation as text, up to the beginning of the assistant's answer.
+        """The conversation as text.
 
         Args:
             messages: in the form of Transformers' ``apply_chat_template``: ``arguments`` of a call are an object, not text.
             tools: JSON schemas of functions, each as ``{"type": "function", "function": …}``.
             variables: further ones, such as ``enable_thinking``.
+            ending: end of the text.
 
         Raises:
-            UserError: the template refuses the messages, has no place for tools, or does not read a variable.
+            UserError: the template refuses the messages, has no place for tools, does not read a variable, or does not write
+                the last message as it is.
         """
+        goes_on = ending == "in message"
+        if goes_on:
+            messages = [*messages[:-1], messages[-1] | {"content": (messages[-1].get("content") or "") + GOES_ON}]
         for name in variables or {}:
             if name not in self.variables:
                 known = ", ".join(sorted(self.variables)) or "none"
@@ -74,18 +86,26 @@ class ChatTemplate:
         if not self._takes_tools and (tools or any(message.get("tool_calls") for message in messages)):
             raise UserError("this model's chat template has no place for tools; leave tools and tool_calls out")
         try:
-            return within_limits(
+            text = within_limits(
                 lambda: self._template.render(
                     messages=messages,
                     tools=tools or None,
                     documents=None,
-                    add_generation_prompt=True,
+                    add_generation_prompt=ending == "before answer",
                     **self._special_tokens,
                     **(variables or {}),
                 )
             )
         except Exception as error:  # noqa: BLE001 - a template is a program; whatever it raises is its refusal
             raise UserError(f"the chat template refuses these messages: {error or type(error).__name__}") from None
+        if not goes_on:
+            return text
+        before, mark, _ = text.rpartition(GOES_ON)
+        if not mark:
+            raise UserError(
+                "continue_final_message: this model's chat template does not write the last message as it is"
+            )
+        return before
 
 
 class GenerationTag(Extension):

@@ -7,10 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from labinfer.errors import UserError
-from labinfer.text.tools import PastCall
+from labinfer.text.tools import CalledFunction, PastCall
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-"""Roles of messages; OpenAI's deprecated ``function`` goes with ``functions``, which are not offered."""
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+"""Roles of messages; ``function`` is OpenAI's deprecated one of a result, which goes with ``functions``."""
+Ending = Literal["before answer", "behind message", "in message"]
+"""End of a conversation's text: where the assistant's answer begins, behind the last message, or within it."""
+TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+"""Roles that chat templates know by another name."""
 
 PARAGRAPHS = "\n\n"
 """Joins texts that come apart in a request, and stand in one message of a chat template."""
@@ -59,19 +63,22 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Thoughts of an assistant's message, under its newer and its older name."""
     tool_call_id: str | None = None
     """Id of the call that a message of the role ``tool`` answers."""
+    function_call: CalledFunction | None = None
+    """Call in an assistant's message, in OpenAI's deprecated form."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The message in the form of chat templates, which know ``developer`` by its older name."""
+        """The message in the form of chat templates."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
+        role = TEMPLATE_ROLES.get(self.role, self.role)
         message: dict[str, Any] = {"role": role, "content": content or ""}
         if self.name:
             message["name"] = self.name
-        if self.tool_calls:
+        calls = self.tool_calls or ([PastCall(self.function_call)] if self.function_call else [])
+        if calls:
             message["content"] = content
-            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+            message["tool_calls"] = [call.as_dict() for call in calls]
         if reasoning := self.reasoning or self.reasoning_content:
             message["reasoning_content"] = reasoning
         if self.tool_call_id:

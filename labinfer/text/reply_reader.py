@@ -21,6 +21,8 @@ class ReplyReader:
         if tokenizer is not None:
             self._parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered, tool_use.is_parallel)
             self._thought_tokens = ThoughtTokens(tokenizer)
+        self.has_functions = tool_use.has_functions
+        """Whether calls are told in OpenAI's deprecated form."""
         self.num_calls = 0
         """Calls so far."""
 
@@ -37,7 +39,9 @@ class ReplyReader:
     def finish_reason(self, reason: str) -> str:
         """Why the answer has ended, by the engine's ``reason``: one that calls tools has not stopped; one that was cut off
         has not come to its end."""
-        return "tool_calls" if self.num_calls and reason == "stop" else reason
+        if not self.num_calls or reason != "stop":
+            return reason
+        return "function_call" if self.has_functions else "tool_calls"
 
     def num_reasoning_tokens(self, token_ids: list[int]) -> int:
         """Tokens of thoughts among those of the text so far, their marks included."""

@@ -14,7 +14,7 @@ _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """Text and bytes of a token alone."""
+    """Text and bytes of a single token."""
 
     token: str
     """Text of the token; its name in the vocabulary where it adds no text."""
@@ -28,13 +28,11 @@ def spell(token_id: int, text: str, name: str | None) -> Spelling:
     """The spelling of a token.
 
     Args:
-        text: the decoded token alone.
+        text: what the token adds to a text.
         name: the token's entry in the vocabulary; None if it has none.
     """
     if REPLACEMENT in text:
         return Spelling(text, len(text), name and _vocabulary_bytes(name, text))
-    if not text and name and not name.strip(SPACE):
-        text = " " * len(name)  # SentencePiece drops spaces at the beginning of a text
     token = text or name
     if not token:
         return unnamed(token_id)

@@ -18,6 +18,7 @@ from labinfer.text.helper_process import (
     HelperTimeout,
     answer_messages,
 )
+from labinfer.text.messages import Ending
 from labinfer.text.tokenizer import Tokenizer
 
 MODULE = "labinfer.text.tokenizing"
@@ -37,12 +38,14 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] | None = None
     """All three as chat templates take them."""
+    ending: Ending = "before answer"
+    """End of a conversation's text."""
 
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
         """Token ids; see ``Tokenizer.encode_within``."""
         if self.messages is None:
             return tokenizer.encode_within(self.text, max_tokens, self.add_special_tokens)
-        text = tokenizer.render_chat(self.messages, self.tools, self.template_kwargs)
+        text = tokenizer.render_chat(self.messages, self.tools, self.template_kwargs, self.ending)
         return tokenizer.encode_within(text, max_tokens, add_special_tokens=False)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from labinfer.errors import UserError
 from labinfer.nesting import MAX_DEPTH, is_too_deep
+from labinfer.text.json_schema import fit_schema
 
 MAX_TOOLS = 128
 MAX_FORCED_CALLS = 8
@@ -31,7 +32,7 @@ class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     parameters: dict[str, Any] | None = None
     """A JSON schema of an object; None for a function without parameters."""
     strict: bool | None = None
-    """True to refuse, where a call is forced, a schema that llguidance cannot enforce in all its parts."""
+    """True to refuse, where a call is forced, a schema that a grammar cannot hold in all its parts."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,13 +44,27 @@ class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function"]
+class NamedTool(msgspec.Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
     function: NamedFunction
 
 
+class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(
+    msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
+):
+    """Some of the tools: the others are as if they were not there."""
+
+    allowed_tools: AllowedTools
+
+
 ToolList = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+FunctionList = Annotated[list[Function], msgspec.Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
+FunctionChoice = Literal["none", "auto"] | NamedFunction
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -85,8 +100,15 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool forces its call."""
     parallel_tool_calls: bool | None = None
     """False for one call at most."""
+    functions: FunctionList | None = None
+    function_call: FunctionChoice | None = None
+    """``tools`` and ``tool_choice`` in OpenAI's deprecated form, which has one call in an answer."""
 
     def __post_init__(self) -> None:
+        if self.has_functions:
+            self._read_functions()
+        if isinstance(self.tool_choice, AllowedToolsChoice):
+            self._read_allowed(self.tool_choice.allowed_tools)
         tools = self.tools or []
         names = [tool.function.name for tool in tools]
         if not tools and self.tool_choice not in (None, "none", "auto"):
@@ -100,6 +122,29 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise UserError(f"tools has {names.count(name)} functions called {name!r}; their names must differ")
         for tool in tools:
             _check_parameters(tool.function)
+
+    def _read_functions(self) -> None:
+        if self.tools or self.tool_choice not in (None, "none", "auto"):
+            raise UserError(
+                "functions and function_call are the older form of tools and tool_choice; leave the older out"
+            )
+        choice: ToolChoice | None = None
+        if isinstance(self.function_call, NamedFunction):
+            choice = NamedTool(self.function_call)
+        elif self.function_call is not None:
+            choice = self.function_call
+        tools = [Tool("function", function) for function in self.functions or []]
+        for name, value in (("tools", tools), ("tool_choice", choice), ("parallel_tool_calls", False)):
+            msgspec.structs.force_setattr(self, name, value)
+
+    def _read_allowed(self, allowed: AllowedTools) -> None:
+        names = [tool.function.name for tool in self.tools or []]
+        allowed_names = {tool.function.name for tool in allowed.tools}
+        if missing := sorted(allowed_names.difference(names)):
+            raise UserError(f"tool_choice {missing[0][:64]!r} is not among tools, which are {', '.join(names):.200}")
+        tools = [tool for tool in self.tools or [] if tool.function.name in allowed_names]
+        msgspec.structs.force_setattr(self, "tools", tools)
+        msgspec.structs.force_setattr(self, "tool_choice", allowed.mode)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> ToolUse:
@@ -129,6 +174,11 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return offered
 
     @property
+    def has_functions(self) -> bool:
+        """Whether a request has the deprecated fields, and is answered in their form."""
+        return self.functions is not None or self.function_call is not None
+
+    @property
     def is_forced(self) -> bool:
         """Whether a call is demanded."""
         return isinstance(self.tool_choice, NamedTool) or self.tool_choice == "required"
@@ -137,6 +187,17 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_parallel(self) -> bool:
         """Whether an answer may have several calls."""
         return self.parallel_tool_calls is not False
+
+    def check_schemas(self) -> list[str]:
+        """Parts that are left out of the schemas that a forced call keeps to, in words.
+
+        Raises:
+            UserError: a function is strict, and no grammar holds its schema.
+        """
+        left_out: list[str] = []
+        for function in self.forced_functions[0] if self.is_forced else ():
+            parameters_schema(function, left_out)
+        return left_out
 
     @property
     def forced_functions(self) -> tuple[list[Function], bool]:
@@ -147,10 +208,18 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return functions, self.is_parallel
 
 
-def parameters_schema(function: Function) -> dict[str, Any]:
-    """The schema of a function's arguments, with llguidance's options."""
+def parameters_schema(function: Function, left_out: list[str] | None = None) -> dict[str, Any]:
+    """The schema of a function's arguments as a grammar holds it, with llguidance's options.
+
+    Args:
+        left_out: is given a sentence where something of the schema is left out.
+
+    Raises:
+        UserError: the function is strict, and no grammar holds its schema.
+    """
     schema = NO_PARAMETERS if function.parameters is None else {"type": "object"} | function.parameters
-    return schema | {"x-guidance": COMPACT | {"lenient": not function.strict}}
+    schema = fit_schema(schema, f"tools: parameters of {function.name!r}", bool(function.strict), left_out)
+    return schema | {"x-guidance": schema.get("x-guidance", {}) | COMPACT}
 
 
 def _read_arguments(arguments: str | dict[str, Any]) -> str | dict[str, Any]:

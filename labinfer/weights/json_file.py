@@ -28,6 +28,11 @@ def read_json(path: Path) -> dict:
     return values
 
 
+def read_optional(path: Path) -> dict:
+    """A JSON object from a file, empty where there is none; see ``read_json``."""
+    return read_json(path) if path.exists() else {}
+
+
 def need_plain_file(path: Path) -> None:
     """Refuse what is there and cannot be read to its end, such as a named pipe, whose reader would wait for ever.
 

@@ -15,7 +15,7 @@ from serving import serving, wait_for
 from labinfer.gateway.endpoints import API
 
 ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
-OPEN = ("/health", "/ready", "/version", "/openapi.json")
+OPEN = ("/health", "/ready", "/ping", "/version", "/openapi.json")
 SMALL = ("--dtype", "float32", "--num-kv-blocks", "512")
 JSON = "Content-Type: application/json\r\n"
 LONG_TEXT = "the sea and the sky and the wind over the water " * 8
@@ -35,7 +35,7 @@ def guarded(tmp_path_factory):
 
 class TestKeys:
     @pytest.mark.parametrize("endpoint", API, ids=lambda endpoint: endpoint.path)
-    def test_route_answers_without_a_key_if_it_is_one_of_four(self, guarded, endpoint):
+    def test_route_answers_without_a_key_if_it_is_an_open_one(self, guarded, endpoint):
         path = endpoint.path.replace("{id}", "r1").replace("{model:path}", "demo")
         path += "?seconds=0" if path == "/v1/cluster/events" else ""  # which ends when the client goes
         for key in ("", "sk-mallory-0123456789", ALICE[:-1], ALICE + "x", CAROL.upper()):

@@ -95,6 +95,65 @@ class TestChat:
         assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
         assert len({chunk.id for chunk in chunks}) == 1
 
+    def test_role_comes_with_the_first_token(self, client):
+        fields = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_tokens": 16, "n": 2, "stream": True}
+        roles: list[list[str | None]] = [[], []]
+        for chunk in client.chat.completions.create(**fields):
+            for choice in chunk.choices:
+                roles[choice.index].append(choice.delta.role)
+                assert choice.delta.content or choice.finish_reason, "no chunk before there is something to say"
+        assert all(found[0] == "assistant" and not any(found[1:]) for found in roles)
+
+    def test_answer_goes_on_in_the_last_message(self, client):
+        begun = {"role": "assistant", "content": "4"}
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=[*MESSAGES, begun],
+            temperature=0,
+            extra_body={"continue_final_message": True, "add_generation_prompt": False},
+        )
+        assert answer.choices[0].message.content == "2"
+
+    def test_special_tokens_show_where_that_is_asked_for(self, client):
+        fields = {"model": "demo", "prompt": "red", "max_tokens": 2, "temperature": 0}
+        for skip, expected in ((True, ""), (False, "<|im_start|>" * 2)):
+            extra = {"skip_special_tokens": skip, "allowed_token_ids": [1]}
+            assert client.completions.create(**fields, extra_body=extra).choices[0].text == expected
+
+    def test_older_functions_are_answered_in_their_form(self, client):
+        fields = {"model": "demo", "messages": MESSAGES, "temperature": 1.0, "seed": 5, "max_tokens": 300}
+        fields |= {"functions": [TOOLS[0]["function"]], "function_call": {"name": "get_weather"}}
+        choice = client.chat.completions.create(**fields).choices[0]
+        assert (choice.finish_reason, choice.message.tool_calls) == ("function_call", None)
+        call = choice.message.function_call
+        assert call.name == "get_weather" and json.loads(call.arguments)["days"] in (1, 2, 3)
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**fields, stream=True)]
+        (streamed,) = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+        assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
+        assert chunks[-1].finish_reason == "function_call"
+        result = {"role": "function", "name": "get_weather", "content": "sunny"}
+        past = {"role": "assistant", "content": None, "function_call": call.model_dump()}
+        answer = client.chat.completions.create(**fields | {"messages": [*MESSAGES, past, result], "max_tokens": 300})
+        assert answer.choices[0].message.function_call
+
+    def test_schema_that_no_grammar_holds_is_left_out_with_a_warning(self, client):
+        schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        fields = {"model": "demo", "messages": MESSAGES, "temperature": 1.0, "seed": 1, "max_tokens": 40}
+        raw = client.chat.completions.with_raw_response.create(**fields, response_format=form)
+        assert "cannot hold uniqueItems" in raw.headers["x-warning"]
+        assert len(json.loads(raw.parse().choices[0].message.content)) == 2
+        form["json_schema"]["strict"] = True
+        with pytest.raises(openai.BadRequestError, match="cannot hold uniqueItems"):
+            client.chat.completions.create(**fields, response_format=form)
+
+    @pytest.mark.parametrize("num_tokens", [2048, 2049, 5000])
+    def test_prompt_that_is_too_long_has_openais_code_and_sentence(self, client, num_tokens):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="demo", prompt=[5] * num_tokens, max_tokens=1)
+        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.body["message"].startswith("This model's maximum context length is 2048 tokens. However, ")
+
     def test_chinese_is_never_cut_in_a_character(self, client):
         fields = {"model": "demo", "messages": [{"role": "user", "content": "你好"}], "temperature": 1.5, "seed": 1}
         whole = client.chat.completions.create(**fields, max_tokens=60)
@@ -290,6 +349,15 @@ class TestCompletions:
                     offsets += part.logprobs.text_offset
         assert (text, tokens, offsets) == (choice.text, choice.logprobs.tokens, choice.logprobs.text_offset)
 
+    def test_prompt_alone_has_its_log_probabilities(self, lenient):
+        fields = {"model": "demo", "prompt": "red blue", "temperature": 0, "echo": True, "logprobs": 1}
+        alone = lenient.completions.create(**fields, max_tokens=0)
+        more = lenient.completions.create(**fields, max_tokens=1).choices[0].logprobs
+        choice = alone.choices[0]
+        assert (choice.text, choice.finish_reason, alone.usage.completion_tokens) == ("red blue", "length", 0)
+        assert (choice.logprobs.tokens, choice.logprobs.text_offset) == (more.tokens[:-1], more.text_offset[:-1])
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(more.token_logprobs[1:-1], abs=1e-4)
+
     def test_best_of(self, client):
         answer = client.completions.create(model="demo", prompt="red", max_tokens=4, best_of=3, n=2, temperature=1.0)
         assert len(answer.choices) == 2
@@ -342,9 +410,17 @@ class TestTokenization:
         status, answer = server.post("/detokenize", {"tokens": [5, 10**8]})
         assert (status, answer["error"]["param"]) == (400, "tokens")
 
-    def test_prompt_for_nobody_is_refused(self, server):
-        status, answer = server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False})
-        assert (status, answer["error"]["param"]) == (400, "add_generation_prompt")
+    def test_conversation_may_end_in_three_ways(self, server):
+        def count(*messages: dict, **fields) -> str:
+            return server.post("/tokenize", {"messages": messages} | fields)[1]["tokens"]
+
+        answered, begun = {"role": "assistant", "content": "42"}, {"role": "assistant", "content": "4"}
+        asked = count(*MESSAGES)
+        whole = count(*MESSAGES, answered, add_generation_prompt=False)
+        open_end = count(*MESSAGES, begun, continue_final_message=True)
+        assert whole[: len(asked)] == asked == open_end[: len(asked)]
+        assert count(*MESSAGES, add_generation_prompt=False) == asked[: len(asked) - 3]
+        assert len(open_end) == len(asked) + 1 and len(whole) > len(open_end)
 
 
 class TestEmbeddings:
@@ -387,6 +463,44 @@ class TestEmbeddings:
         assert caught.value.param == param
 
 
+class TestScores:
+    def test_score_is_the_cosine_of_vectors(self, server, client):
+        texts = ["red blue", "red green", "17 + 25"]
+        data = client.embeddings.create(model="demo", input=texts, encoding_format="float").data
+        first, *others = (item.embedding for item in data)
+        cosines = [sum(a * b for a, b in zip(first, other, strict=True)) for other in others]
+        for body in ({"text_1": texts[0], "text_2": texts[1:]}, {"queries": [texts[0]], "documents": texts[1:]}):
+            status, answer = server.post("/score", body | {"model": "demo"})
+            assert (status, [item["score"] for item in answer["data"]]) == (200, pytest.approx(cosines, abs=1e-5))
+        status, answer = server.post("/v1/score", {"text_1": texts, "text_2": texts})
+        assert [item["score"] for item in answer["data"]] == pytest.approx([1, 1, 1], abs=1e-5)
+        status, answer = server.post("/rerank", {"query": texts[0], "documents": texts[1:]})
+        assert [item["index"] for item in answer["results"]] == sorted((0, 1), key=lambda index: -cosines[index])
+        assert answer["results"][0]["document"]["text"] in texts[1:] and answer["usage"]["total_tokens"] > 0
+        body = {"query": texts[0], "documents": [{"text": text} for text in texts], "top_n": 1}
+        status, answer = server.post("/v2/rerank", body | {"return_documents": False})
+        assert answer["results"] == [{"index": 0, "relevance_score": pytest.approx(1, abs=1e-5)}]
+        status, answer = server.post("/pooling", {"input": texts[0], "model": "demo"})
+        assert answer["data"][0]["data"] == pytest.approx(first, abs=1e-6)
+
+    @pytest.mark.parametrize(
+        ("path", "body", "param"),
+        [
+            ("/score", {"text_1": "a"}, "text_1"),
+            ("/score", {"text_1": "a", "text_2": "b", "queries": "c"}, "text_1"),
+            ("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1"),
+            ("/score", {"text_1": "", "text_2": "b"}, "text_1"),
+            ("/rerank", {"query": "a", "documents": []}, "documents"),
+            ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+            ("/pooling", {"input": ""}, "input"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be_scored_is_refused(self, server, path, body, param):
+        status, answer = server.post(path, body)
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("fields", "param"),
@@ -405,7 +519,8 @@ class TestRefusals:
             ({"reasoning_effort": "huge"}, "reasoning_effort"),
             ({"chat_template_kwargs": {"enable_thinkin": False}}, "chat_template_kwargs"),
             ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs"),
-            ({"functions": [{"name": "f"}]}, "functions"),
+            ({"functions": [{"nam": "f"}]}, "nam"),
+            ({"documents": [{"text": "x"}]}, "documents"),
             ({"echo": True}, "echo"),
             ({"messages": [{"role": "User", "content": "hi"}]}, "messages"),
             ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),

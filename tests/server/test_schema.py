@@ -17,12 +17,14 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from serving import Server, serving
 
 from labinfer.gateway.endpoints import API
-from labinfer.gateway.openapi import describe_api
+from labinfer.gateway.openapi import ITEM_SCHEMA, describe_api
 from labinfer.gateway.routes.cluster import MAX_EVENTS_SECONDS
 
 VOCAB_SIZE = 3072
 """Of the demo model."""
 MAX_PROMPTS, MAX_TOKENS = 2, 4
+LISTS = ("prompt", "input", "text_1", "text_2", "queries", "documents")
+"""Fields with several texts."""
 CONFIG = {"seed": 1, "generation": {"deterministic": True, "database": "none", "no-shrink": True}}
 REASONS = (
     "(prompt is too long: )?This model.s maximum context length is [0-9]+ tokens",
@@ -63,6 +65,10 @@ REASONS = (
     "a block of the type",
     "messages: (the last one is|a block of the type)",
     "file: the form has none",
+    "max_tokens (0 has nothing to stream|must be at least 1)",
+    "text_1 (and text_2, or queries and documents|has [0-9]+ texts and text_2)",
+    "functions and function_call are the older form",
+    "continue_final_message",
     "the chat template refuses these messages",
     "this model's chat template has no place for tools",
     "chat_template_kwargs",
@@ -83,6 +89,18 @@ def make_schema(document: dict, num_examples: int, coverage: str = "all"):
     return schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(config))
 
 
+def with_streams(value: Any) -> Any:
+    """The document in OpenAPI 3.2, where schemathesis reads the events of streams, too."""
+    if isinstance(value, list):
+        return [with_streams(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if ITEM_SCHEMA in value:
+        return {"itemSchema": value[ITEM_SCHEMA]}
+    newer = {key: with_streams(item) for key, item in value.items()}
+    return newer | {"openapi": "3.2.0"} if "openapi" in value else newer
+
+
 DOCUMENT = describe_api(API, ["demo"], VOCAB_SIZE, needs_key=False)
 KNOWN = {
     path: set(DOCUMENT["components"]["schemas"][name]["properties"]) - {"dimensions"}
@@ -93,7 +111,8 @@ KNOWN = {
     )
 }
 OPENAI_DOCUMENT, OPENAI_KNOWN = OpenAIDocument("demo").build(), OpenAIDocument("demo", KNOWN).build()
-few, many = make_schema(DOCUMENT, 12), make_schema(DOCUMENT, 500)
+WITH_STREAMS = with_streams(DOCUMENT)
+few, many = make_schema(WITH_STREAMS, 12), make_schema(WITH_STREAMS, 500)
 openai_few, openai_many = make_schema(OPENAI_DOCUMENT, 12, coverage=""), make_schema(OPENAI_DOCUMENT, 500)
 known_few, known_many = make_schema(OPENAI_KNOWN, 12, coverage="positive"), make_schema(OPENAI_KNOWN, 500)
 
@@ -175,12 +194,13 @@ def can_look(seconds) -> bool:
 def ask(server: Server, case, *unchecked):
     """The answer, which is as the document says."""
     if case.meta.generation.mode.is_positive and isinstance(case.body, dict):
-        case.body = body = whole(case.body)
-        for field in ("prompt", "input"):  # thousands, and long answers, are no better and take longer
+        case.body = body = dict(case.body)
+        for field in LISTS:  # thousands, and long answers, are no better and take longer
             if isinstance(body.get(field), list):
                 body[field] = body[field][:MAX_PROMPTS]
         if case.operation.path.endswith("/completions") and not body.get("min_tokens"):
             body["max_tokens"] = body.get("max_tokens") or MAX_TOKENS
+            body.pop("max_completion_tokens", None)  # which would go before it
     if case.operation.path.startswith("/v1/cluster"):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
         if case.operation.path != "/v1/cluster" and can_look(query.get("seconds", 1)):
@@ -191,15 +211,6 @@ def ask(server: Server, case, *unchecked):
     if response.status_code >= 400:
         check_error(response, case.operation.path)
     return response
-
-
-def whole(value: Any) -> Any:
-    """With 1 for 1.0, which is a whole number to a JSON schema, and nothing else could say that it is none."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [whole(part) for part in value]
-    return {key: whole(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def check_error(response, path: str) -> None:

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
     "supervisor": "gateway host link spmd config clock",
     "gateway": "link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
-    "protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
+    "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "host": "link llm recommended_sampling engine comm heartbeat rank_stats",
     "link": "engine rank_stats",
     "terminal": "llm recommended_sampling outputs group engine prompts text config sampling_params",
@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "bench": "llm jsonl outputs engine prompts observe config sampling_params",
     "llm": "input_processor outputs pooling executor layout group engine worker "
     "prompts text observe plan weights spmd config sampling_params rank_stats clock",
-    "jsonl": "protocol prompts text sampling_params",
+    "jsonl": "body_reader protocol prompts text sampling_params",
     "recommended_sampling": "weights sampling_params",
     "anthropic": "openai protocol prompts text sampling_params structured_outputs",
     "openai": "outputs pooling protocol prompts text plan sampling_params structured_outputs",
@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "layers": "functions comm weights spmd",
     "functions": "native",
     "comm": "heartbeat native",
+    "body_reader": "",
     "protocol": "prompts text sampling_params structured_outputs",
     "prompts": "text",
     "text": "weights structured_outputs nesting",

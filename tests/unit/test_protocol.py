@@ -95,8 +95,9 @@ def test_chat_line_is_read():
     assert parsed.url == CHAT_URL and parsed.sampling.max_tokens == 9
 
 
-def test_max_tokens_goes_before_max_completion_tokens():
-    assert parse(chat("hi", max_tokens=4, max_completion_tokens=9)).sampling.max_tokens == 4
+def test_max_completion_tokens_goes_before_max_tokens():
+    assert parse(chat("hi", max_tokens=4, max_completion_tokens=9)).sampling.max_tokens == 9
+    assert parse(chat("hi", max_tokens=9, max_completion_tokens=4)).sampling.max_tokens == 4
 
 
 def test_content_parts_are_joined():
@@ -143,7 +144,7 @@ def test_templates_know_the_developer_as_the_system(wrapped):
     assert parsed.prompt == parse_prompt({"messages": [{"role": "system", "content": "Be short."}]})[0]
 
 
-@pytest.mark.parametrize("role", ["User", "function", "human", "", None, 5])
+@pytest.mark.parametrize("role", ["User", "critic", "human", "", None, 5])
 @pytest.mark.parametrize("wrapped", [False, True], ids=["simple", "batch"])
 def test_other_roles_are_refused(role, wrapped):
     body = {"messages": [{"role": role, "content": "hi"}]}
@@ -163,11 +164,19 @@ def test_other_roles_are_refused(role, wrapped):
         {"parallel_tool_calls": None},
         {"reasoning_effort": None, "chat_template_kwargs": {}},
         {"stop": []},
+        {"functions": [], "function_call": "auto"},
+        {"verbosity": "high"},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"skip_special_tokens": True, "spaces_between_special_tokens": False},
+        {"add_generation_prompt": True, "continue_final_message": False},
+        {"prompt_cache_retention": "24h", "service_tier": "flex", "store": True, "safety_identifier": "x"},
     ],
     ids=str,
 )
 def test_chat_values_that_change_nothing_are_accepted(body):
-    assert parse(chat("hi", **body)).prompt == parse_prompt({"messages": [{"role": "user", "content": "hi"}]})[0]
+    parsed = parse(chat("hi", **body))
+    assert parsed.prompt.messages == [{"role": "user", "content": "hi"}] and not parsed.prompt.tool_use.offered
+    assert parsed.prompt.template_use.ending == "before answer"
 
 
 @pytest.mark.parametrize(
@@ -175,22 +184,82 @@ def test_chat_values_that_change_nothing_are_accepted(body):
     [
         {"modalities": ["text", "audio"]},
         {"modalities": "text"},
-        {"verbosity": "high"},
-        {"functions": [{"name": "f"}]},
-        {"function_call": {"name": "f"}},
-        {"prediction": {"type": "content", "content": "x"}},
         {"web_search_options": {}},
         {"audio": {"voice": "x"}},
-        {"skip_special_tokens": False},
-        {"spaces_between_special_tokens": False},
-        {"add_generation_prompt": False},
-        {"add_generation_prompt": 1},
+        {"chat_template": "{{ messages }}"},
+        {"documents": [{"text": "x"}]},
+        {"include_reasoning": False},
+        {"use_beam_search": True},
+        {"use_beam_search": 0},
+        {"truncate_prompt_tokens": 5},
+        {"return_token_ids": True},
     ],
     ids=str,
 )
 def test_chat_values_that_would_change_something_are_refused_by_name(body):
     with pytest.raises(UserError, match=f"^{next(iter(body))}=.* not supported"):
         parse(chat("hi", **body))
+
+
+def test_older_functions_are_tools():
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    older = chat("hi", functions=[function], function_call={"name": "f"})
+    named = {"type": "function", "function": {"name": "f"}}
+    newer = chat("hi", tools=[{"type": "function", "function": function}], tool_choice=named)
+    older, newer = parse(older).prompt.tool_use, parse(newer).prompt.tool_use
+    assert older.offered == newer.offered and older.forced_functions == newer.forced_functions
+    assert older.has_functions and not newer.has_functions and not older.is_parallel
+    assert parse(chat("hi", functions=[function], function_call="none")).prompt.tool_use.offered == []
+
+
+def test_older_calls_and_results_are_those_of_tools():
+    call, result = {"name": "f", "arguments": "{}"}, {"role": "function", "name": "f", "content": "5"}
+    messages = [{"role": "assistant", "content": None, "function_call": call}, result]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    expected = [{"role": "assistant", "content": None, "tool_calls": calls}, result | {"role": "tool"}]
+    assert parse(batch({"messages": messages}, CHAT_URL)).prompt.messages == expected
+
+
+def test_allowed_tools_are_those_that_are_there():
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    allowed = {"tools": [{"type": "function", "function": {"name": name}} for name in "ca"]}
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "allowed_tools": allowed | {"mode": mode}}
+        use = parse(chat("hi", tools=tools, tool_choice=choice)).prompt.tool_use
+        assert [tool["function"]["name"] for tool in use.offered] == ["a", "c"]
+        assert use.is_forced == (mode == "required")
+    with pytest.raises(UserError, match="tool_choice 'a' is not among tools, which are b"):
+        parse(chat("hi", tools=tools[1:2], tool_choice=choice))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, "functions and"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "not among tools"),
+        ({"function_call": {"name": "g"}}, "needs tools"),
+        ({"functions": [{"nam": "f"}]}, "functions"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message goes on"),
+        ({"verbosity": "loud"}, "verbosity"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": []}}}, "tool_choice"),
+    ],
+    ids=lambda body: str(body)[:40],
+)
+def test_chat_fields_that_do_not_go_together_are_refused(body, says):
+    with pytest.raises(UserError, match=says):
+        parse(chat("hi", **body))
+
+
+@pytest.mark.parametrize(
+    ("body", "ending"),
+    [
+        ({"continue_final_message": True}, "in message"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "in message"),
+        ({"add_generation_prompt": False}, "behind message"),
+    ],
+)
+def test_end_of_a_conversation_is_chosen(body, ending):
+    assert parse(chat("hi", **body)).prompt.template_use.ending == ending
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -265,6 +334,7 @@ def test_content_may_be_null():
         {"suffix": ""},
         {"skip_special_tokens": True},
         {"spaces_between_special_tokens": True},
+        {"prompt_cache_retention": "24h"},
         {"stop": None},
         {"stream": None},
         {"stream_options": None},
@@ -285,8 +355,8 @@ def test_values_that_change_nothing_are_accepted(body):
         {"suffix": "x"},
         {"tools": [{}]},
         {"tool_choice": "required"},
-        {"skip_special_tokens": False},
-        {"skip_special_tokens": 1},
+        {"truncate_prompt_tokens": 3},
+        {"return_token_ids": 0},
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(body):
@@ -348,6 +418,35 @@ def test_chat_logprobs_that_make_no_sense_are_refused(fields, says):
 def test_echo_with_logprobs_brings_the_prompts():
     sampling = parse(batch({"prompt": "hi", "echo": True, "logprobs": 2})).sampling
     assert (sampling.logprobs, sampling.prompt_logprobs) == (2, 2)
+
+
+def test_no_tokens_are_for_an_echo_alone():
+    parsed = parse(batch({"prompt": "hi", "echo": True, "max_tokens": 0, "logprobs": 1}))
+    assert parsed.prompt_alone and (parsed.sampling.max_tokens, parsed.sampling.prompt_logprobs) == (1, 1)
+    for body in ({}, {"echo": False}, {"echo": True, "stream": True}):
+        with pytest.raises(UserError, match="max_tokens"):
+            parse(batch({"prompt": "hi", "max_tokens": 0} | body))
+    assert not parse(batch({"prompt": "hi", "echo": True})).prompt_alone
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [("max_token", "max_tokens"), ("temprature", "temperature"), ("top_kk", "top_k")]
+)
+def test_unknown_field_that_is_nearly_one_is_told(field, name):
+    with pytest.raises(UserError, match=f"unknown field `{field}`; did you mean {name!r}") as caught:
+        parse(batch({"prompt": "hi", field: 1}))
+    assert caught.value.field == field
+
+
+def test_whole_numbers_may_have_a_fraction_of_none():
+    fields = {"max_tokens": 5.0, "seed": 3.0, "n": 2.0, "logprobs": 1.0, "prompt": [[3.0, 4.0]]}
+    parsed = parse(batch(fields))
+    assert parsed.prompt == TokensPrompt([3, 4])
+    sampling = parsed.sampling
+    assert (sampling.max_tokens, sampling.seed, sampling.n, sampling.logprobs) == (5, 3, 2, 1)
+    for number in (5.5, 1e300):
+        with pytest.raises(UserError, match="max_tokens"):
+            parse(batch({"prompt": "hi", "max_tokens": number}))
 
 
 def test_salt_goes_with_the_prompt():

@@ -161,7 +161,10 @@ URLS = [COMPLETIONS_URL, CHAT_URL]
         ({"type": "text"}, None),
         ({"type": "json_object"}, {"json_object": True}),
         ({"type": "json_schema", "json_schema": {"name": "n"}}, {"json_object": True}),
-        ({"type": "json_schema", "json_schema": {"name": "n-1", "schema": SCHEMA}}, {"json": SCHEMA}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n-1", "schema": SCHEMA}},
+            {"json": SCHEMA | {"x-guidance": {"lenient": True, "coerce_one_of": True}}},
+        ),
         (
             {
                 "type": "json_schema",

@@ -90,6 +90,8 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
+        # Else AutoTokenizer takes Qwen2's own way to split texts instead of the one in tokenizer.json.
+        "auto_map": {"AutoTokenizer": [None, "TokenizersBackend"]},
         "chat_template": CHAT_TEMPLATE,
         "eos_token": IM_END,
         "pad_token": END_OF_TEXT,

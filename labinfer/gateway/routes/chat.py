@@ -17,8 +17,6 @@ from labinfer.gateway.service import Model
 from labinfer.openai.answer import or_unset, prompt_logprobs
 from labinfer.openai.chat import (
     CHAT_PREFIX,
-    FIRST_DELTA,
-    LAST_DELTA,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -27,6 +25,7 @@ from labinfer.openai.chat import (
     chat_choice,
     chat_logprobs,
     chat_messages,
+    first_delta,
     reply_delta,
 )
 from labinfer.outputs import Delta
@@ -73,19 +72,18 @@ class ChatStream:
         self._begun: set[int] = set()  # answers that have a chunk of what the model says
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Every chunk, encoded."""
-        for index in range(self._parsed.sampling.n):
-            yield self._send([ChatChunkChoice(index=index, delta=FIRST_DELTA)])
+        """Every chunk, encoded. The first one of an answer has its role, and comes with its first token and not before: clients
+        take it for the end of the wait."""
         async for _, delta in self._active.deltas():
             logprobs = chat_logprobs(delta.logprobs, self._model.reader.tokenizer) if delta.logprobs else None
             for part in self._parts(delta):
                 yield self._chunk(delta.index, part, logprobs)
                 logprobs = None
-            if logprobs is not None:  # the text of these tokens is still held back
+            if logprobs is not None or delta.index not in self._begun:  # the text of these tokens is still held back
                 yield self._chunk(delta.index, ChatDelta(content=""), logprobs)
             if delta.finish_reason is not None:
                 reason = self._readers[delta.index].finish_reason(delta.finish_reason)
-                yield self._chunk(delta.index, LAST_DELTA, None, reason, delta.stop_reason)
+                yield self._chunk(delta.index, ChatDelta(), None, reason, delta.stop_reason)
         if self._parsed.include_usage:
             yield self._send([], is_last=True)
 
@@ -94,7 +92,7 @@ class ChatStream:
         reader = self._readers[delta.index]
         num_calls, deltas = reader.num_calls, []
         for part in reader.read(delta.text or "", is_last=delta.finish_reason is not None):
-            deltas.append(reply_delta(part, num_calls))
+            deltas.append(reply_delta(part, num_calls, self._parsed.tool_use.has_functions))
             num_calls += isinstance(part, ToolCall)
         return deltas
 
@@ -109,6 +107,7 @@ class ChatStream:
         measured = None
         if index not in self._begun:
             self._begun.add(index)
+            delta = first_delta(delta)
             measured = self._active.opened[0].prompt_logprobs
         choice = ChatChunkChoice(
             index=index,

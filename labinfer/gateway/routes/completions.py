@@ -22,13 +22,14 @@ from labinfer.openai.completions import (
     TextCompletion,
     TextCompletionChunk,
     TextLogprobs,
-    num_characters,
     text_choice,
     text_logprobs,
+    without_tokens,
 )
 from labinfer.outputs import Delta
 from labinfer.prompts import TextPrompt
 from labinfer.protocol import CompletionBody, ParsedBody, read_completion
+from labinfer.text.token_offsets import TokenOffsets
 
 
 async def answer(call: Call) -> Response | EventStream:
@@ -43,13 +44,13 @@ async def answer(call: Call) -> Response | EventStream:
     outputs = await active.outputs()
 
     def whole() -> Response:
-        choices = []
-        for number, output in enumerate(outputs):
+        choices, given = [], list(map(without_tokens, outputs)) if parsed.prompt_alone else outputs
+        for number, output in enumerate(given):
             echo = _echo(model, parsed, active, number)
             for completion in output.completions:
                 index = number * parsed.sampling.n + completion.index
                 choices.append(text_choice(completion, output, model.reader.tokenizer, echo, index))
-        usage = total_usage(outputs)
+        usage = total_usage(given)
         return call.json(TextCompletion(id=id, created=created, model=model.info.name, choices=choices, usage=usage))
 
     return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
@@ -64,7 +65,7 @@ class CompletionStream:
 
     def __init__(self, id: str, created: int, model: Model, parsed: ParsedBody, active: ActiveCall):
         self._id, self._created, self._model, self._parsed, self._active = id, created, model, parsed, active
-        self._lengths: dict[int, int] = {}  # characters so far, by choice
+        self._offsets: dict[int, TokenOffsets] = {}  # by choice
 
     async def events(self) -> AsyncIterator[bytes]:
         """Every chunk, encoded."""
@@ -78,7 +79,7 @@ class CompletionStream:
     def _choice(self, number: int, delta: Delta) -> TextChunkChoice | None:
         """A piece of an answer to the prompt of this number; None where there is nothing to say."""
         index = number * self._parsed.sampling.n + delta.index
-        is_first = index not in self._lengths
+        is_first = index not in self._offsets
         echo = _echo(self._model, self._parsed, self._active, number) if is_first else None
         text = (echo.text if echo else "") + (delta.text or "")
         logprobs = self._logprobs(index, delta, echo)
@@ -96,12 +97,11 @@ class CompletionStream:
         )
 
     def _logprobs(self, index: int, delta: Delta, echo: Echo | None) -> TextLogprobs | None:
-        offset = self._lengths.setdefault(index, 0)
+        tokenizer = self._model.reader.tokenizer
+        offsets = self._offsets.setdefault(index, TokenOffsets(tokenizer))
         if delta.logprobs is None:
             return None
-        tokenizer = self._model.reader.tokenizer
-        self._lengths[index] += num_characters((echo.token_ids if echo else []) + delta.token_ids, tokenizer)
-        return text_logprobs(delta.token_ids, delta.logprobs, tokenizer, echo, offset)
+        return text_logprobs(delta.token_ids, delta.logprobs, tokenizer, echo, offsets)
 
     def _send(self, choices: list[TextChunkChoice], is_last: bool = False) -> bytes:
         usage = None if self._parsed.include_usage else UNSET

@@ -10,7 +10,10 @@ from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import Call
 from labinfer.gateway.call_requests import CallRequests
 from labinfer.gateway.refusals import checked
+from labinfer.gateway.service import Model
 from labinfer.openai.embeddings import embedding_list
+from labinfer.pooling import EmbeddingOutput
+from labinfer.prompts import Prompt
 from labinfer.protocol import EmbeddingBody
 from labinfer.sampling_params import SamplingParams
 
@@ -21,13 +24,23 @@ async def answer(call: Call) -> Response:
     model = call.service.model(body.model)
 
     checked(lambda: body.check_dimensions(model.info.hidden_size))
-    maker = CallRequests(
-        call, model, checked(body.prompts), SamplingParams(), user=body.user or "", pooling=body.pooling
-    )
-    active = await ActiveCall.start(call, model, maker, streams=False, user=body.user)
-    outputs = await active.outputs()
+    outputs = await embed(call, model, checked(body.prompts), body.pooling, body.user)
 
     def whole() -> Response:
         return call.json(embedding_list(outputs, model.info.name, body.encoding_format))
 
     return await asyncio.to_thread(whole)
+
+
+async def embed(
+    call: Call, model: Model, prompts: list[Prompt], pooling: str, user: str | None
+) -> list[EmbeddingOutput]:
+    """The vectors of prompts, in order.
+
+    Raises:
+        ApiError: a prompt is wrong, or the vectors will not come.
+        LimitReached, ServerFull: there are too many requests.
+    """
+    maker = CallRequests(call, model, prompts, SamplingParams(), user=user or "", pooling=pooling)
+    active = await ActiveCall.start(call, model, maker, streams=False, user=user)
+    return await active.outputs()

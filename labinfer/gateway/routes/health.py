@@ -10,7 +10,7 @@ import labinfer
 from labinfer.gateway.call import Call
 from labinfer.gateway.service import LOADING_SECONDS, Service
 from labinfer.openai import api_errors
-from labinfer.openai.answer import Answer
+from labinfer.openai.answer import Answer, Count
 
 State = Literal["ok", "idle", "loading", "stalled", "recovering", "draining"]
 
@@ -33,6 +33,16 @@ class Version(Answer):
     """Version of the server."""
 
     version: str
+
+
+class Pong(Answer):
+    """A server that is alive."""
+
+
+class ServerLoad(Answer):
+    """Requests that are answered or await their turn."""
+
+    server_load: Count
 
 
 async def health(call: Call) -> Response:
@@ -69,6 +79,16 @@ async def ready(call: Call) -> Response:
 async def version(call: Call) -> Response:
     """``GET /version``."""
     return call.json(Version(labinfer.__version__))
+
+
+async def ping(call: Call) -> Response:
+    """``GET`` and ``POST /ping``: as ``/health``, for SageMaker."""
+    return call.json(Pong(), 503 if _state(call.service) == "stalled" else 200)
+
+
+async def load(call: Call) -> Response:
+    """``GET /load``, as vLLM's."""
+    return call.json(ServerLoad(call.service.limits.num_open))
 
 
 async def metrics(call: Call) -> Response:

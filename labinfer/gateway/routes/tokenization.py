@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,8 +13,8 @@ from labinfer.gateway.call import Call
 from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai.answer import Answer, Count
-from labinfer.prompts import TemplateKwargs
-from labinfer.protocol import TokenId, check_neutral
+from labinfer.prompts import TemplateKwargs, TemplateUse
+from labinfer.protocol import TokenId
 from labinfer.text.messages import Messages
 from labinfer.text.tokenizing import PromptText
 from labinfer.text.tools import ToolList, ToolUse
@@ -35,11 +34,9 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Also what each token reads as alone."""
 
     chat_template_kwargs: TemplateKwargs | None = None
-    """Beside messages, as in a chat request."""
-
-    add_generation_prompt: Any = None
-
-    supported: ClassVar[tuple[str, ...]] = ("tools",)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """All three beside messages, as in a chat request."""
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +83,6 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
     """Raises:
     UserError: the fields do not go together, or there is no tokenizer.
     """
-    check_neutral(body, body.supported)
     if (body.prompt is None) == (body.messages is None):
         raise UserError("prompt or messages: give one of the two")
     if body.tools and body.messages is None:
@@ -97,10 +93,14 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
     if body.prompt is not None:
         tokenizer.check_length(body.prompt, model.info.max_model_len)
         return PromptText(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    template_use = TemplateUse(
+        add_generation_prompt=body.add_generation_prompt, continue_final_message=body.continue_final_message
+    )
     return PromptText(
         messages=[message.as_dict() for message in body.messages],
         tools=ToolUse(tools=body.tools).offered,
         template_kwargs=body.chat_template_kwargs,
+        ending=template_use.ending,
     )
 
 

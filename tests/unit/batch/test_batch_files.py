@@ -228,6 +228,14 @@ def test_echoed_completion_has_the_prompts_log_probabilities_first():
     }
 
 
+def test_prompt_alone_has_no_answer():
+    line = parsed(custom_id="c", url=COMPLETIONS_URL, echo=True, prompt_alone=True)
+    body = result_record(7, line, SEVERAL, "m", Letters())["response"]["body"]
+    assert [(choice["text"], choice["finish_reason"]) for choice in body["choices"]] == [("hi", "length")] * 2
+    assert body["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert "stop_reason" not in body["choices"][0] and body["usage"]["completion_tokens"] == 0
+
+
 @pytest.mark.parametrize(("own_id", "expected"), [(None, 7), ("x", "x"), (0, 0)])
 def test_simple_error_names_its_line(own_id, expected):
     error = {"message": "line 7: no", "type": "invalid_request_error", "line": 7}

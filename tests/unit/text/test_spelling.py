@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from labinfer.openai.chat import chat_logprobs
-from labinfer.openai.completions import Echo, num_characters, text_logprobs
+from labinfer.openai.completions import Echo, text_logprobs
 from labinfer.plan import TokenLogprobs
 from labinfer.text.spelling import BYTE_LETTERS, Spelling, spell
 from labinfer.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def test_bytes_of_tokens_join_to_the_text(kind, text, request):
     tokenizer = request.getfixturevalue(kind)
     ids = tokenizer.encode(text, add_special_tokens=False)
     joined = b"".join(bytes(tokenizer.spell(token).bytes) for token in ids)
-    assert joined.decode().strip(" ") == text
+    assert joined.decode() == " " * (kind == "sp") + text
 
 
 @pytest.mark.parametrize("kind", ["bpe", "sp"])
@@ -51,7 +51,7 @@ def test_half_a_character_has_its_real_bytes(kind, request):
         ("\ufffd", None, Spelling("\ufffd", 1, None)),
         ("A", "<0x41>", Spelling("A", 1, (65,))),
         ("", "<|im_end|>", Spelling("<|im_end|>", 0, tuple(b"<|im_end|>"))),
-        ("", "▁", Spelling(" ", 1, (32,))),
+        (" ", "▁", Spelling(" ", 1, (32,))),
         ("", "<｜begin▁of｜>", Spelling("<｜begin▁of｜>", 0, tuple("<｜begin▁of｜>".encode()))),
         ("", None, Spelling("token_id:7", 0, None)),
     ],
@@ -101,13 +101,14 @@ def test_names_of_special_tokens_take_no_place_in_the_text(bpe):
     ids = bpe.encode("a<|im_end|>b", add_special_tokens=False)
     told = text_logprobs(ids, [measured(token, -1.0) for token in ids], bpe)
     assert (told.tokens, told.text_offset) == (["a", "<|im_end|>", "b"], [0, 1, 1])
-    assert num_characters(ids, bpe) == 2
+    told = text_logprobs([], [], bpe, Echo("a<|im_end|>b", ids, []))
+    assert told.text_offset == [0, 1, 11], "it is written in the prompt"
 
 
 def test_echo_comes_before(bpe):
     a, b = (bpe.encode(letter, add_special_tokens=False)[0] for letter in "ab")
-    told = text_logprobs([b], [measured(b, -1.0)], bpe, Echo("aa", [a, a], [measured(a, -2.0)]), 5)
-    assert told.text_offset == [5, 6, 7]
+    told = text_logprobs([b], [measured(b, -1.0)], bpe, Echo("aa", [a, a], [measured(a, -2.0)]))
+    assert told.text_offset == [0, 1, 2]
     assert told.top_logprobs == [None, {"a": -2.0}, {"b": -1.0}]
 
 

@@ -6,11 +6,10 @@ import json
 import random
 
 import pytest
-from sentencepiece import SentencePieceProcessor
+from llama_tokenizer import llama_tokenizer
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import AddedToken, AutoTokenizer, LlamaTokenizer
-from transformers.convert_slow_tokenizer import generate_merges
+from transformers import AddedToken, AutoTokenizer
 
 from labinfer.errors import UserError
 from labinfer.text.detokenizer import Detokenizer
@@ -124,20 +123,13 @@ ADDED = {"<|im_end|>": True, "<think>": False, "</think>": False}
 
 @pytest.fixture(scope="module", params=[False, True], ids=["new", "legacy"])
 def with_added_tokens(request, sp, sp_directory, tmp_path_factory):
-    """Ours and Transformers' tokenizer of a SentencePiece model with further tokens, in each of its ways with spaces.
-
-    Transformers reads the file itself only where protobuf is installed, so it is given what stands in it.
-    """
+    """Ours and Transformers' tokenizer of a SentencePiece model with further tokens, in each of its ways with spaces."""
     directory = tmp_path_factory.mktemp("added")
     (directory / "tokenizer.model").write_bytes((sp_directory / "tokenizer.model").read_bytes())
     decoder = {str(360 + index): {"content": text, "special": ADDED[text]} for index, text in enumerate(ADDED)}
     config = {"legacy": request.param, "added_tokens_decoder": decoder}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    processor = SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
-    vocabulary = {processor.id_to_piece(index): index for index in range(360)}
-    scores = {piece: processor.get_score(index) for piece, index in vocabulary.items()}
-    merges = generate_merges(vocabulary, scores)
-    theirs = LlamaTokenizer(vocab=vocabulary, merges=merges, legacy=request.param, add_bos_token=True)
+    theirs = llama_tokenizer(directory, legacy=request.param)
     for text, special in ADDED.items():
         theirs.add_tokens(AddedToken(text, special=special, normalized=False), special_tokens=special)
     return Tokenizer(directory), theirs

@@ -66,6 +66,26 @@ def test_chat_template_is_what_training_rendered():
         assert trained[: len(asked)] == asked
 
 
+@pytest.mark.parametrize("name", BUNDLED)
+def test_auto_tokenizer_reads_texts_as_we_do(name):
+    """Evaluations load it so; by the model's type it would be Qwen2's, which splits texts in another way."""
+    from transformers import AutoTokenizer
+
+    ours, theirs = Tokenizer(DIRECTORIES[name]), AutoTokenizer.from_pretrained(DIRECTORIES[name])
+    for text in (
+        "17 + 25 = ?",
+        'Reverse "blue": eulb',
+        "你好，世界",
+        "a  b\n\n c1234",
+        "<|im_start|>user\nhi<|im_end|>",
+    ):
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert theirs.decode(ours.encode(text)) == text
+    messages = [{"role": "user", "content": "17 + 25 = ?"}]
+    asked = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(messages) == asked
+
+
 OLD_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"

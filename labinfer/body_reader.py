@@ -1,0 +1,93 @@
+"""read_body: JSON as the struct of a request, and in words what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from labinfer.errors import UserError
+
+FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
+"""Place of a wrong field in msgspec's texts."""
+UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
+STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
+"""Step of a place in them."""
+MAX_IGNORED = 16
+"""Unknown fields of a body that are left out; each is looked for anew."""
+Body = TypeVar("Body")
+
+
+class WrongBody(UserError):
+    """A body that is not the request's.
+
+    Args:
+        field: the one that is wrong, if one is.
+    """
+
+    def __init__(self, message: str, field: str | None = None):
+        super().__init__(message)
+        self.field = field
+
+
+def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: list[str] | None = None) -> Body:
+    """A struct from JSON. Where it has whole numbers, 5.0 is one, as in JSON Schema.
+
+    Args:
+        ignored: if given, unknown fields are left out, and their names put here; else they are refused.
+
+    Raises:
+        WrongBody: it is no JSON, or has a field that is unknown or of another type.
+    """
+    has_whole_numbers = False
+    while True:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError as error:
+            text = str(error)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise WrongBody(f"not valid JSON: {error}") from None
+        unknown = UNKNOWN_FIELD.search(text)
+        try:
+            value = msgspec.json.decode(data)
+            if "got `float`" in text and not has_whole_numbers:
+                has_whole_numbers, value = True, _whole_numbers(value)
+            elif unknown and ignored is not None and len(ignored) < MAX_IGNORED and _leave_out(value, unknown):
+                ignored.append(unknown[1])
+            else:
+                raise _describe(text, kind)
+            data = msgspec.json.encode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):  # behind the first mistake
+            raise _describe(text, kind) from None
+
+
+def _describe(text: str, kind: type) -> WrongBody:
+    """The error of a text of msgspec's."""
+    if unknown := UNKNOWN_FIELD.search(text):
+        name, place = unknown.groups()
+        near = [] if place else difflib.get_close_matches(name[:100], kind.__struct_fields__, 1)
+        return WrongBody(f"{text}; did you mean {near[0]!r}?" if near else text, name)
+    field = FIELD.search(text)
+    return WrongBody(text, field and field[1])
+
+
+def _leave_out(value: Any, unknown: re.Match) -> bool:
+    """Delete an unknown field; returns whether it was found."""
+    name, place = unknown.groups()
+    for key, index in STEP.findall(place or ""):
+        try:
+            value = value[key] if key else value[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return isinstance(value, dict) and value.pop(name, value) is not value
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The same with 5 for 5.0 everywhere."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= 2**53 else value
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    return {key: _whole_numbers(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,131 @@
+"""fit_schema: JSON schemas as zod, pydantic and OpenAPI write them, cut to what a grammar can hold.
+
+Keywords are those of JSON Schema 2020-12; older drafts' forms and OpenAPI's ``nullable`` become theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from labinfer.errors import UserError
+from labinfer.nesting import MAX_DEPTH, is_too_deep
+
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose values are schemas by name."""
+SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
+SINGLE_SCHEMAS = ("items", "additionalProperties")
+PLAIN_KEYWORDS = frozenset(
+    ("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength")
+    + ("maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+)
+UNHELD_KEYWORDS = frozenset(
+    ("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames")
+    + ("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties")
+)
+"""Keywords that no grammar of llguidance's holds. All that are neither here nor above say nothing of a value."""
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)  # llguidance's
+UNHELD_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
+"""Lookaround, backreferences and borders of words in a regular expression."""
+MAX_NAMED = 8
+"""Keywords that an error or a warning names."""
+
+
+def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[str] | None = None) -> dict[str, Any]:
+    """A schema that llguidance reads, with its options for what it may still leave out.
+
+    Args:
+        field: of the request, for errors and warnings.
+        strict: whether all that the schema says must be held.
+        left_out: is given a sentence if something is left out.
+
+    Raises:
+        UserError: it is nested too deeply; or it is strict, and there is something that no grammar holds.
+    """
+    if is_too_deep(schema):
+        raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} deep; make it flatter")
+    fitter = _Fitter()
+    fitted = fitter.fit(schema, "")
+    if fitter.unheld:
+        names = list(dict.fromkeys(fitter.unheld))
+        what = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+        if strict:
+            raise UserError(f"{field}: strict is true, and a grammar cannot hold {what}; leave them out, or strict")
+        if left_out is not None:
+            left_out.append(f"{field}: a grammar cannot hold {what}, which were left out")
+    given, options = schema.get("x-guidance"), {} if strict else {"lenient": True, "coerce_one_of": True}
+    options |= given if isinstance(given, dict) else {}
+    return fitted | ({"x-guidance": options} if options else {})
+
+
+class _Fitter:
+    """Makes the schema anew, and notes what is not in it."""
+
+    def __init__(self) -> None:
+        self.unheld: list[str] = []
+
+    def fit(self, schema: Any, place: str) -> Any:
+        """``schema``, found at a place such as ``tags.items``."""
+        if not isinstance(schema, dict):
+            return schema  # true and false are schemas, too
+        fitted: dict[str, Any] = {}
+        for keyword, value in _newer(schema).items():
+            if keyword in NAMED_SCHEMAS and isinstance(value, dict):
+                inside = f"{place}." if place else ""
+                fitted[keyword] = {name: self.fit(part, f"{inside}{name}") for name, part in value.items()}
+            elif keyword in SCHEMA_LISTS and isinstance(value, list):
+                fitted[keyword] = [self.fit(part, place) for part in value]
+            elif keyword in SINGLE_SCHEMAS:
+                fitted[keyword] = self.fit(value, f"{place}.items" if keyword == "items" and place else place)
+            elif keyword in PLAIN_KEYWORDS:
+                fitted[keyword] = value
+            elif keyword in UNHELD_KEYWORDS:
+                if not _says_nothing(keyword, value):
+                    self._leave_out(keyword, place)
+            elif keyword in ("$ref", "pattern", "format"):
+                if _can_hold(keyword, value):
+                    fitted[keyword] = value
+                else:
+                    self._leave_out(f"{keyword} {str(value)[:60]!r}", place)
+        return fitted
+
+    def _leave_out(self, what: str, place: str) -> None:
+        self.unheld.append(f"{what} (at {place[:80]})" if place else what)
+
+
+def _newer(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same with older forms of keywords in their present ones."""
+    newer = dict(schema)
+    if isinstance(items := newer.get("items"), list):  # tuples before 2020-12
+        newer["prefixItems"] = items
+        newer["items"] = newer.pop("additionalItems", True)
+    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(is_exclusive := newer.get(exclusive), bool):  # draft 4
+            del newer[exclusive]
+            if is_exclusive and limit in newer:
+                newer[exclusive] = newer.pop(limit)
+    if newer.pop("nullable", False) is True:  # OpenAPI 3.0
+        if isinstance(kind := newer.get("type"), str):
+            newer["type"] = [kind, "null"]
+        if isinstance(values := newer.get("enum"), list) and None not in values:
+            newer["enum"] = [*values, None]
+    return newer
+
+
+def _says_nothing(keyword: str, value: Any) -> bool:
+    """Whether every value that a grammar makes meets the keyword."""
+    if keyword == "propertyNames":
+        return value in ({}, True, {"type": "string"})
+    return value is False and keyword == "uniqueItems"
+
+
+def _can_hold(keyword: str, value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    if keyword == "format":
+        return value in FORMATS
+    if keyword == "pattern":
+        return not UNHELD_PATTERN.search(value)
+    return value == "#" or value.startswith("#/")

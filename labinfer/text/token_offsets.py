@@ -1,0 +1,56 @@
+"""TokenOffsets: where tokens begin in the text that they make."""
+
+from __future__ import annotations
+
+import codecs
+
+from labinfer.text.spelling import unnamed
+from labinfer.text.tokenizer import Tokenizer
+
+
+class TokenOffsets:
+    """Positions of tokens in a text, as they come.
+
+    A token begins behind the last character that is complete before it; so all bytes of a character begin where it does.
+
+    Args:
+        tokenizer: None where the checkpoint has none, and tokens add no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def read_prompt(self, token_ids: list[int], text: str) -> tuple[list[str], list[int]]:
+        """Texts and positions of the tokens of a prompt, with which the text begins.
+
+        Args:
+            text: the prompt. Special tokens that are written in it take their place, others take none.
+        """
+        tokens, offsets, is_first = [], [], True
+        for token_id in token_ids:
+            token = self._add(token_id, offsets)
+            if self._offset > offsets[-1]:
+                if is_first and token == f" {(own := self._tokenizer.decode([token_id]))}":  # SentencePiece's space
+                    token, self._offset = own, self._offset - 1
+                is_first = False
+            elif text.startswith(token, self._offset):
+                self._offset += len(token)
+            tokens.append(token)
+        return tokens, offsets
+
+    def read(self, token_ids: list[int]) -> tuple[list[str], list[int]]:
+        """Texts and positions of further tokens."""
+        offsets: list[int] = []
+        return [self._add(token_id, offsets) for token_id in token_ids], offsets
+
+    def _add(self, token_id: int, offsets: list[int]) -> str:
+        """The text of the next token, whose position is appended."""
+        offsets.append(self._offset)
+        spelling = self._tokenizer.spell(token_id) if self._tokenizer else unnamed(token_id)
+        if spelling.num_characters and spelling.bytes is not None:
+            self._offset += len(self._decoder.decode(bytes(spelling.bytes)))
+        else:
+            self._offset += spelling.num_characters
+        return spelling.token

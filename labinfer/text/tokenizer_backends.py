@@ -1,0 +1,200 @@
+"""Backends of ``Tokenizer``: ``tokenizer.json`` by Hugging Face's tokenizers, ``tokenizer.model`` by SentencePiece."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from labinfer.errors import UserError, is_failure
+from labinfer.text.spelling import SPACE
+from labinfer.text.tokenizer_patterns import check_patterns
+from labinfer.weights.json_file import read_optional
+
+
+class TokenizerBackend(Protocol):
+    """A library as ``Tokenizer`` needs it."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+
+    def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
+        """Text of the ids, without special tokens but those that are ``shown``.
+
+        Args:
+            inside: whether other text stands before it; else a space is dropped that the library puts before every text.
+        """
+
+    def decode_all(self, token_ids: list[int]) -> str:
+        """Text of the ids with all special tokens."""
+
+    def name(self, token_id: int) -> str | None:
+        """The token's entry in the vocabulary; None where it has none."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def added_tokens(self) -> dict[str, int]: ...
+    @property
+    def special_tokens(self) -> dict[str, int]: ...
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """Texts of ``bos_token`` and the like, where the vocabulary itself says which they are."""
+
+
+class FastBackend:
+    """``tokenizer.json`` (Hugging Face tokenizers)."""
+
+    def __init__(self, path: Path):
+        from tokenizers import Tokenizer as FastTokenizer
+
+        try:
+            self._tokenizer = FastTokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the Rust library raises plain Exception
+            raise UserError(f"{path} is not a valid tokenizer: {str(error).splitlines()[0]:.120}") from None
+        try:
+            for component in (self._tokenizer.normalizer, self._tokenizer.pre_tokenizer):
+                check_patterns(component)
+        except ValueError as error:
+            raise UserError(f"{path} is not supported: {error}") from None
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+        self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        self.named_tokens: dict[str, str] = {}
+        self._hidden = frozenset(self.special_tokens.values())
+        self._letter = self._find_letter()
+
+    def _find_letter(self) -> int | None:
+        """A letter's token, behind which others are decoded as inside a text; None where that makes no difference."""
+        space = self._tokenizer.token_to_id(SPACE)
+        if space is None or self.decode_all([space]):
+            return None
+        ids = map(self._tokenizer.token_to_id, string.ascii_letters)
+        return next((token for token in ids if token is not None and len(self.decode_all([token])) == 1), None)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Unlike encode, this releases Python's lock and computes no offsets.
+        with _panics_as_errors(text):
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
+        hidden = self._hidden.difference(shown) if shown else self._hidden
+        visible = [token for token in token_ids if token not in hidden]
+        if inside and self._letter is not None:
+            return self.decode_all([self._letter, *visible])[1:]
+        return self.decode_all(visible)
+
+    def decode_all(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def name(self, token_id: int) -> str | None:
+        return self._tokenizer.id_to_token(token_id)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+
+@contextmanager
+def _panics_as_errors(text: str) -> Iterator[None]:
+    """Make a ``UserError`` of a panic of the library."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        raise UserError(
+            f"the tokenizer fails on this text of {len(text)} characters, {text[:40]!r}: {str(error)!r:.100}"
+        ) from None
+
+
+GUARD = "\ue000"
+"""Character of no vocabulary: behind it SentencePiece neither puts nor drops a space at the beginning of a text."""
+
+
+class SentencePieceBackend:
+    """``tokenizer.model`` (SentencePiece), with the beginning-of-sequence token Llama expects.
+
+    SentencePiece itself reads a text as letters throughout. Here its control symbols, and tokens that the checkpoint adds, are
+    found in the text, as chat templates write them; what follows one begins with no space of SentencePiece's own, unless
+    the checkpoint asks for its ``legacy`` way. Its config also says whether a text begins with that space
+    (``add_prefix_space``) and with the beginning-of-sequence token (``add_bos_token``), and ends with the other.
+    """
+
+    def __init__(self, path: Path):
+        from sentencepiece import SentencePieceProcessor
+
+        config, self.special_tokens, self.added_tokens = read_optional(path.with_name("tokenizer_config.json")), {}, {}
+        try:
+            self._processor = SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"{path} is not a valid SentencePiece model: {str(error).splitlines()[0]:.120}") from None
+        self._guard, self._is_legacy = self._processor.encode(GUARD), bool(config.get("legacy"))
+        self._has_first_space = config.get("add_prefix_space") is not False
+        bos, eos, unk = self._processor.bos_id(), self._processor.eos_id(), self._processor.unk_id()
+        self._before = [bos] * (bos >= 0 and config.get("add_bos_token") is not False)
+        self._behind = [eos] * (eos >= 0 and config.get("add_eos_token") is True)
+        named = (("bos_token", bos), ("eos_token", eos), ("unk_token", unk))
+        self.named_tokens = {name: self._processor.id_to_piece(token) for name, token in named if token >= 0}
+        for token_id in range(self._processor.get_piece_size()):
+            if self._processor.is_control(token_id) or self._processor.is_unknown(token_id):
+                self.special_tokens[self._processor.id_to_piece(token_id)] = token_id
+        for content, token_id, is_special in _added_tokens(path.parent, config):
+            (self.special_tokens if is_special else self.added_tokens)[content] = token_id
+        self.added_tokens |= self.special_tokens
+        self._names = {token_id: content for content, token_id in self.added_tokens.items()}
+        self._hidden = frozenset(self.special_tokens.values())
+        longest_first = sorted(filter(None, self.added_tokens), key=len, reverse=True)
+        self._marks = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = list(self._before) if add_special_tokens else []
+        for index, part in enumerate(self._marks.split(text)):
+            if index % 2:
+                ids.append(self.added_tokens[part])
+            elif not self._has_first_space or (index and (part.startswith(" ") or not self._is_legacy)):
+                ids += self._processor.encode(GUARD + part)[len(self._guard) :]
+            else:
+                ids += self._processor.encode(part)
+        return ids + self._behind if add_special_tokens else ids
+
+    def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
+        return self._join([token for token in token_ids if token not in self._hidden or token in shown], inside)
+
+    def decode_all(self, token_ids: list[int]) -> str:
+        return self._join(token_ids, inside=False)
+
+    def _join(self, token_ids: list[int], inside: bool) -> str:
+        decode, text, guarded = self._processor.decode, "", self._processor.decode(self._guard)
+        run = list(self._guard) if inside or not self._has_first_space else []
+        for token_id in token_ids:
+            if token_id in self._names:
+                text, run = text + decode(run).removeprefix(guarded) + self._names[token_id], list(self._guard)
+            elif token_id < self._processor.get_piece_size():
+                run.append(token_id)
+        return text + decode(run).removeprefix(guarded)
+
+    def name(self, token_id: int) -> str | None:
+        if token_id in self._names:
+            return self._names[token_id]
+        return self._processor.id_to_piece(token_id) if token_id < self._processor.get_piece_size() else None
+
+    @property
+    def vocab_size(self) -> int:
+        return max([self._processor.get_piece_size(), *(token_id + 1 for token_id in self._names)])
+
+
+def _added_tokens(directory: Path, config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
+    """Text, id and whether it is special of each token that a checkpoint adds to SentencePiece's."""
+    try:
+        for content, token_id in read_optional(directory / "added_tokens.json").items():
+            yield content, int(token_id), False
+        for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+            yield token["content"], int(token_id), bool(token.get("special"))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{directory} has added tokens without text or id in added_tokens.json or tokenizer_config.json"
+        ) from None

@@ -1,0 +1,45 @@
+"""Bodies of requests: unknown fields that are ignored where that is asked for, and what is refused all the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labinfer.body_reader import MAX_IGNORED, WrongBody, read_body
+from labinfer.protocol import ChatBody
+
+BODY = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}
+
+
+def read(body: dict, ignored: list[str] | None = None) -> ChatBody:
+    return read_body(json.dumps(body).encode(), ChatBody, ignored)
+
+
+def test_unknown_fields_are_left_out_at_any_depth():
+    body = json.loads(json.dumps(BODY)) | {"nonsense": {"a": 1}, "stream_options": {"include_usage": True, "extra": 5}}
+    body["messages"][0]["content"][0]["annotations"] = []
+    body["max_tokens"] = 3.0
+    with pytest.raises(WrongBody, match="unknown field"):
+        read(body)
+    ignored: list[str] = []
+    parsed = read(body, ignored)
+    assert sorted(ignored) == ["annotations", "extra", "nonsense"]
+    assert parsed.stream_options.include_usage and parsed.max_tokens == 3
+    assert parsed.messages == read(BODY).messages
+
+
+def test_wrong_fields_are_refused_all_the_same():
+    with pytest.raises(WrongBody) as caught:
+        read(BODY | {"nonsense": 1, "max_tokens": "x"}, [])
+    assert caught.value.field == "max_tokens"
+    with pytest.raises(WrongBody, match="unknown field"):
+        read(BODY | {f"x{index}": 1 for index in range(MAX_IGNORED + 1)}, [])
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1]", b'{"a": 1, "b": ' + b"[" * 100_000, b'{"n": 1.0, "seed": ' + b"9" * 400]
+)
+def test_broken_body_is_one_error(data):
+    with pytest.raises(WrongBody):
+        read_body(data, ChatBody, [])
