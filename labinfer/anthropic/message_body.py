@@ -11,6 +11,7 @@ from labinfer.prompts import ChatPrompt, ReasoningEffort, TemplateUse, thinking_
 from labinfer.protocol import JSON_TYPES, ParsedBody
 from labinfer.sampling_params import SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.json_schema import fit_schema
 from labinfer.text.messages import PARAGRAPHS, Message
 from labinfer.text.tools import (
     CalledFunction,
@@ -114,7 +115,7 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
             return {"any": "required"}.get(self.type, self.type)
         if self.name is None:
             raise UserError("tool_choice of the type 'tool' needs a name")
-        return NamedTool("function", NamedFunction(self.name))
+        return NamedTool(NamedFunction(self.name))
 
 
 class Thinking(msgspec.Struct, kw_only=True):
@@ -233,10 +234,12 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
             "top_k": self.top_k,
             "stop": self.stop_sequences,
         }
+        prompt = self.prompt()
+        warnings = prompt.tool_use.check_schemas()
         form = self.output_config.format if self.output_config and self.output_config.format else self.output_format
         if form is not None:
-            given["structured_outputs"] = StructuredOutputs(json=form.schema)
-        prompt = self.prompt()
+            schema = fit_schema(form.schema, "output_config", False, warnings)
+            given["structured_outputs"] = StructuredOutputs(json=schema)
         return ParsedBody(
             prompts=[prompt],
             sampling=msgspec.structs.replace(
@@ -251,6 +254,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
             include_usage=True,
             continuous_usage=False,
             tool_use=prompt.tool_use,
+            warnings=warnings,
         )
 
 

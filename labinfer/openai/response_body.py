@@ -12,6 +12,7 @@ from labinfer.prompts import ChatPrompt, ReasoningEffort, TemplateKwargs, Templa
 from labinfer.protocol import JSON_TYPES, JsonObjectFormat, ParsedBody, StreamOptions, TextFormat
 from labinfer.sampling_params import MAX_COUNT, MAX_LOGPROBS, MAX_SEED, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.json_schema import fit_schema
 from labinfer.text.tools import Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
@@ -94,7 +95,7 @@ class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_onl
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Form of the text; ``verbosity`` is taken, and changes nothing."""
+    """Form of the text, and its length, where the chat template knows of that."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaText | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -145,6 +146,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         template_use = TemplateUse(
             chat_template_kwargs=self.chat_template_kwargs or None,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            verbosity=self.text.verbosity if self.text else None,
         )
         return ChatPrompt(
             as_messages(items, self.instructions), tool_use if tool_use.offered else ToolUse(), template_use
@@ -163,7 +165,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise UserError(f"tool_choice allows {unknown[0]!r:.70}, which is not among tools")
             tools, choice = [tool for tool in tools if tool.function.name in allowed], choice.mode
         elif isinstance(choice, NamedChoice):
-            choice = NamedTool("function", NamedFunction(choice.name))
+            choice = NamedTool(NamedFunction(choice.name))
         return ToolUse(tools=tools, tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls)
 
 
@@ -215,9 +217,10 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
         if self.stream_options is not None and not self.stream:
             raise UserError("stream_options goes with stream: true; leave it out")
         prompt = self.prompt(items)
+        warnings = prompt.tool_use.check_schemas()
         return ParsedBody(
             prompts=[prompt],
-            sampling=self._sampling(defaults),
+            sampling=self._sampling(defaults, warnings),
             model=self.model,
             echo=False,
             priority=self.priority or 0,
@@ -227,9 +230,10 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
             include_usage=True,
             continuous_usage=False,
             tool_use=prompt.tool_use,
+            warnings=warnings,
         )
 
-    def _sampling(self, defaults: SamplingParams) -> SamplingParams:
+    def _sampling(self, defaults: SamplingParams, left_out: list[str]) -> SamplingParams:
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         if "seed" in given:
             given["seed"] %= MAX_SEED + 1
@@ -243,8 +247,9 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
         if form is not None and not isinstance(form, TextFormat):
             if self.structured_outputs is not None:
                 raise UserError("text.format and structured_outputs both say what an answer must be; leave one out")
-            is_schema = isinstance(form, JsonSchemaText)
-            given["structured_outputs"] = (
-                StructuredOutputs(json=form.schema) if is_schema else StructuredOutputs(json_object=True)
-            )
+            if isinstance(form, JsonSchemaText):
+                schema = fit_schema(form.schema, "text.format", bool(form.strict), left_out)
+                given["structured_outputs"] = StructuredOutputs(json=schema)
+            else:
+                given["structured_outputs"] = StructuredOutputs(json_object=True)
         return msgspec.structs.replace(defaults, **given)
