@@ -41,7 +41,7 @@ $(VENV)/.setup-test: $(VENV)/.setup
 	touch $@
 
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
-	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl $(ARGS)
+	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
 ALONE := test-cluster test-browser test-mpi-3
 PAIRED := test-server test-online test-features test-unit

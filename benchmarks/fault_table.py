@@ -22,12 +22,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from process_tree import is_gateway, is_rank, is_running, processes, rank_number
+from process_tree import is_gateway, is_rank, is_running, marked_processes, processes, rank_number
 from served import LAUNCH, LAUNCHERS
 
 COMMANDS = ("serve", "job")
@@ -109,11 +109,10 @@ def try_out(case: Case, fault_timeout: float) -> Outcome:
         folder = Path(name)
         with started(case, folder, fault_timeout) as (process, port):
             reach(case, process.pid, port, folder)
-            everyone = processes(process.pid)
             target = find(case.victim, process.pid)
             begin = time.monotonic()
             os.kill(target, case.signum)
-            seconds = wait_for_end(everyone, begin)
+            seconds = wait_for_end(mark(folder), begin)
             status = process.poll()
         return Outcome(
             seconds=seconds,
@@ -132,32 +131,47 @@ def started(case: Case, folder: Path, fault_timeout: float) -> Iterator[tuple[su
     if case.command == "serve":
         own = ["serve", "--port", port, "--drain-timeout", 30]
     else:
-        own = ["--input", write_input(case, folder), "--output", folder / "out.jsonl"]
+        own = ["--input", folder / "in.jsonl", "--output", folder / "out.jsonl"]
+        write_input(case, folder / "in.jsonl")
     command = [*before, LAUNCH, *own, *after, "--fault-timeout", fault_timeout, "--timeout", START_SECONDS]
     command += ["--max-model-len", 2048]
-    with (folder / "log").open("w") as log:
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "log").open("w"))
+        if case.command == "job" and case.state == "idle":  # so that the job waits for lines
+            stack.callback(os.close, os.open(folder / "in.jsonl", os.O_RDWR))
         process = subprocess.Popen(
-            [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [str(word) for word in command],
+            env=os.environ | dict([mark(folder).split("=")]),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
-    try:
-        yield process, port
-    finally:
-        for pid in processes(process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+        try:
+            yield process, port
+        finally:
+            kill_all(marked_processes(mark(folder)))
+            process.wait()
 
 
-def write_input(case: Case, folder: Path) -> Path:
+def mark(folder: Path) -> str:
+    """A variable in the environment of all processes of a trial, by which they are found when nobody is above them any more."""
+    return f"FAULT_TABLE_TRIAL={folder}"
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def write_input(case: Case, path: Path) -> None:
     """The job's prompts: a file, or a pipe to which nothing is written where it is to be idle."""
-    path = folder / "in.jsonl"
     if case.state == "idle":
         os.mkfifo(path)
-        os.open(path, os.O_RDWR)  # stays open until this process ends, so that the job waits for lines
     else:
         body = BODIES.get(case.state, BODIES["decode"])
         path.write_text("".join(json.dumps(body | {"id": number}) + "\n" for number in range(400)))
-    return path
 
 
 def reach(case: Case, ancestor: int, port: int, folder: Path) -> None:
@@ -218,13 +232,12 @@ def find(victim: str, launcher: int) -> int:
     return next(pid for pid in processes(launcher, is_rank) if rank_number(pid) == number)
 
 
-def wait_for_end(everyone: list[int], begin: float) -> float | None:
-    """Seconds until all have ended; None where some were still there at the limit, which are killed then."""
-    while left := [pid for pid in everyone if is_running(pid)]:
+def wait_for_end(variable: str, begin: float) -> float | None:
+    """Seconds until all with this in their environment have ended; None where some were still there at the limit, which are
+    killed then."""
+    while left := marked_processes(variable):
         if time.monotonic() > begin + LIMIT_SECONDS:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_all(left)
             return None
         time.sleep(0.02)
     return time.monotonic() - begin

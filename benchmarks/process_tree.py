@@ -8,21 +8,44 @@ from pathlib import Path
 
 Words = list[str]
 """A command line."""
+RANK_VARIABLES = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def processes(ancestor: int, matches: Callable[[Words], bool] = lambda words: True) -> list[int]:
     """Descendants of a process whose command line matches, and it itself, in the order of their numbers."""
-    parents, lines = {}, {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                lines[int(folder.name)] = (folder / "cmdline").read_text().split("\0")[:-1]
+    return sorted(
+        pid for pid in [ancestor, *descendants(ancestor)] if (words := entries(pid, "cmdline")) and matches(words)
+    )
 
-    def descends(pid: int) -> bool:
-        return pid == ancestor or (pid in parents and descends(parents[pid]))
 
-    return sorted(pid for pid, words in lines.items() if words and matches(words) and descends(pid))
+def descendants(ancestor: int) -> list[int]:
+    """Processes below this one, each after the one above it."""
+    children: dict[int, list[int]] = {}
+    for pid in all_processes():
+        with contextlib.suppress(OSError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(pid)
+    below = [ancestor]
+    for pid in below:
+        below += children.get(pid, [])
+    return below[1:]
+
+
+def marked_processes(variable: str) -> list[int]:
+    """Running processes that have this in their environment, such as ``NAME=value``, whoever is above them by now."""
+    return [pid for pid in all_processes() if variable in entries(pid, "environ") and is_running(pid)]
+
+
+def all_processes() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def entries(pid: int, name: str) -> Words:
+    """Strings in a process's ``cmdline`` or ``environ``; none where it has gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
 
 
 def is_rank(words: Words) -> bool:
@@ -49,12 +72,8 @@ def is_running(pid: int) -> bool:
 
 def rank_number(pid: int) -> int:
     """The number that the launcher gave a rank; -1 where it is no rank."""
-    with contextlib.suppress(OSError):
-        for entry in Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"):
-            name, _, value = entry.partition("=")
-            if name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
-                return int(value)
-    return -1
+    variables = dict(entry.partition("=")[::2] for entry in entries(pid, "environ"))
+    return next((int(variables[name]) for name in RANK_VARIABLES if name in variables), -1)
 
 
 def own_megabytes(pid: int) -> float:

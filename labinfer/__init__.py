@@ -5,32 +5,35 @@ The public names are loaded on first use, so that ``labinfer --help`` does not p
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
-__all__ = ["LLM", "Delta", "EmbeddingOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
+
+MODULES = {
+    "AsyncLLM": "async_llm",
+    "Completion": "outputs",
+    "Delta": "outputs",
+    "EmbeddingOutput": "pooling",
+    "LLM": "llm",
+    "RequestOutput": "outputs",
+    "SamplingParams": "sampling_params",
+    "StructuredOutputs": "structured_outputs",
+    "UserError": "errors",
+}
+"""Public names, and the modules that they are in."""
+__all__ = [*MODULES, "__version__"]  # noqa: PLE0604 - all are strings
 
 
-def __getattr__(name: str):
-    if name == "SamplingParams":
-        from labinfer.sampling_params import SamplingParams
-
-        return SamplingParams
-    if name == "StructuredOutputs":
-        from labinfer.structured_outputs import StructuredOutputs
-
-        return StructuredOutputs
-    if name in ("Delta", "RequestOutput"):
-        from labinfer import outputs
-
-        return getattr(outputs, name)
-    if name == "EmbeddingOutput":
-        from labinfer.pooling import EmbeddingOutput
-
-        return EmbeddingOutput
-    if name == "LLM":
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module 'labinfer' has no attribute {name!r}")
+    if name in ("AsyncLLM", "LLM"):  # before torch is imported
         from labinfer.spmd.environment import shorten_openmp_spins
 
         shorten_openmp_spins()
-        from labinfer.llm import LLM
+    return getattr(importlib.import_module(f"labinfer.{MODULES[name]}"), name)
 
-        return LLM
-    raise AttributeError(f"module 'labinfer' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

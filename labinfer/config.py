@@ -25,6 +25,7 @@ QUANTIZATIONS = ("auto", "none", "int8", "int4")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
+OUTPUT_FORMATS = ("jsonl", "text")
 PROGRESS = ("auto", "jsonl", "none")
 MAX_TIMEOUT = 1e9
 """Seconds."""
@@ -69,6 +70,11 @@ class ModelOptions:
         metavar="DIR|NAME",
     )
     tokenizer: str = option("", "tokenizer directory (default: the model's)", metavar="DIR")
+    chat_template: str = option(
+        "",
+        "Jinja file with another chat template, for conversations with tools, too (default: the checkpoint's)",
+        metavar="FILE",
+    )
     response_template: str = option(
         "",
         "how chat replies are read: one of the built-in formats (deepseek_v3, deepseek_v31, deepseek_v32, ernie, glm, "
@@ -224,7 +230,9 @@ class RuntimeOptions:
 
     threads: int = option(0, "CPU threads of a rank (default: its share of the node's cores)", metavar="N")
     log_level: str = option(
-        "info", "what rank 0 says on standard error; debug has a line for every step", choices=LOG_LEVELS
+        "info",
+        "what rank 0 says on standard error; debug has a line for every step (default: info; for --prompt and chat warning)",
+        choices=LOG_LEVELS,
     )
     timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")
     fault_timeout: float = option(
@@ -265,6 +273,11 @@ class JobOptions:
         "JSONL file of results, - for standard output (default for --input); the answers to --input are journaled in "
         "FILE.journal, for --resume",
         metavar="FILE",
+    )
+    output_format: str = option(
+        "jsonl",
+        "jsonl, or text: questions and answers of --input for people, at the terminal",
+        choices=OUTPUT_FORMATS,
     )
     overwrite: bool = option(False, "empty --output of what an earlier run wrote; without this it is refused")
     resume: bool = option(
@@ -431,8 +444,8 @@ def convert(name: str, value: Any, hint: Any) -> Any:
             raise UserError(f"{flag_name(name)} is empty; give at least one value")
         return tuple(convert(name, part, item) for part in parts)
     if hint is str:
-        value = str(value)
-        if not value and name not in ("tokenizer", "response_template"):
+        value = str(value).removeprefix("torch.")  # torch.bfloat16 is a dtype of Python callers
+        if not value and name not in ("tokenizer", "response_template", "chat_template"):
             raise UserError(f"{flag_name(name)} is empty; give a value or leave the option out")
         return value
     if hint is bool:

@@ -31,25 +31,31 @@ class InputProcessor:
         required: whether to refuse a directory without one; otherwise only prompts that need it are refused.
         response_template: how chat replies are read; see ``choose_format``.
         max_prompt_tokens: the longest prompt that can be used; what is far longer is refused before it is tokenized.
+        chat_template: file that takes the place of the checkpoint's chat templates; empty for none.
 
     Raises:
-        UserError: there is no tokenizer, or it is broken; the response template cannot be used.
+        UserError: there is no tokenizer, or it is broken; one of the templates cannot be used.
     """
 
     def __init__(
-        self, directory: Path, required: bool, response_template: str = "", max_prompt_tokens: int = sys.maxsize
+        self,
+        directory: Path,
+        required: bool,
+        response_template: str = "",
+        max_prompt_tokens: int = sys.maxsize,
+        chat_template: str = "",
     ):
         self._max_prompt_tokens = max_prompt_tokens
         self.tokenizer: Tokenizer | None = None
         self._error: UserError | None = None
         try:
-            self.tokenizer = Tokenizer(directory, response_template)
+            self.tokenizer = Tokenizer(directory, response_template, chat_template)
         except UserError as error:
-            if required or response_template:
+            if required or response_template or chat_template:
                 raise
             self._error = error
         self._trial = GrammarTrial(self.need_tokenizer)
-        self.tokenizing = TokenizingProcess(directory, response_template, max_prompt_tokens)
+        self.tokenizing = TokenizingProcess(directory, response_template, max_prompt_tokens, chat_template)
         """A process for long prompts, where others must not wait for them."""
 
     def process(

@@ -6,47 +6,49 @@
     outputs = llm.generate(["Hello"], SamplingParams(max_tokens=16))
 
 Every rank runs the same lines; rank 0 gets the list of outputs and the others None, as in an MPI gather. ``with LLM(…)
-as llm:`` or ``llm.close()`` makes the ranks leave together.
+as llm:`` or ``llm.close()`` makes the ranks leave together. Threads may share an LLM: their calls run one after another.
+Ctrl-C aborts what runs, and the LLM can be used again. For requests at the same time there is ``AsyncLLM``.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from labinfer.clock import Clock, SystemClock
 from labinfer.config import EngineOptions
 from labinfer.engine.assemble import make_engine
-from labinfer.engine.driver import EngineDriver, News
+from labinfer.engine.driver import EngineDriver
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
-from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.executor.build import RankParts, build_rank
 from labinfer.executor.spmd import SpmdExecutor, StatsReporter, follow
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
-from labinfer.input_processor import InputProcessor, pair_prompts
+from labinfer.input_processor import InputProcessor
 from labinfer.layout.kv_capacity import KVCapacity
 from labinfer.layout.layout import Layout
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
-from labinfer.observe.trace import write_trace
-from labinfer.outputs import Delta, RequestOutput, RequestState
-from labinfer.plan import POOLINGS
+from labinfer.outputs import Delta, RequestOutput
 from labinfer.pooling import EmbeddingOutput
-from labinfer.prompts import PromptLike, parse_prompt
+from labinfer.prompts import PromptLike
 from labinfer.rank_stats import WorkerStats
+from labinfer.request_maker import RequestMaker, checked_pooling, conversations
+from labinfer.runs import Runs
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import detect
 from labinfer.spmd.topology import Place
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.turns import Turns
 from labinfer.weights.read_ahead import start_reading_ahead
-from labinfer.worker.logits_processors.registry import check_processors, find_processors
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,11 @@ class LLM:
         UserError: an option, the model or the layout is wrong; on every rank.
     """
 
+    _process: ClassVar[int] = 0
+    """The process that made the first LLM: threads of torch and of the compiled functions do not outlive a fork."""
+
     def __init__(self, model: str = "demo", **options: Any):
+        self._check_process()
         checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
         if environment.is_one_node:
             start_reading_ahead(
@@ -86,6 +92,7 @@ class LLM:
             on_progress: ``on_progress(done, total)`` counts loaded tensors.
             others: the group's models so far, if it is to be run beside them by ``follow_all``.
         """
+        cls._check_process()
         llm = cls.__new__(cls)
         llm._build(group, options, on_progress, others)
         return llm
@@ -104,34 +111,33 @@ class LLM:
         with self.group.together():
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
+        self._turns, self._closed = Turns("LLM"), False
         self._parts = parts = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
-        self.report = RunReport()
         self.tokenizer: Tokenizer | None = None
-        self._trace: OutputFile | None = None
-        self._closed = self._broken = False
+        trace: OutputFile | None = None
         if parts is not None:
             self.facts = _facts(parts)
         with self.group.together():
             if self.is_rank0:
                 own = options.model.tokenizer
-                self._inputs = InputProcessor(
+                self.inputs = InputProcessor(
                     Path(own) if own else parts.directory,
                     required=bool(own),
                     max_prompt_tokens=self.facts.max_model_len,
                     response_template=options.model.response_template,
+                    chat_template=options.model.chat_template,
                 )
-                self.tokenizer = self._inputs.tokenizer
-                self._processors = find_processors()
+                self.tokenizer = self.inputs.tokenizer
                 if self.tokenizer is not None and self.tokenizer.has_chat_template:
                     told = describe_choice(self.tokenizer.reply_format, options.model.response_template)
                     logger.log(logging.DEBUG if self.tokenizer.reply_format else logging.INFO, told)
                 if path := options.observe.trace:
-                    self._trace = OutputFile(path, "--trace")
+                    trace = OutputFile(path, "--trace")
         if self.is_rank0:
             self._executor = SpmdExecutor(
                 parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=len(others)
             )
-            self.guides = GuideMaker(self._inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
+            self.guides = GuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
             self.engine: LLMEngine = make_engine(
                 self.facts,
                 self._executor,
@@ -141,7 +147,9 @@ class LLM:
                 recorder=parts.recorder,
                 guides=self.guides,
             )
+            self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
+            self._runs = Runs(self.driver, self.clock, parts.recorder, tokenizer=self.tokenizer, trace=trace)
 
     # The parts of this rank, by what they say.
 
@@ -179,6 +187,11 @@ class LLM:
         """Counters of this rank."""
         return self._parts.stats
 
+    @property
+    def report(self) -> RunReport:
+        """Figures of the last run (rank 0)."""
+        return self._runs.report
+
     def record_steps(self, num_slices: int) -> None:
         """Have this rank record where the time of its steps goes, from now to the end of the run; on every rank.
 
@@ -207,18 +220,41 @@ class LLM:
         Raises:
             UserError: a prompt or a parameter is wrong; on rank 0, before anything has run.
         """
-        if not self.is_rank0:
-            self.follow()
-            return None
-        try:
-            requests = self._make_requests(prompts, params)
-            if on_delta is not None:
-                for request in requests:
-                    _check_can_stream(request)
-        except UserError:
-            self._executor.end_run([])  # the others are in this call too
-            raise
-        return sorted(self.run(requests, on_delta=on_delta), key=lambda output: output.key)
+        return self._generate(lambda: prompts, params, on_delta)
+
+    def stream(
+        self,
+        prompts: PromptLike | list[PromptLike] | None,
+        params: SamplingParams | list[SamplingParams] | None = None,
+    ) -> Iterator[Delta]:
+        """Generate, as an iterator over what the answers get, as they get it. Collective: every rank iterates; on ranks other
+        than 0 nothing comes.
+
+        Leaving the loop, or closing the iterator, aborts what is left. For the arguments see ``generate``.
+
+        Raises:
+            UserError: as ``generate``, with the first item.
+        """
+        self.check_usable()
+        steps = self._call(
+            lambda: self.requests.make_all(prompts, params, streams=True), lambda requests: self._runs.deltas(requests)
+        )
+        return self._turns.run(steps)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]] | None,
+        params: SamplingParams | list[SamplingParams] | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
+        **fields: Any,
+    ) -> list[RequestOutput] | None:
+        """Answer a conversation, or each of a list of them; otherwise as ``generate``.
+
+        Args:
+            messages: as in OpenAI's API; the checkpoint's chat template makes a prompt of them.
+            fields: fields that go beside messages, such as ``tools`` and ``chat_template_kwargs``; see ``PromptLike``.
+        """
+        return self._generate(lambda: conversations(messages, fields), params, on_delta)
 
     def embed(
         self, prompts: PromptLike | list[PromptLike] | None, pooling: str = "last", normalize: bool = True
@@ -236,51 +272,15 @@ class LLM:
         Raises:
             UserError: a prompt or the pooling is wrong; on rank 0, before anything has run.
         """
-        if not self.is_rank0:
-            self.follow()
-            return None
-        try:
-            if pooling not in POOLINGS:
-                raise UserError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
-            requests = self._make_requests(prompts, None, pooling)
-        except UserError:
-            self._executor.end_run([])  # the others are in this call too
-            raise
-        outputs = sorted(self.run(requests), key=lambda output: output.key)
-        return [output.normalized() for output in outputs] if normalize else outputs
-
-    def make_request(
-        self,
-        key: Any,
-        prompt: PromptLike,
-        sampling: SamplingParams,
-        *,
-        cache_salt: str = "",
-        priority: int = 0,
-        user: str = "",
-        pooling: str = "",
-    ) -> Request:
-        """Tokenize and check a prompt (rank 0). For ``key`` and all that is given by name see ``Request``; a dictionary's
-        own fields go before these.
-
-        Raises:
-            UserError: the prompt or a parameter is wrong.
-        """
-        typed, extras = parse_prompt(prompt)
-        fields = {"cache_salt": cache_salt, "priority": priority, "user": user} | extras
-        request = self._inputs.process(key, typed, sampling, pooling=pooling, **fields)
-        self._inputs.check_form(request)
-        self.check_processors(request)
-        self.engine.check_request(request)
-        return request
-
-    def check_processors(self, request: Request) -> None:
-        """Raises:
-        UserError: one of the request's own logits processors is none, or refuses its argument.
-        """
-        check_processors(
-            request.sampling.logits_processors, request.prompt_token_ids, self.facts.vocab_size, self._processors
+        outputs = self._gather(
+            lambda: self.requests.make_all(prompts, None, pooling=checked_pooling(pooling)),
+            lambda requests: self._runs.outputs(requests),
         )
+        return [output.normalized() for output in outputs] if normalize and outputs else outputs
+
+    def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
+        """Tokenize and check a prompt (rank 0); see ``RequestMaker.make``."""
+        return self.requests.make(key, prompt, sampling, **fields)
 
     def run(
         self,
@@ -295,54 +295,48 @@ class LLM:
             check: called every step; may raise ``Interrupted``.
             on_delta: called with what each answer gets, as it gets it.
         """
-        if self._broken:
-            raise UserError("an earlier run of this LLM was broken off; make a new LLM")
-        driver, recorder = self.driver, self._parts.recorder
-        self.report = report = RunReport()
-        before = self.engine.scheduler.counts.copy()
-        begin = self.clock()
-        try:
-            for news in driver.run(self._open(requests, on_delta is not None), check):
-                with recorder.slice("detokenise"):
-                    finished = self._advance(news, on_delta)
-                for output in finished:
-                    self._count(report, output)
-                    yield output
-        except (Exception, GeneratorExit):
-            if driver.is_broken:
-                self._broken = True
-            else:
-                driver.drain()
-            raise
-        except BaseException:  # Ctrl-C, wherever it came
-            self._broken = True
-            raise
-        finally:
-            if not self._broken:
-                report.wall_time = self.clock() - begin
-                report.counts = self.engine.scheduler.counts.copy()
-                report.counts.subtract(before)
-                report.workers = self.end_run()
+        self.check_usable()
+        return self._turns.run(self._runs.outputs(requests, check, on_delta))
 
     def end_run(self) -> list[WorkerStats]:
         """Rank 0: end a run, on the other ranks, too. Returns what each of them did, and writes the trace if wanted."""
-        workers = self.engine.end_run()
-        if self._trace is not None:
-            write_trace(self._trace, workers)
-        return workers
+        return self._runs.end()
 
     def follow(self) -> None:
         """Ranks other than 0: take part until rank 0's run ends."""
-        follow_all([self])
+        self.check_usable()
+        with self._turns.turn():
+            follow_all([self])
 
     def close(self) -> None:
-        """Leave the group in an orderly way; collective. The LLM is of no use afterwards."""
-        if not self._closed:
+        """Leave the group in an orderly way, and free weights and KV cache; collective. The LLM is of no use afterwards."""
+        if self._closed or os.getpid() != LLM._process:
+            return
+        with self._turns.turn():
             self._closed = True
             if self.is_rank0:
-                self._inputs.close()
+                self.inputs.close()
                 self._parts.channel.close()
             self.group.close(patient=self.is_spare)
+            if self._parts is not None:
+                self._parts.worker.close()
+
+    def check_usable(self) -> None:
+        """Raises:
+        UserError: the LLM is closed, or this process is a fork of the one that made it.
+        """
+        self._check_process()
+        if self._closed:
+            raise UserError("this LLM is closed; make a new LLM")
+
+    @staticmethod
+    def _check_process() -> None:
+        LLM._process = LLM._process or os.getpid()
+        if os.getpid() != LLM._process:
+            raise UserError(
+                f"this process is a fork of process {LLM._process}, which has used an LLM: its threads are not here, so "
+                'nothing can run; fork before, or start processes with multiprocessing.get_context("spawn")'
+            )
 
     def __enter__(self) -> LLM:
         return self
@@ -351,49 +345,31 @@ class LLM:
         if kind is None:  # after a failure the others are not where a collective could meet them
             self.close()
 
-    # Rank 0's side of a run.
+    def _generate(
+        self, prompts: Callable[[], Any], params: Any, on_delta: Callable[[Delta], None] | None
+    ) -> list[RequestOutput] | None:
+        return self._gather(
+            lambda: self.requests.make_all(prompts(), params, streams=on_delta is not None),
+            lambda requests: self._runs.outputs(requests, on_delta=on_delta),
+        )
 
-    def _open(self, requests: Iterable[Request | None], streams: bool) -> Iterator[tuple[RequestState, Request] | None]:
-        """Each request with its state."""
-        for request in requests:
-            if request is None:
-                yield None
-                continue
-            if streams:
-                _check_can_stream(request)
-            yield RequestState(request, self.tokenizer, streams, self.clock), request
+    def _gather(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> list | None:
+        """All that ``_call`` yields, in the order of the requests; None on ranks other than 0."""
+        self.check_usable()
+        outputs = list(self._turns.run(self._call(make, run)))
+        return sorted(outputs, key=lambda output: output.key) if self.is_rank0 else None
 
-    def _advance(self, news: News, on_delta: Callable[[Delta], None] | None) -> list[RequestOutput | EmbeddingOutput]:
-        """Turn the news of a step into text; returns the outputs of the requests that are done with it."""
-        finished = []
-        for state, update in news:
-            if state.add(update):
-                self.driver.abort(state, update.index, FinishReason.STOP)
-            if on_delta is not None:
-                on_delta(state.take_delta(update.index))
-            if state.is_done:
-                finished.append(state.output())
-        return finished
-
-    @staticmethod
-    def _count(report: RunReport, output: RequestOutput | EmbeddingOutput) -> None:
-        report.num_finished += 1
-        report.prompt_tokens += len(output.prompt_token_ids)
-        if isinstance(output, EmbeddingOutput):
+    def _call(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> Iterator[Any]:
+        """Rank 0: make the requests of a call and yield from their run; the other ranks follow."""
+        if not self.is_rank0:
+            follow_all([self])
             return
-        report.output_tokens += output.num_output_tokens
-        report.time_to_first_token.append(output.time_to_first_token)
-        if output.time_per_output_token:
-            report.time_per_output_token.append(output.time_per_output_token)
-
-    def _make_requests(self, prompts: Any, params: Any, pooling: str = "") -> list[Request]:
-        requests = []
-        for index, (prompt, sampling) in enumerate(pair_prompts(prompts, params)):
-            try:
-                requests.append(self.make_request(index, prompt, sampling, pooling=pooling))
-            except UserError as error:
-                raise UserError(f"prompt {index}: {error}") from None
-        return requests
+        try:
+            requests = make()
+        except BaseException:
+            self._executor.end_run([])  # the others are in this call too
+            raise
+        yield from run(requests)
 
 
 def follow_all(llms: list[LLM]) -> None:
@@ -418,10 +394,3 @@ def _facts(parts: RankParts) -> EngineFacts:
         eos_token_ids=config.eos_token_ids,
         step_times=parts.step_times,
     )
-
-
-def _check_can_stream(request: Request) -> None:
-    if not request.sampling.can_stream:
-        raise UserError(
-            "best_of and num_beams cannot stream: the best are known at the end; leave them or on_delta out"
-        )

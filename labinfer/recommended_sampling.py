@@ -12,7 +12,7 @@ FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def recommended_sampling(checkpoint: Path) -> dict[str, float] | None:
+def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
     """Fields of ``SamplingParams``; None where answers are not to be sampled: its numbers, if any, are meant for when
     sampling is asked for.
 

@@ -24,6 +24,7 @@ MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+FORMS = StructuredOutputs.__struct_fields__
 TINY = 1e-300
 """The smallest value of fields that must be above 0."""
 
@@ -182,6 +183,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise UserError(f"logits_processors cannot be sent to the ranks: {error}") from None
 
     def _check_structured(self) -> None:
+        if isinstance(self.structured_outputs, dict):
+            unknown = sorted(str(key) for key in self.structured_outputs.keys() - set(FORMS))
+            if unknown:
+                raise UserError(f"structured_outputs has no field {unknown[0]!r}; its fields are {', '.join(FORMS)}")
+            msgspec.structs.force_setattr(self, "structured_outputs", StructuredOutputs(**self.structured_outputs))
         if not isinstance(self.structured_outputs, StructuredOutputs):
             raise UserError(f"structured_outputs must be StructuredOutputs, not {self.structured_outputs!r:.60}")
         if self.ignore_eos:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from process_tree import descendants
 
 ROOT = Path(__file__).parent.parent
 LAUNCH = str(ROOT / "launch.py")
@@ -185,24 +186,6 @@ def kill_tree(process: subprocess.Popen) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids below ``pid`` (Linux)."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
 
 
 def free_port() -> int:

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from launchers import LAUNCH, ROOT, command, descendants, environment, free_port, kill_tree, without_torchrun
-from process_tree import is_running
+from process_tree import entries, is_running, rank_number
 
 START_SECONDS = 90.0
 ANSWER_SECONDS = 120.0
 GATEWAY = "labinfer.gateway.main"
-RANK_VARIABLES = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 @dataclass
@@ -158,7 +157,7 @@ class Server:
 
     @property
     def gateway_pid(self) -> int:
-        (pid,) = [pid for pid in self.processes if GATEWAY in _arguments(pid)]
+        (pid,) = [pid for pid in self.processes if GATEWAY in entries(pid, "cmdline")]
         return pid
 
     def rank_pid(self, rank: int) -> int:
@@ -166,7 +165,7 @@ class Server:
         return next(
             pid
             for pid in self.processes
-            if "serve" in _arguments(pid) and rank_of(pid) == str(rank) and GATEWAY not in _arguments(pid)
+            if "serve" in (words := entries(pid, "cmdline")) and GATEWAY not in words and rank_number(pid) == rank
         )
 
     def stop(self, signum: int = signal.SIGTERM, seconds: float = 30.0) -> int:
@@ -298,23 +297,6 @@ def wait_for(condition, seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.02)
-
-
-def _arguments(pid: int) -> list[str]:
-    return _proc(pid, "cmdline")
-
-
-def rank_of(pid: int) -> str | None:
-    """Rank of a process that a launcher has started."""
-    variables = dict(entry.partition("=")[::2] for entry in _proc(pid, "environ"))
-    return next((variables[name] for name in RANK_VARIABLES if name in variables), None)
-
-
-def _proc(pid: int, name: str) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
 
 
 def _authorization(key: str) -> dict[str, str]:

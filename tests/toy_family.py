@@ -25,6 +25,7 @@ from labinfer.layers.context import StageContext
 from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from labinfer.layers.rope import RopeConfig
 from labinfer.layers.sharding import shard_columns
+from labinfer.models.architectures import MODULES
 from labinfer.models.config import LayerConfig, read_attention, read_gated_mlp, read_model, read_rope
 from labinfer.models.decoder import Decoder
 from labinfer.models.registry import ARCHITECTURES, load_config
@@ -179,6 +180,7 @@ class ToyForCausalLM(Decoder):
 
 
 def register() -> None:
+    MODULES["ToyForCausalLM"] = __name__
     ARCHITECTURES["ToyForCausalLM"] = ToyForCausalLM
 
 

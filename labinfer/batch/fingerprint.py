@@ -32,10 +32,11 @@ CHUNK_BYTES = 1 << 22
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
     """The options that answers depend on, by flag, as JSON has them; of a file its digest. ``model_fingerprint`` has the tokenizer."""
     chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
-    template = options.model.response_template
-    if os.path.isfile(template):
-        template = hashlib.blake2b(Path(template).read_bytes(), digest_size=16).hexdigest()
-    values = chosen | {"response_template": template} | msgspec.to_builtins(sampling)
+    files = {name: getattr(options.model, name) for name in ("response_template", "chat_template")}
+    for name, path in files.items():
+        if os.path.isfile(path):
+            files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+    values = chosen | files | msgspec.to_builtins(sampling)
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
         for name, value in values.items()

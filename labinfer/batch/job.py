@@ -13,7 +13,7 @@ from labinfer.batch.job_output import JobOutput
 from labinfer.batch.journal import line_digest
 from labinfer.batch.progress import JobProgress
 from labinfer.batch.reader import JsonlReader, LongLine
-from labinfer.batch.records import embedding_record, error_record, result_record
+from labinfer.batch.records import describe_record, embedding_record, error_record, result_record
 from labinfer.engine.request import Request
 from labinfer.errors import UserError, is_failure
 from labinfer.jsonl import ParsedLine, parse_line, read_ids
@@ -47,6 +47,7 @@ class BatchJob:
     Args:
         defaults: sampling of lines that do not say otherwise.
         model_name: for the ``model`` field of batch results.
+        as_text: show questions and answers for people instead of output lines.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class BatchJob:
         *,
         defaults: SamplingParams,
         model_name: str,
+        as_text: bool = False,
     ):
+        self._as_text = as_text
         self._reader, self._output, self._progress = reader, output, progress
         self._defaults, self._model_name = defaults, model_name
         self._custom_ids: dict[str, int] = {}  # lines by them
@@ -77,7 +80,7 @@ class BatchJob:
                     line, index = output.key
                     line.outputs[index] = output
                     if len(line.outputs) == line.num_requests:
-                        self._output.write(self._record(line, llm), line.number, line.digest)
+                        self._write(self._record(line, llm), line.number, line.digest, line.parsed)
                         self.num_answered += 1
         finally:
             if self._progress.is_for_machines:
@@ -125,8 +128,19 @@ class BatchJob:
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
         """Answer a line with an error; for the ids see ``read_ids``."""
-        self._output.write(error_record(number, *ids, message), number, digest, failed=True)
+        self._write(error_record(number, *ids, message), number, digest)
         self.num_failed += 1
+
+    def _write(self, record: dict[str, Any], number: int, digest: bytes, parsed: ParsedLine | None = None) -> None:
+        """Write what came of a line.
+
+        Args:
+            parsed: None for a line that was refused.
+        """
+        if self._as_text:
+            self._output.write_text(describe_record(record, number, parsed))
+        else:
+            self._output.write(record, number, digest, failed=parsed is None)
 
     def _is_done(self, number: int, digest: bytes) -> bool:
         """Whether an earlier run has answered the line.

@@ -70,6 +70,30 @@ def embedding_record(number: int, line: ParsedLine, outputs: list[EmbeddingOutpu
     return _batch_record(number, line.custom_id, 200, body)
 
 
+def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None) -> str:
+    """An output line for people: the question and its answers.
+
+    Args:
+        number: that of its input line.
+        line: None for one that was refused.
+    """
+    body = record["response"]["body"] if "response" in record else record
+    if line is None:
+        return f"--- line {number}\nerror: {body['error']['message']}\n"
+    if line.embedding is not None:
+        return f"--- line {number}\n{len(body['data'])} vectors\n"
+    choices = body.get("choices", [body])
+    texts = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
+    return "\n".join([f"--- {_question(line)}", *(text or "" for text in texts)]) + "\n"
+
+
+def _question(line: ParsedLine) -> str:
+    """A prompt for people: of a conversation its last message."""
+    if isinstance(line.prompt, ChatPrompt):
+        return str(line.prompt.messages[-1].get("content", "")) if line.prompt.messages else ""
+    return line.prompt.text if isinstance(line.prompt, TextPrompt) else f"{len(line.prompt.token_ids)} token ids"
+
+
 def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None) -> str:
     """As it was given, or, if it was given as messages or ids, as its tokens read."""
     if isinstance(line.prompt, TextPrompt):

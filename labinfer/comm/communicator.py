@@ -73,6 +73,10 @@ class Communicator(ABC):
         device type, for transports that have a library of their own for it; host memory otherwise.
         """
 
+    def close(self) -> None:
+        """Give back threads, sockets and memory that the transport holds for this group; collective. Nothing may be on its way."""
+        return
+
     # Made of the calls above, which a transport may do better:
 
     def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:

@@ -25,6 +25,7 @@ from labinfer.comm.lifeline_messages import (
     Goodbye,
     Hello,
     Inbox,
+    Signal,
     State,
     StateRequest,
     Stats,
@@ -65,6 +66,9 @@ class FaultOptions:
     """Names of the ranks' machines, by rank."""
     local_pids: Mapping[int, int] = field(default_factory=dict)
     """Process ids of the other ranks that this process may end, by rank: those on its own machine."""
+    end_launcher: Callable[[], str] = lambda: ""
+    """Called on rank 0 before it ends because ranks of other machines are silent: their launcher may wait for them without a
+    limit. Returns what is done with it, in words."""
 
     def name(self, rank: int) -> str:
         """The rank with its machine."""
@@ -109,6 +113,8 @@ class Lifeline:
         """Called from the lifeline's thread when rank 0 asks for this rank's stats, with the ``detail`` of ``ask_stats``."""
         self.stats: dict[int, bytes] = {}
         """Rank 0: the latest stats of every other rank."""
+        self.on_signal: Callable[[str, int], None] = lambda rank, signum: None
+        """Called in a thread of its own when another rank tells of a signal that it got, with its name."""
         self._lock = threading.Lock()
         self._said_goodbye: set[int] = set()
         self._closing = False
@@ -152,6 +158,10 @@ class Lifeline:
         """Tell the others that this rank failed."""
         self._tell_all(Failure(text, investigate))
 
+    def tell_signal(self, signum: int) -> None:
+        """Tell the others that this rank got SIGINT or SIGTERM."""
+        self._tell_all(Signal(signum))
+
     def ask_states(self) -> list[str]:
         """Rank 0: every rank's step and wait in words, in rank order; must not be called from the lifeline's own thread."""
         self._states = {0: self._describe()}
@@ -170,7 +180,11 @@ class Lifeline:
         """Say goodbye: from now on this rank's end is no failure."""
         if not self._closing:
             self._closing = True
+            atexit.unregister(self.close)
             self._tell_all(Goodbye())
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):  # the peer is gone
+                    connection.shutdown(socket.SHUT_WR)  # its thread reads the end, and ours that of its own goodbye
 
     def _tell_all(self, message) -> None:
         with self._lock:
@@ -207,6 +221,10 @@ class Lifeline:
                 self._tell_all(Beat(self._describe()))
                 if silent := self._heartbeat.silent():
                     threading.Thread(target=self._on_silent, args=(silent,), daemon=True).start()
+        selector.close()
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
 
     def _take(self, peer: int, message) -> None:
         if isinstance(message, Beat):
@@ -222,6 +240,10 @@ class Lifeline:
             self._tell_all(Stats(self.make_stats(message.detail)))
         elif isinstance(message, Stats):
             self.stats[peer] = message.data
+        elif isinstance(message, Signal) and message.signum in (signal.SIGINT, signal.SIGTERM):
+            if peer == 0:  # its end follows
+                self._said_goodbye.add(peer)
+            threading.Thread(target=self.on_signal, args=(self._faults.name(peer), message.signum), daemon=True).start()
         elif isinstance(message, Failure):
             self._said_goodbye.add(peer)  # its failure is known: the closing of its connection is no news
             threading.Thread(target=self._on_failure, args=(message,), daemon=True).start()
@@ -239,9 +261,12 @@ class Lifeline:
             time.sleep(2 * self._heartbeat.interval + PRECEDENCE_SECONDS)
         names = " and ".join(map(self._faults.name, peers))
         states = "; ".join(self._last_words.get(peer, f"rank {peer}: nothing yet") for peer in peers)
+        hosts = self._faults.hosts
+        is_cut_off = self._rank == 0 and any(hosts[peer : peer + 1] != hosts[:1] for peer in peers)
         text = (
             f"labinfer: error: no sign of life of {names} for {self._faults.timeout:g} s (--fault-timeout): stopped, or "
             f"the machine or its network is gone; last heard of {states}; ending all ranks"
+            f"{self._faults.end_launcher() if is_cut_off else ''}"
         )
 
         def end_others() -> None:

@@ -62,7 +62,15 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     data: bytes
 
 
-_decode = msgspec.msgpack.Decoder(Hello | Goodbye | Beat | Failure | StateRequest | State | StatsRequest | Stats).decode
+class Signal(msgspec.Struct, frozen=True, tag="signal"):
+    """A rank got SIGINT or SIGTERM, perhaps alone."""
+
+    signum: int
+
+
+_decode = msgspec.msgpack.Decoder(
+    Hello | Goodbye | Beat | Failure | StateRequest | State | StatsRequest | Stats | Signal
+).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 

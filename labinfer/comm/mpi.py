@@ -6,7 +6,11 @@ MPI libraries spin inside blocking calls. Every wait here polls ``Test`` instead
 from __future__ import annotations
 
 import ctypes
+import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import mpi4py
 import torch
@@ -23,6 +27,7 @@ mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
 DATA_TAG = 1
+SEGMENTS = re.compile(r"/dev/shm/mpich_shm_\S+")
 
 
 class MpiHandle(Handle):
@@ -91,6 +96,9 @@ class MpiCommunicator(Communicator):
         color = next(index for index, group in enumerate(groups) if self.rank in group)
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
 
+    def close(self) -> None:
+        self._comm.Free()
+
 
 def check_library(launcher: str) -> None:
     """Refuse an MPI library that does not belong to the launcher; ``MPI_Init`` would abort the process.
@@ -126,6 +134,14 @@ def join_world(progress: Progress, launcher: str, world_size: int) -> MpiCommuni
             "call the mpirun that lies beside this Python"
         )
     return MpiCommunicator(progress)
+
+
+def forget_segments() -> None:
+    """Take the name of MPICH's shared memory out of the file system, for a run that is killed would leave it there. To be called when
+    all ranks have initialized MPI, and so have opened it."""
+    for path in set(SEGMENTS.findall(Path("/proc/self/maps").read_text())):
+        with suppress(OSError):  # another rank was first
+            os.unlink(path)
 
 
 def _bytes(tensor: torch.Tensor):

@@ -159,12 +159,18 @@ class SharedMemoryCommunicator(Communicator):
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         return self._carrier.irecv(tensor, source)
 
+    def close(self) -> None:
+        self._carrier.close()
+
     def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
         return self._carrier.split(groups, devices)
 
 
-def share_memory(carrier: Communicator) -> Communicator:
+def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambda done, total: None) -> Communicator:
     """Give a group a segment of shared memory; collective.
+
+    Args:
+        on_progress: hears of what is compiled, on the first rank.
 
     Returns:
         The group with shared memory. ``carrier`` itself where its ranks cannot share any; its first rank logs why.
@@ -175,7 +181,7 @@ def share_memory(carrier: Communicator) -> Communicator:
     offer = Offer(carrier.progress.label)
     if carrier.rank == 0:  # first, so that the others find the library compiled
         try:
-            library = load_library()
+            library = load_library(on_progress)
             segment, descriptor, address = create_segment(carrier.size * (COUNTER_BYTES + 2 * SLOT_BYTES))
             offer = Offer(offer.label, address)
         except (compiler.NoCompiler, OSError) as error:
@@ -203,13 +209,14 @@ def share_memory(carrier: Communicator) -> Communicator:
     return carrier
 
 
-def load_library() -> ctypes.CDLL:
+def load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
     """The functions of ``shared_memory.cpp``, compiled if they are not yet.
 
     Raises:
         NoCompiler: there is no C++ compiler, or it failed.
     """
-    library = ctypes.CDLL(str(compiler.build("comm", Path(__file__).parent, compiler.default_cache())))
+    path = compiler.build("comm", Path(__file__).parent, compiler.default_cache(), on_progress=on_progress)
+    library = ctypes.CDLL(str(path))
     for function in (library.exchange, library.all_reduce_float32, library.all_reduce_bfloat16):
         function.argtypes = [ctypes.POINTER(Member), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         function.restype = ctypes.c_int64

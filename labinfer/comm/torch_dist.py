@@ -184,6 +184,10 @@ class TorchCommunicator(Communicator):
                 mine = TorchCommunicator(self.progress, made, device_type)
         return mine
 
+    def close(self) -> None:
+        if self._group is not dist.group.WORLD:  # which later groups of this process are made from
+            dist.destroy_process_group(self._group)
+
     def _run(self, begin, buffer: torch.Tensor, what: str) -> None:
         try:
             work = begin()

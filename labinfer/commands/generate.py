@@ -15,6 +15,7 @@ from labinfer.batch.progress import JobProgress
 from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import result_record
 from labinfer.commands.loading import announce, load
+from labinfer.commands.prompt_answers import PromptAnswers
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions, JobOptions
 from labinfer.engine.request import Request
@@ -22,7 +23,6 @@ from labinfer.errors import ExitStatus, Interrupted, UserError
 from labinfer.jsonl import ParsedLine
 from labinfer.llm import LLM
 from labinfer.observe.output_file import OutputFile
-from labinfer.outputs import RequestOutput
 from labinfer.prompts import ChatPrompt, Prompt, TextPrompt
 from labinfer.sampling_params import SamplingParams
 
@@ -110,7 +110,6 @@ class Rank0Job:
     def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
         """Run, write the results as they come, and the figures at the end."""
         announce({self.session.options.model.model: self.llm})
-        self.session.tell_ready()
         output = self.files.output
         output.begin(model_fingerprint(self.llm.directory, self.session.options.model.tokenizer))
         if output.digests:
@@ -119,7 +118,10 @@ class Rank0Job:
         try:
             if self.files.reader is not None:
                 progress = JobProgress(self.job.progress, self.llm.clock, self.files.num_lines, len(output.digests))
-                job = BatchJob(self.files.reader, output, progress, defaults=self.sampling, model_name=model)
+                as_text = self.job.output_format == "text"
+                job = BatchJob(
+                    self.files.reader, output, progress, defaults=self.sampling, model_name=model, as_text=as_text
+                )
                 job.run(self.llm, self.session.signals.check)
             else:
                 self._answer(prompts, requests)
@@ -127,36 +129,37 @@ class Rank0Job:
             hint = "; --resume goes on from there" if self.files.output.is_journaled else ""
             logger.info("interrupted; what was finished is written%s", hint)
         report = self.llm.report
-        sys.stderr.write("\n" + report.format() + "\n")
+        shows_all = logger.isEnabledFor(logging.INFO)
+        sys.stderr.write("\n" + report.format() + "\n" if shows_all else f"labinfer: {report.summary()}\n")
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
         num_failed = output.num_failed + (job.num_failed if job is not None else 0)
         if num_failed:
             total = len(output.digests) + job.num_failed + job.num_answered
-            logger.info("%d of %d lines failed; their output lines say why", num_failed, total)
+            logger.warning("%d of %d lines failed; their output lines say why", num_failed, total)
             return ExitStatus.SOME_FAILED
         return ExitStatus.OK
 
     def _answer(self, prompts: list[Prompt], requests: list[Request]) -> None:
-        """--prompt: to a file each answer when it is finished, to the terminal each when its turn has come."""
-        ready: dict[int, RequestOutput] = {}
-        next_shown = 0
-        with contextlib.closing(self.llm.run(requests, self.session.signals.check)) as outputs:
+        """--prompt: to a file each answer when it is finished, to the terminal as they come."""
+        titles = self.job.prompt if len(self.job.prompt) > 1 else ("",) * len(prompts)
+        answers = PromptAnswers(titles, self.files.output.write_text)
+        streams = not self.job.output and self.sampling.can_stream and self.sampling.n == 1
+        on_delta = answers.grow if streams else None
+        with (
+            contextlib.closing(answers),
+            contextlib.closing(self.llm.run(requests, self.session.signals.check, on_delta)) as outputs,
+        ):
             for output in outputs:
-                if self.job.output:
+                if not self.job.output:
+                    answers.end(output, has_grown=streams)
+                else:
                     line = ParsedLine(prompt=prompts[output.key], sampling=self.sampling)
                     record = result_record(
                         output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
                     )
                     self.files.output.write(record, output.key + 1)
-                    continue
-                ready[output.key] = output
-                while next_shown in ready:
-                    title = f"--- {self.job.prompt[next_shown]}\n" if len(self.job.prompt) > 1 else ""
-                    for completion in ready.pop(next_shown).completions:
-                        self.files.output.write_text(f"{title}{completion.text}\n")
-                    next_shown += 1
 
 
 def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:

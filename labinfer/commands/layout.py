@@ -24,8 +24,9 @@ HEADER = (
 
 
 def run(session: Session) -> int:
-    """Print the table on rank 0. A single process may plan for any number of ranks, as if all were on this machine."""
-    group = session.join()
+    """Print the table on rank 0, and the sums of ranks that are too small. A single process may plan for any number of ranks, as
+    if all were on this machine."""
+    group, status = session.join(), ExitStatus.OK
     _, config = find_model(group, session.options)
     everyone = group.everyone
     parallel = session.options.parallel
@@ -49,9 +50,12 @@ def run(session: Session) -> int:
             least = f"all ranks use the least: {min(blocks)} blocks, {min(blocks) * size} tokens"
             if slots := [count for count in states if count is not None]:
                 least += f", {min(slots)} states of sequences"
-            OutputFile(STANDARD).write(f"{table}\n\n{least}\n")
+            complaints = [_describe_shortfall(session, layout, everyone, rank, free[rank]) for rank in layout.devices]
+            OutputFile(STANDARD).write("\n".join([table, "", least, *filter(None, complaints)]) + "\n")
+            if any(complaints):
+                status = ExitStatus.SOME_FAILED
     group.close()
-    return ExitStatus.OK
+    return status
 
 
 def layout_rows(
@@ -106,3 +110,21 @@ def _estimate_room(
     useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
     blocks = options.cache.num_kv_blocks or max(0, blocks_that_fit(room, layout.block_bytes(place, size), useful))
     return blocks, states
+
+
+def _describe_shortfall(session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int) -> str:
+    """The sums of a rank that has no room for what it has to hold; empty for one that has."""
+    cache, place = session.options.cache, layout.topology.place(rank)
+    num_sharing = layout.sharing_device(rank, everyone)
+    share, weights = free // num_sharing, layout.weight_bytes(place)
+    num_blocks = cache.num_kv_blocks or -(-2 // cache.block_size)
+    least = num_blocks * layout.block_bytes(place, cache.block_size) + layout.meta(place).bytes_per_sequence
+    used = 1.0 if cache.num_kv_blocks else cache.memory_utilization
+    if int(max(0, share - weights) * used) >= least:
+        return ""
+    shared = f", its part of {format_bytes(free)} for {num_sharing} ranks" if num_sharing > 1 else ""
+    return (
+        f"rank {rank} has no room: {format_bytes(weights)} of weights and at least {format_bytes(least)} of KV cache and states "
+        f"make {format_bytes(weights + least)}, but {format_bytes(share)} are free on {layout.devices[rank]}{shared}; use more "
+        "ranks, a smaller --dtype or --quantization"
+    )

@@ -38,11 +38,13 @@ def load(session: Session, options: EngineOptions | None = None, others: tuple[L
 
 
 def announce(models: dict[str, LLM]) -> None:
-    """One table of the ranks, and what each KV cache holds (rank 0).
+    """One table of the ranks, and what each KV cache holds (rank 0), where the log level asks for them.
 
     Args:
         models: by the names that the user knows.
     """
+    if not logger.isEnabledFor(logging.INFO):
+        return
     rows: list[tuple] = []
     for name, llm in models.items():
         logger.info("model %s: %s", name, llm.directory)

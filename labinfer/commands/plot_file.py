@@ -27,7 +27,7 @@ def check_plot(path: str, others: dict[str, str] | None = None) -> None:
     if Path(path).suffix.lower() not in SUFFIXES:
         raise UserError(f"--plot {path}: give a file that ends in {', '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib; pip install 'labinfer[bench]'")
+        raise UserError("--plot needs matplotlib; pip install matplotlib")
     OutputFile(path, "--plot", others)
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-import msgspec
-
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
-from labinfer.errors import BrokenLink
+from labinfer.errors import BrokenLink, ExitStatus
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.options import ServerOptions
 from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
@@ -18,8 +16,9 @@ from labinfer.group.failure import end_process_with
 from labinfer.group.rank_group import RankGroup
 from labinfer.group.signals import GRACE_SECONDS
 from labinfer.host.engine_host import EngineHost
+from labinfer.host.followers import follow_host
 from labinfer.host.gateway_link import GatewayLink
-from labinfer.llm import LLM, follow_all
+from labinfer.llm import LLM
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,6 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
     with group.together():
         if is_rank0:
             announce(llms)
-            session.tell_ready()
             _announce_address(own, port, len(keys), list(llms))
             try:
                 host.run()
@@ -69,14 +67,10 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
             gateway.end()
             for llm in llms.values():
                 llm.end_run()
-        elif not next(iter(llms.values())).is_spare:
-            reporters = [llm.stats for llm in llms.values()]
-            group.lifeline.make_stats = lambda num_slices: msgspec.msgpack.encode(
-                [reporter.report(num_slices) for reporter in reporters]
-            )
-            follow_all(list(llms.values()))
+        else:
+            follow_host(list(llms.values()))
     llms.popitem()[1].close()
-    return 128 + session.signals.signum
+    return 128 + session.signals.signum if session.signals.signum else ExitStatus.OK
 
 
 def _end_with_stopped(gateway: GatewayProcess | SupervisorsGateway, group: RankGroup, seconds: float) -> None:
@@ -97,7 +91,9 @@ def _model_options(options: EngineOptions, model: str, share: float) -> EngineOp
 
 def _announce_address(options: ServerOptions, port: int, num_keys: int, names: list[str]) -> None:
     shown = f"[{options.host}]" if ":" in options.host else options.host
-    logger.info("serving %s at %s://%s:%d/v1", ", ".join(names), options.scheme, shown, port)
+    address = f"{options.scheme}://{shown}:{port}"
+    logger.info("serving %s at %s/v1", ", ".join(names), address)
+    logger.info("chat page %s/, cluster page %s/cluster, API described at %s/openapi.json", *[address] * 3)
     who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
     logger.info("authentication: %s", who)
     if not num_keys and not options.is_local:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from labinfer.config import EngineOptions
 from labinfer.group.rank_group import RankGroup, join_group
+from labinfer.group.shared_signals import share_signals
 from labinfer.group.signals import SignalGuard
 from labinfer.spmd.environment import LaunchEnvironment
 
@@ -26,14 +27,12 @@ class Session:
         """Meet the other ranks and say how the ranks were found."""
         logger.debug("modules are imported")
         self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
+        share_signals(self.signals, group)
         if group.rank == 0:
             logger.info("%s", self.environment.describe())
             for note in self.environment.notes:
                 logger.info("%s", note)
             logger.info("transport %s; %s", group.comm.name, group.threads.describe())
+            if self.environment.supervisor is not None:
+                self.environment.supervisor.write_nodes([info.node for info in group.everyone])
         return group
-
-    def tell_ready(self) -> None:
-        """Tell a supervisor, where there is one, that the models are loaded (rank 0)."""
-        if self.environment.supervisor is not None:
-            self.environment.supervisor.write_ready()

@@ -6,13 +6,17 @@ import os
 import secrets
 
 from labinfer.clock import SystemClock
+from labinfer.config import EngineOptions
+from labinfer.errors import ExitStatus
 from labinfer.gateway.options import ServerOptions, Setup
 from labinfer.gateway.process import listen
 from labinfer.group.signals import SignalGuard
-from labinfer.link.local_socket import private_directory
+from labinfer.link.private_directory import private_directory
 from labinfer.observe.logs import set_up_logging
 from labinfer.spmd.environment import SupervisorAddress, supervised
+from labinfer.supervisor.launch_command import LaunchCommand
 from labinfer.supervisor.options import SuperviseOptions
+from labinfer.supervisor.rejoin import Rejoin
 from labinfer.supervisor.restarts import Restarts
 from labinfer.supervisor.supervised_gateway import SupervisedGateway
 from labinfer.supervisor.supervisor import Supervisor
@@ -26,24 +30,26 @@ def run(
     own: SuperviseOptions,
     command: list[str],
     *,
+    launch: int,
+    again: list[str],
     server: ServerOptions | None,
     model_names: list[str],
-    log_level: str,
-    fault_timeout: float,
-    again: list[str],
+    options: EngineOptions,
 ) -> int:
     """Run until the group has ended in order; returns its exit status.
 
     Args:
         command: what starts the group.
+        launch: place of ``launch.py`` in both commands.
+        again: what starts the group after a death.
         server: the flags of its server; None of a job.
         model_names: the models that it serves.
-        again: what starts the group after a death.
+        options: of the ranks.
 
     Raises:
         UserError: the server's address is taken, its certificate cannot be used, or there is no place for a local socket.
     """
-    set_up_logging(0, log_level)
+    set_up_logging(0, options.runtime.log_level)
     signals.running, signals.grace_seconds = True, GRACE_SECONDS
     token = secrets.token_hex(16)
     with private_directory() as directory:
@@ -55,26 +61,39 @@ def run(
                 options=server,
                 model_names=model_names,
                 cpus=sorted(os.sched_getaffinity(0)),
-                log_level=log_level,
+                log_level=options.runtime.log_level,
                 token=token,
-                fault_timeout=fault_timeout,
+                fault_timeout=options.runtime.fault_timeout,
                 outlives_host=True,
             )
             listener = listen(server)
             port = listener.getsockname()[1]
             gateway = SupervisedGateway(setup, directory, listener)
+        address = SupervisorAddress(str(directory), token, port)
+        rejoin = Rejoin(
+            LaunchCommand(again, launch, directory),
+            again,
+            options,
+            read_nodes=address.read_nodes,
+            timeout=own.rejoin_timeout,
+            signum=lambda: signals.signum,
+            clock=SystemClock(),
+        )
         supervisor = Supervisor(
             command,
-            again,
+            rejoin.next_command,
             directory=directory,
-            environment=supervised(SupervisorAddress(str(directory), token, port)),
+            environment=supervised(address),
             restarts=Restarts(own.max_restarts),
             signum=lambda: signals.signum,
             gateway=gateway,
             clock=SystemClock(),
         )
         try:
-            return supervisor.run()
+            status = supervisor.run()
+            if status == ExitStatus.USAGE and rejoin.is_smaller:  # it may fit again when the machine is back
+                status = ExitStatus.INTERNAL
+            return status
         finally:
             if gateway is not None:
                 gateway.end()

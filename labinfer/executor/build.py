@@ -33,6 +33,7 @@ from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class, with_window
 from labinfer.native import compiler
+from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.plan import Command
 from labinfer.rank_stats import StepTimes, WorkerStats
@@ -139,14 +140,14 @@ def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shar
     spare = [(rank,) for rank in everyone if rank not in placed]
     carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
     if not shares_channel:
-        channel = ControlChannel(group.comm.split([everyone]), Command, WorkerStats, placed[1:])
+        channel = ControlChannel(group.split([everyone]), Command, WorkerStats, placed[1:])
     has_pipeline = topology.num_stages > 1
     carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
     return Links(
         placed=group.only(placed) if spare else group,
-        stage=group.comm.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
-        activations=group.comm.split([everyone], [carrier]) if has_pipeline else None,
-        results=group.comm.split([everyone]) if has_pipeline else None,
+        stage=group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
+        activations=group.split([everyone], [carrier]) if has_pipeline else None,
+        results=group.split([everyone]) if has_pipeline else None,
         channel=channel,
     )
 
@@ -281,7 +282,8 @@ def _connect(
     """
     topology, stage = layout.topology, links.stage
     if may_share and all(layout.devices[rank].type == "cpu" for rank in topology.stage_ranks(place.stage)):
-        stage = share_memory(stage)
+        with compile_progress() as on_progress:
+            stage = share_memory(stage, on_progress)
     tp = TensorParallelCommunicator(stage)
     if links.activations is None:
         return tp, None
@@ -303,7 +305,8 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
         with group.together():
             if turn == is_first:
                 for provider in providers:
-                    provider.prepare(device)
+                    with compile_progress() as on_progress:
+                        provider.prepare(device, on_progress)
     return providers
 
 

@@ -8,6 +8,7 @@ import torch
 
 from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.registry import FunctionRegistry
+from labinfer.native.compiler import OnProgress
 
 
 class Provider(Protocol):
@@ -16,10 +17,13 @@ class Provider(Protocol):
     What it compiles, loads and imports is its own; a device that it has nothing for makes it register nothing.
     """
 
-    def prepare(self, device: torch.device) -> None:
+    def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
         """Compile and load what this device can use. Called on one rank of each node first, then on its others.
 
         What cannot be had is logged and goes without: there is always the reference.
+
+        Args:
+            on_progress: hears of what is compiled.
         """
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:

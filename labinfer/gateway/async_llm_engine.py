@@ -208,8 +208,9 @@ class AsyncLLMEngine:
 
 
 def _can_go_on(before: ModelFacts, now: ModelFacts) -> bool:
-    """Whether answers of one model can go on with the other, which may have another layout."""
+    """Whether answers of one model can go on with the other, which may have another layout, and so room for a longer or shorter
+    context: what no longer fits is refused by itself."""
     return all(
         getattr(before, name) == getattr(now, name)
-        for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers", "max_model_len", "quantization")
+        for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers", "quantization")
     )

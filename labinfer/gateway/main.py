@@ -1,7 +1,7 @@
 """The gateway process: HTTP on one side, an engine host on the other. It imports no torch, so it is there within a second.
 
 It is started with two inherited sockets, the one on which hosts come and the one on which clients do, both bound before
-anything heavy was done, and with its ``Setup`` on standard input.
+anything heavy was done, and with its ``Setup`` on standard input; a supervisor's has a pipe for signs of life, too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from labinfer.gateway.host_link import HostListener
 from labinfer.gateway.options import BACKLOG, MIB, Setup
 from labinfer.gateway.service import Service
 from labinfer.group.signals import die_with_parent
+from labinfer.heartbeat import BEATS
 
 M_MMAP_THRESHOLD = -3
 logger = logging.getLogger(__name__)
@@ -45,11 +46,12 @@ class Server(uvicorn.Server):
         yield
 
 
-def main(hosts: int, listener: int) -> None:
+def main(hosts: int, listener: int, beats: int | None = None) -> None:
     """Serve until the host says goodbye, or is gone and no other is waited for.
 
     Args:
         hosts, listener: descriptors of the sockets for hosts and for clients.
+        beats: descriptor of a pipe for signs of life.
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and brings things to an orderly end
@@ -63,7 +65,7 @@ def main(hosts: int, listener: int) -> None:
     _return_large_blocks()
     logging.basicConfig(stream=sys.stderr, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
-    asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup))
+    asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup, beats))
 
 
 def _return_large_blocks() -> None:
@@ -74,7 +76,7 @@ def _return_large_blocks() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, MIB)
 
 
-async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) -> None:
+async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup, beats: int | None) -> None:
     engine = AsyncLLMEngine(outlives_host=setup.outlives_host, stall_seconds=setup.fault_timeout)
     try:
         service = Service(setup.options, setup.model_names, engine)
@@ -102,6 +104,7 @@ async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) ->
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     preparing = asyncio.create_task(service.prepare_models())
     hosting = asyncio.create_task(_run_hosts(host_listener, engine, setup.outlives_host))
+    beating = asyncio.create_task(_beat(beats, setup.fault_timeout / BEATS)) if beats is not None else None
     try:
         await asyncio.wait((hosting, preparing), return_when=asyncio.FIRST_COMPLETED)
         if preparing.done():  # which it only is when it has failed
@@ -116,6 +119,8 @@ async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup) ->
         hosting.cancel()
         server.should_exit = True
         await serving
+        if beating is not None:
+            beating.cancel()
 
 
 async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool) -> None:
@@ -133,6 +138,15 @@ async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool)
             if not goes_on:
                 raise
             logger.warning("%s; waiting for another", error)
+
+
+async def _beat(pipe: int, seconds: float) -> None:
+    """Give signs of life out of this loop: one that does not get on gives none."""
+    os.set_blocking(pipe, False)
+    while True:
+        with contextlib.suppress(OSError):  # nobody has read any for very long
+            os.write(pipe, b".")
+        await asyncio.sleep(seconds)
 
 
 def _read_setup() -> Setup:

@@ -15,6 +15,7 @@ import labinfer
 from labinfer.errors import BrokenLink, UserError
 from labinfer.gateway.options import BACKLOG, ServerOptions, Setup
 from labinfer.link import local_socket
+from labinfer.link.private_directory import private_directory
 from labinfer.spmd.environment import SupervisorAddress
 
 GATEWAY = "labinfer.gateway.main"
@@ -72,7 +73,7 @@ class GatewayProcess:
             token=secrets.token_hex(16),
             fault_timeout=fault_timeout,
         )
-        with local_socket.private_directory() as directory:
+        with private_directory() as directory:
             hosts = local_socket.listen(directory)
             with hosts, listener:
                 self.connection = local_socket.connect(directory, setup.token, model_names)
@@ -130,14 +131,17 @@ def await_end(process: subprocess.Popen) -> None:
         process.kill()
 
 
-def start_gateway(setup: Setup, hosts: socket.socket, listener: socket.socket) -> subprocess.Popen:
+def start_gateway(
+    setup: Setup, hosts: socket.socket, listener: socket.socket, beats: int | None = None
+) -> subprocess.Popen:
     """Start a gateway process.
 
     Args:
         hosts: the local socket on which it takes in hosts.
         listener: the socket on which it takes in clients.
+        beats: the descriptor of a pipe, into which it writes signs of life.
     """
-    descriptors = (hosts.fileno(), listener.fileno())
+    descriptors = (hosts.fileno(), listener.fileno(), *([] if beats is None else [beats]))
     # Inherited: Ctrl-C is not for the gateway, from its first moment on.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:

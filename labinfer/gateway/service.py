@@ -50,12 +50,14 @@ class Model:
     @classmethod
     def load(cls, info: ModelFacts, options: ServerOptions) -> Model:
         """The model with its tokenizer, which rank 0 has loaded before."""
-        reader = InputProcessor(Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len)
+        reader = InputProcessor(
+            Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len, info.chat_template
+        )
         return cls(info, reader, Preparation(reader, options))
 
     def reads_as(self, info: ModelFacts) -> bool:
         """Whether prompts and answers of the model of another host are read in the same way."""
-        names = ("tokenizer", "needs_tokenizer", "response_template", "max_model_len")
+        names = ("tokenizer", "needs_tokenizer", "response_template", "chat_template", "max_model_len")
         return all(getattr(self.info, name) == getattr(info, name) for name in names)
 
     def again(self, info: ModelFacts) -> Model:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import signal
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
@@ -22,6 +23,7 @@ from labinfer.errors import AgreedError, UserError
 from labinfer.group.join_limit import time_limit_for_joining
 from labinfer.group.signals import die_with_parent
 from labinfer.spmd.addresses import addresses_towards, interfaces
+from labinfer.spmd.end_launcher import end_launcher
 from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface
 from labinfer.spmd.machine import RankInfo, describe_rank
 from labinfer.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
@@ -53,6 +55,8 @@ class RankGroup:
     everyone: list[RankInfo]
     """All ranks of the launch."""
     threads: ThreadChoice
+    made: list[Communicator] = field(default_factory=list)
+    """Communicators that were split off, in the same order on every rank; they end with the group."""
 
     @property
     def rank(self) -> int:
@@ -71,7 +75,13 @@ class RankGroup:
     def only(self, ranks: Sequence[int]) -> RankGroup:
         """The group of these ranks, ascending; collective over this one. Every other rank gets a group of its own."""
         groups = [tuple(ranks), *((rank,) for rank in self.ranks if rank not in ranks)]
-        return replace(self, comm=self.comm.split(groups), ranks=next(group for group in groups if self.rank in group))
+        return replace(self, comm=self.split(groups), ranks=next(group for group in groups if self.rank in group))
+
+    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+        """A communicator that ends with this group; see ``Communicator.split``."""
+        comm = self.comm.split(groups, devices)
+        self.made.append(comm)
+        return comm
 
     def refuse_spares(self, ranks: Sequence[int]) -> None:
         """Raises:
@@ -111,7 +121,8 @@ class RankGroup:
             self.lifeline.fail(text, investigate)
 
     def close(self, patient: bool = False) -> None:
-        """Leave in an orderly way; collective. The transport ends with the process: another LLM may use it until then.
+        """Leave in an orderly way; collective. What was split off ends here; the transport ends with the process, as another
+        LLM may use it until then.
 
         Args:
             patient: whether to wait for the others without a limit: a spare rank comes here while they work.
@@ -119,6 +130,9 @@ class RankGroup:
         if self.lifeline is not None:
             with self.progress.without_limit() if patient else nullcontext():
                 self.comm.barrier()
+            for comm in reversed(self.made):
+                comm.close()
+            self.made.clear()
             self.lifeline.close()
 
 
@@ -131,9 +145,10 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     if environment.launcher != "single":
         die_with_parent(signal.SIGKILL if environment.supervisor else signal.SIGTERM)
     progress = Progress(label=f"rank {environment.rank}", timeout=runtime.timeout)
-    mine = describe_rank(environment.rank, environment.local_rank, environment.node_name)
+    own = interfaces()
+    mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own))
     with time_limit_for_joining(environment, runtime.timeout):
-        comm = _join_transport(environment, parallel, progress, wants_accelerator=_wants_accelerator(parallel, mine))
+        comm = _join_transport(environment, parallel, progress, mine, own)
     everyone = [
         msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
     ]
@@ -149,6 +164,7 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         local_pids={
             info.rank: info.pid for info in everyone if mine.pid_space == info.pid_space != "" and info != mine
         },
+        end_launcher=end_launcher if environment.uses_mpi else lambda: "",
     )
     lifeline = _tie_lifeline(comm, everyone, progress, faults) if comm.size > 1 else None
     return RankGroup(
@@ -162,15 +178,23 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     )
 
 
-def _wants_accelerator(parallel: ParallelOptions, mine: RankInfo) -> bool:
-    return any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)
-
-
 def _join_transport(
-    environment: LaunchEnvironment, parallel: ParallelOptions, progress: Progress, wants_accelerator: bool
+    environment: LaunchEnvironment,
+    parallel: ParallelOptions,
+    progress: Progress,
+    mine: RankInfo,
+    own: Mapping[str, str],
 ) -> Communicator:
+    """Meet the others.
+
+    Args:
+        own: interfaces of this machine by their addresses.
+
+    Raises:
+        UserError: as ``join_group``.
+    """
     if environment.uses_mpi:
-        return _join_mpi(environment, parallel, progress, wants_accelerator)
+        return _join_mpi(environment, parallel, progress, mine, own)
     if parallel.transport == "mpi" and environment.launcher != "single":
         raise UserError(f"--transport mpi needs mpirun or mpiexec; the launcher is {environment.launcher}")
     if environment.world_size == 1:
@@ -187,13 +211,17 @@ def _join_transport(
         address,
         environment.rank,
         environment.world_size,
-        own_addresses=list(interfaces()) if several else None,
-        choose_interface=_listen_on_routes,
+        own_addresses=mine.addresses if several else None,
+        choose_interface=functools.partial(_listen_on_routes, own),
     )
 
 
 def _join_mpi(
-    environment: LaunchEnvironment, parallel: ParallelOptions, progress: Progress, wants_accelerator: bool
+    environment: LaunchEnvironment,
+    parallel: ParallelOptions,
+    progress: Progress,
+    mine: RankInfo,
+    own: Mapping[str, str],
 ) -> Communicator:
     try:
         from labinfer.comm import mpi
@@ -203,15 +231,17 @@ def _join_mpi(
             f"{str(error).splitlines()[0]}; pip install mpi4py {environment.launcher}"
         ) from None
     comm = mpi.join_world(progress, environment.launcher, environment.world_size)
+    wants_accelerator = any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)
     someone_has_accelerator = any(comm.all_gather_bytes(b"1" if wants_accelerator else b""))
+    mpi.forget_segments()
     if parallel.transport == "mpi" or (parallel.transport == "auto" and not someone_has_accelerator) or comm.size == 1:
         return comm
     from labinfer.comm.torch_dist import TorchCommunicator, free_port
 
-    own = msgspec.msgpack.encode(list(interfaces()))
-    peers = [msgspec.msgpack.decode(data, type=list[str]) for data in comm.all_gather_bytes(own)]
-    _listen_on_routes(peers)
-    host = _reachable_addresses(peers)[0]
+    data = comm.all_gather_bytes(msgspec.msgpack.encode(mine.addresses))
+    peers = [msgspec.msgpack.decode(addresses, type=list[str]) for addresses in data]
+    _listen_on_routes(own, peers)
+    host = _reachable_addresses(mine.addresses, peers)[0]
     address = f"tcp://{f'[{host}]' if ':' in host else host}:{free_port()}"
     address = comm.all_gather_bytes(address.encode())[0].decode()
     return TorchCommunicator.join(progress, address, comm.rank, comm.size)
@@ -222,7 +252,7 @@ def _tie_lifeline(comm: Communicator, everyone: list[RankInfo], progress: Progre
     if comm.rank == 0:
         key = secrets.token_hex(16)
         server = LifelineServer(comm.size - 1, key)
-        addresses = _reachable_addresses(info.addresses for info in everyone)
+        addresses = _reachable_addresses(mine.addresses, [info.addresses for info in everyone])
         data = msgspec.msgpack.encode(Rendezvous(addresses, server.port, key, mine.node))
     rendezvous = msgspec.msgpack.decode(comm.all_gather_bytes(data)[0], type=Rendezvous)
     if server is not None:
@@ -239,20 +269,19 @@ def _tie_lifeline(comm: Communicator, everyone: list[RankInfo], progress: Progre
     )
 
 
-def _reachable_addresses(peers: Iterable[list[str]]) -> list[str]:
+def _reachable_addresses(own: list[str], peers: list[list[str]]) -> list[str]:
     """Addresses and the name of this machine, those on the routes to the others first."""
-    own = list(interfaces())
     towards = addresses_towards(peers, own)
     return [*towards, *(address for address in own if address not in towards), socket.gethostname()]
 
 
-def _listen_on_routes(peers: Iterable[list[str]]) -> str:
+def _listen_on_routes(own: Mapping[str, str], peers: list[list[str]]) -> str:
     """Have gloo listen where the others can reach this machine; returns what was chosen, in words.
 
     Args:
+        own: interfaces of this machine by their addresses.
         peers: addresses of every rank's machine.
     """
-    own = interfaces()
     towards = addresses_towards(peers, list(own))
     if not towards:  # all ranks are on this machine, or there is no route to the others
         return f"no route to the other ranks from {', '.join(own) or 'a machine without addresses'}"

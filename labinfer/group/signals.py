@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -43,14 +43,21 @@ class SignalGuard:
         self.interrupt_ends = True
         """Whether SIGINT is a wish for the end. In a chat it is not: it is only taken note of."""
         self.grace_seconds = GRACE_SECONDS
+        self.tell: Callable[[int], None] = lambda signum: None
+        """Called from the watching thread with the first signal that asks for the end, before anything comes of it."""
         self._raises = False
-        self._read_fd, write_fd = os.pipe()
-        os.set_blocking(write_fd, False)
-        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._take_note)
         signal.signal(NUDGE, self._interrupt)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
+
+    def take(self, signum: int) -> None:
+        """Take a signal that has come to another rank as one to this process; from any thread."""
+        self._take_note(signum, None)
+        os.write(self._write_fd, bytes([signum]))
 
     def check(self) -> None:
         """Raises:
@@ -85,6 +92,7 @@ class SignalGuard:
 
     def _watch(self) -> None:
         signum = self._next_wish(None)
+        self.tell(signum)
         if self.running:
             # Launchers and terminals may send the same signal twice at once; only a later one is a second wish.
             time.sleep(min(ONE_WISH_SECONDS, self.grace_seconds))
@@ -112,6 +120,33 @@ class SignalGuard:
                 return
             signal.pthread_kill(threading.main_thread().ident, NUDGE)
             time.sleep(seconds)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Python's own Ctrl-C back to the end of a block that must not be broken off in its middle.
+
+    ``KeyboardInterrupt`` is raised behind the block; a second Ctrl-C raises it at once, for a block that does not end. Nothing
+    changes in threads other than the main one, and where somebody handles SIGINT otherwise.
+    """
+    usual, is_main = signal.default_int_handler, threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    signals: list[int] = []
+
+    def take_note(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+        if len(signals) > 1:
+            usual(signum, frame)
+
+    signal.signal(signal.SIGINT, take_note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if signals:
+        raise KeyboardInterrupt
 
 
 def die_with_parent(signum: int = signal.SIGTERM) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.errors import BrokenLink, Interrupted, PromptTooLong, UserError, is_failure
+from labinfer.host.direct_link import DirectLink
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.host.hosted_model import HostedModel
 from labinfer.host.telemetry import Telemetry
@@ -42,7 +43,7 @@ class EngineHost:
 
     Args:
         models: by the names under which they are served; all of one group.
-        link: to the gateway, which has been told who comes.
+        link: to the gateway, which has been told who comes, or to callers in this process.
         check: raises ``Interrupted`` when a signal has asked for the end.
         drain_seconds: limit for open requests then.
         is_last: whether the gateway ends with this host. Not a supervisor's, which says so itself: launchers send SIGTERM to the
@@ -56,7 +57,7 @@ class EngineHost:
     def __init__(
         self,
         models: dict[str, LLM],
-        link: GatewayLink,
+        link: GatewayLink | DirectLink,
         check: Callable[[], None],
         drain_seconds: float,
         *,
@@ -131,7 +132,7 @@ class EngineHost:
         if not model.llm.engine.has_work:
             model.last_step = self._clock()
         try:
-            model.llm.check_processors(frame.request)  # the engine checks the rest
+            model.llm.requests.check_processors(frame.request)  # the engine checks the rest
             model.llm.driver.add(request_id, frame.request, frame.admitted)
             model.unread_prompts[request_id] = len(frame.request.prompt_token_ids)
         except QueueFull as error:

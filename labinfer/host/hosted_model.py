@@ -21,7 +21,7 @@ class HostedModel:
 
     name: str
     llm: LLM
-    recommended: dict[str, float]
+    recommended: dict[str, int | float]
     """Sampling that the checkpoint recommends."""
     clock: Callable[[], float] = time.monotonic
     """Seconds that never go back."""
@@ -77,6 +77,7 @@ class HostedModel:
             tokenizer=str(tokenizer),
             needs_tokenizer=bool(options.model.tokenizer),
             response_template=_absolute(options.model.response_template),
+            chat_template=_absolute(options.model.chat_template),
             recommended=self.recommended,
             vocab_size=llm.facts.vocab_size,
             hidden_size=llm.facts.hidden_size,
@@ -110,7 +111,7 @@ class HostedModel:
             )
 
 
-def _absolute(response_template: str) -> str:
+def _absolute(template: str) -> str:
     """A file by its whole path, as the gateway has another working directory; a name as it is."""
-    path = Path(response_template)
-    return str(path.resolve()) if response_template and path.is_file() else response_template
+    path = Path(template)
+    return str(path.resolve()) if template and path.is_file() else template

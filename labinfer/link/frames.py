@@ -87,7 +87,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that directory was asked for by the user, and must have one."""
     response_template: str
     """Format of chat replies; see ``choose_format``."""
-    recommended: dict[str, float]
+    chat_template: str
+    """File with another chat template than the checkpoint's; empty for none."""
+    recommended: dict[str, int | float]
     """Sampling that the checkpoint recommends."""
     vocab_size: int
     """Width of the logits."""

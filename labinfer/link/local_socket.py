@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import socket
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import labinfer
@@ -16,23 +13,6 @@ from labinfer.link.framing import pack
 NAME = "engine.socket"
 BACKLOG = 8
 """Hosts that wait until the one before is gone."""
-
-
-@contextmanager
-def private_directory() -> Iterator[Path]:
-    """A directory that only this user may enter, for as long as a socket in it is needed.
-
-    Raises:
-        UserError: there is no place for one.
-    """
-    try:
-        directory = tempfile.TemporaryDirectory(prefix="labinfer-")
-    except OSError as error:
-        raise UserError(
-            f"cannot make a directory for a local socket: {error}; set TMPDIR to another directory"
-        ) from None
-    with directory as name:
-        yield Path(name)
 
 
 def listen(directory: Path) -> socket.socket:

@@ -9,13 +9,19 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-Wno-psabi")
 COMPILERS = ("g++", "c++", "clang++")
 TIME_LIMIT = 120
 """Seconds of one compilation."""
+LOOK_SECONDS = 0.2
+"""Between two reports of how far it is."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of files that are compiled and of all: before the first, and now and then until the last."""
 
 
 class NoCompiler(Exception):
@@ -34,7 +40,13 @@ def default_cache() -> Path:
         raise NoCompiler(f"there is no place for a library: {error}") from None
 
 
-def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> Path:
+def build(
+    name: str,
+    sources: Path,
+    cache: Path,
+    flags: Sequence[str] = (),
+    on_progress: OnProgress = lambda done, total: None,
+) -> Path:
     """The library of the C++ files in ``sources`` for this machine, compiled into ``cache`` if it is not there yet.
 
     The file's name has a hash of the source, the flags, the compiler and the processor. The file appears under that name
@@ -65,16 +77,43 @@ def build(name: str, sources: Path, cache: Path, flags: Sequence[str] = ()) -> P
     try:
         with tempfile.TemporaryDirectory(dir=cache) as directory:
             unfinished = Path(directory) / path.name
-            command = [compiler, *flags, *map(str, sorted(sources.glob("*.cpp"))), "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
-            if done.returncode:
-                reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-                raise NoCompiler(f"{compiler} failed: {reason:.300}")
+            files = sorted(sources.glob("*.cpp"), key=lambda file: -file.stat().st_size)  # the longest first
+            objects = [str(Path(directory) / f"{file.stem}.o") for file in files]
+            commands = [
+                [compiler, *flags, "-c", str(file), "-o", out] for file, out in zip(files, objects, strict=True)
+            ]
+            _run_all(commands, on_progress)
+            _run([compiler, *flags, "-shared", *objects, "-o", str(unfinished)])
             unfinished.chmod(0o700)  # whatever the umask is
             os.replace(unfinished, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{compiler}: {error}") from None
     return path
+
+
+def _run_all(commands: list[list[str]], on_progress: OnProgress) -> None:
+    """Run commands, as many at a time as this process has cores; see ``_run``."""
+    on_progress(0, len(commands))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        running = {threads.submit(_run, command) for command in commands}
+        while running:
+            done, running = wait(running, LOOK_SECONDS, FIRST_COMPLETED)
+            on_progress(len(commands) - len(running), len(commands))
+            for each in done:
+                each.result()
+
+
+def _run(command: list[str]) -> None:
+    """Run the compiler.
+
+    Raises:
+        NoCompiler: it failed; the text has its first error.
+        TimeoutExpired: it takes too long.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
+    if done.returncode:
+        reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+        raise NoCompiler(f"{command[0]} failed: {reason:.300}")
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Least time between two updates, on a terminal and elsewhere."""
+COMPILE_SECONDS = 2.0
+"""The same elsewhere while functions are compiled: it happens once, and somebody new is waiting."""
 
 
 class ProgressLine:
-    """Progress in words on ``stream``, which is standard error by default."""
+    """Progress in words.
 
-    def __init__(self, stream: TextIO | None = None):
+    Args:
+        stream: standard error by default.
+        plain_seconds: least time between two lines where it is no terminal.
+        at_once: whether the first update is due at once there, too.
+    """
+
+    def __init__(self, stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS, at_once: bool = False):
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
-        self._last_time = 0.0 if self._live else time.monotonic()
+        self._seconds = LIVE_SECONDS if self._live else plain_seconds
+        self._last_time = float("-inf") if self._live or at_once else time.monotonic()
         self._width = 0
 
     def due(self) -> bool:
         """Whether enough time has passed for another update; ask before composing one."""
-        return time.monotonic() - self._last_time >= (LIVE_SECONDS if self._live else PLAIN_SECONDS)
+        return time.monotonic() - self._last_time >= self._seconds
 
     def update(self, text: str) -> None:
         """Show ``text`` now."""
@@ -39,3 +50,21 @@ class ProgressLine:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()
             self._width = 0
+
+
+@contextmanager
+def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A function that says how many files of C++ are compiled, and of how many; says nothing unless it is called."""
+    line, begin = ProgressLine(stream, COMPILE_SECONDS, at_once=True), time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        if line.due():
+            seconds = time.monotonic() - begin
+            line.update(
+                f"compiling C++ functions for this machine, only once: {done} of {total} files, {seconds:.0f} s"
+            )
+
+    try:
+        yield show
+    finally:
+        line.close()

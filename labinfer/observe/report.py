@@ -96,6 +96,15 @@ class RunReport:
             "cpus": [worker.cpus for worker in self.workers],
         }
 
+    def summary(self) -> str:
+        """The report in a line."""
+        first, count = self.time_to_first_token, self.output_tokens
+        what = f"{count} token{'s' * (count != 1)} in {format_seconds(self.wall_time)}"
+        if count and self.wall_time:
+            what += f" ({count / self.wall_time:.1f}/s), the first after {format_seconds(min(first))}"
+        answers = f"{self.num_finished} answers: " if self.num_finished > 1 else ""
+        return f"{answers}{what}; prompt{'s' * (self.num_finished > 1)} of {self.prompt_tokens} tokens"
+
     def format(self) -> str:
         """The report for people: figures of the run, then a table of its ranks."""
         wall = self.wall_time or float("nan")

@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from labinfer.errors import UserError
 GOMP_SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP spins at a barrier before it sleeps."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-STATUS_FILE, READY_FILE = "status", "ready"
+STATUS_FILE, NODES_FILE = "status", "nodes"
 SUPERVISOR = "LABINFER_SUPERVISOR"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -32,8 +32,8 @@ class SupervisorAddress:
     """The place that ``launch.py supervise`` has made for rank 0."""
 
     directory: str
-    """A private one: the gateway's local socket, and what rank 0 leaves there: the status of an orderly end, and that it was
-    ready once."""
+    """A private one: the gateway's local socket, and what rank 0 leaves there: the machine of each rank once they have met, and
+    the status of an orderly end."""
     token: str = field(repr=False)
     """Secret for the gateway."""
     port: int
@@ -49,9 +49,16 @@ class SupervisorAddress:
         """Leave the status of an orderly end, which launchers hide."""
         self._write(STATUS_FILE, str(int(status)))
 
-    def write_ready(self) -> None:
-        """Leave word that the models are loaded."""
-        self._write(READY_FILE, "")
+    def write_nodes(self, nodes: Sequence[str]) -> None:
+        """Leave word that the ranks have met, and on which machine each is."""
+        self._write(NODES_FILE, "\n".join(nodes))
+
+    def read_nodes(self) -> list[str]:
+        """The machine of each rank of the last group whose ranks have met; empty before."""
+        try:
+            return (Path(self.directory) / NODES_FILE).read_text().splitlines()
+        except OSError:
+            return []
 
     def _write(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError):

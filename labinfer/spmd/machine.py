@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 
 from labinfer.errors import UserError
-from labinfer.spmd.addresses import interfaces
 from labinfer.spmd.processes import pid_space
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -49,7 +48,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
         return {cpu for core in self.cores for cpu in core}
 
 
-def describe_rank(rank: int, local_rank: int, node: str) -> RankInfo:
+def describe_rank(rank: int, local_rank: int, node: str, addresses: Sequence[str] = ()) -> RankInfo:
     """The ``RankInfo`` of this process."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     count = torch.accelerator.device_count() if accelerator else 0
@@ -63,7 +62,7 @@ def describe_rank(rank: int, local_rank: int, node: str) -> RankInfo:
         accelerator=accelerator.type if accelerator else "",
         num_accelerators=count,
         torch_version=str(torch.__version__),  # a str subclass that msgspec does not take
-        addresses=list(interfaces()),
+        addresses=list(addresses),
         pid=os.getpid(),
         pid_space=pid_space(),
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from pathlib import Path
 
 STOPPED = "T"
+START_TIME = 19
+"""Place of the time at which a process began, counted behind its name in ``/proc/PID/stat``."""
 RANK_NUMBERS = (b"RANK", b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"SLURM_PROCID")
 """Variables in which launchers tell a process its number."""
 
@@ -18,16 +21,37 @@ def pid_space() -> str:
         return ""
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
-    return _state_and_parent(pid)[0] == STOPPED
-
-
 def stopped_siblings() -> list[int]:
     """Process ids of those that this process's launcher started as ranks, too, and that are stopped."""
     own = os.getppid()
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if _state_and_parent(pid) == (STOPPED, own) and _is_rank(pid)]
+    return [pid for pid in _all() if _state_and_parent(pid) == (STOPPED, own) and _is_rank(pid)]
+
+
+def ancestor(names: Container[str]) -> int:
+    """Process id of the nearest process above this one whose program has one of these names; 0 where there is none."""
+    pid = os.getppid()
+    while pid > 1 and _read(pid, "comm").strip() not in names:
+        pid = _state_and_parent(pid)[1]
+    return pid if pid > 1 else 0
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids below a process, each after the one above it."""
+    parents = {each: _state_and_parent(each)[1] for each in _all()}
+    below = [pid]
+    for above in below:
+        below += [each for each, parent in parents.items() if parent == above]
+    return below[1:]
+
+
+def start_time(pid: int) -> str:
+    """The time at which a process began, by which it differs from a later one with its number; empty where there is none."""
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    return fields[START_TIME] if fields else ""
+
+
+def _all() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _is_rank(pid: int) -> bool:
@@ -41,8 +65,13 @@ def _is_rank(pid: int) -> bool:
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except OSError:
-        return "", 0
+    state, parent, *_ = _read(pid, "stat").rpartition(")")[2].split() or ("", "0")
     return state, int(parent)
+
+
+def _read(pid: int, name: str) -> str:
+    """A file of a process; empty where it has gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labinfer.config import option
+from labinfer.config import MAX_TIMEOUT, option
+from labinfer.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,3 +15,13 @@ class SuperviseOptions:
     max_restarts: int = option(
         10, "times that the group is started again; forgotten when it has run for ten minutes", metavar="N"
     )
+    rejoin_timeout: float = option(
+        60.0,
+        "seconds that a machine which does not answer after a death is waited for, where mpirun is given its hosts; then the "
+        "ranks of the others go on with a layout that fits them",
+        metavar="S",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.rejoin_timeout < MAX_TIMEOUT:  # also true for NaN
+            raise UserError(f"--rejoin-timeout must be under {MAX_TIMEOUT:g} seconds, not {self.rejoin_timeout}")

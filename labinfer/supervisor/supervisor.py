@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labinfer.clock import Clock
-from labinfer.errors import ExitStatus
-from labinfer.spmd.environment import READY_FILE, STATUS_FILE
+from labinfer.errors import ExitStatus, UserError
+from labinfer.spmd.environment import NODES_FILE, STATUS_FILE
 from labinfer.supervisor import child
 from labinfer.supervisor.restarts import Restarts
 from labinfer.supervisor.supervised_gateway import SupervisedGateway
 
 logger = logging.getLogger(__name__)
 
-REFUSED_SECONDS = 20.0
-"""A group that ends so soon, and never was ready, has perhaps refused something."""
+REFUSED_SECONDS, REFUSALS = 20.0, 3
+"""A launcher that ends so soon, so often, always with the same status, and whose ranks never met, has refused something."""
 LOOK_SECONDS = 0.05
 """Between looks at the group, the gateway and the signals."""
 
@@ -31,8 +31,9 @@ class Supervisor:
 
     Args:
         command: what starts the group.
-        again: what starts it after a death.
-        directory: private; rank 0 leaves word there that it is ready, and the status of an orderly end, which launchers hide.
+        next_command: returns what starts it after a death. May take its time, and raise a ``UserError``.
+        directory: private; rank 0 leaves word there of the ranks' meeting, and the status of an orderly end, which launchers
+            hide.
         environment: of the group.
         restarts: how often and when.
         signum: the signal that has asked for the end; 0 where none has.
@@ -42,7 +43,7 @@ class Supervisor:
     def __init__(
         self,
         command: list[str],
-        again: list[str],
+        next_command: Callable[[], list[str]],
         *,
         directory: Path,
         environment: dict[str, str],
@@ -51,15 +52,15 @@ class Supervisor:
         gateway: SupervisedGateway | None,
         clock: Clock,
     ):
-        self._command, self._again, self._environment = command, again, environment
-        self._status_file, self._ready_file = directory / STATUS_FILE, directory / READY_FILE
+        self._command, self._next_command, self._environment = command, next_command, environment
+        self._status_file, self._nodes_file = directory / STATUS_FILE, directory / NODES_FILE
         self._restarts, self._signum, self._gateway, self._clock = restarts, signum, gateway, clock
 
     def run(self) -> int:
         """Returns the exit status."""
-        command, status, lived = self._command, None, 0.0
+        command, status, num_refusals = self._command, None, 0
         while True:
-            begin, before = self._clock(), (status, lived)
+            begin, before = self._clock(), status
             status = self._run_group(command)
             if self._signum():
                 return 128 + self._signum()
@@ -70,9 +71,12 @@ class Supervisor:
             if self._gateway is not None and self._gateway.is_at_its_end():
                 return status  # somebody has asked the ranks for an orderly end
             lived = self._clock() - begin
-            if status == before[0] and max(lived, before[1]) < REFUSED_SECONDS and not self._ready_file.exists():
+            num_refusals = 0 if lived >= REFUSED_SECONDS else num_refusals + 1 if status == before else 1
+            if num_refusals == REFUSALS and not self._nodes_file.exists():
                 logger.error(
-                    "error: the group ended %s twice and was never ready; it is not started again", _how(status)
+                    "error: the group ended %d times %s, and its ranks never met; it is not started again",
+                    REFUSALS,
+                    _how(status),
                 )
                 return ExitStatus.INTERNAL
             pause = self._restarts.next_pause(lived)
@@ -87,9 +91,13 @@ class Supervisor:
                 self._restarts.count,
             )
             self._wait(pause)
+            try:
+                command = self._next_command()
+            except UserError as error:
+                logger.error("error: %s", error)
+                return ExitStatus.INTERNAL
             if self._signum():
                 return 128 + self._signum()
-            command = self._again
 
     def _run_group(self, command: list[str]) -> int:
         """Start the group and wait for its end; returns its launcher's status."""

@@ -39,12 +39,13 @@ class Tokenizer:
 
     Args:
         response_template: how replies are read; see ``choose_format``.
+        chat_template: file that takes the place of the checkpoint's chat templates; empty for none.
 
     Raises:
-        UserError: the directory has no tokenizer, or a broken one; the response template cannot be used.
+        UserError: the directory has no tokenizer, or a broken one; one of the templates cannot be used.
     """
 
-    def __init__(self, directory: Path, response_template: str = ""):
+    def __init__(self, directory: Path, response_template: str = "", chat_template: str = ""):
         self._directory = directory
         self._backend: TokenizerBackend
         for name in ("tokenizer.json", "tokenizer.model", "chat_template.jinja"):
@@ -58,7 +59,7 @@ class Tokenizer:
                 f"{directory} has no tokenizer.json and no tokenizer.model; give --tokenizer DIR, or prompts as token ids"
             )
         self._template, self._tool_template, self.reply_format = _load_templates(
-            directory, response_template, self._backend.named_tokens
+            directory, response_template, chat_template, self._backend.named_tokens
         )
         """Format by which replies are read; None where they are content and nothing else."""
         self._special_ids = frozenset(self._backend.special_tokens.values())
@@ -230,7 +231,7 @@ class Tokenizer:
 
 
 def _load_templates(
-    directory: Path, response_template: str, named_tokens: dict[str, str]
+    directory: Path, response_template: str, chat_template: str, named_tokens: dict[str, str]
 ) -> tuple[ChatTemplate | None, ChatTemplate | None, ReplyFormat | None]:
     """The chat template, another for conversations with tools where the checkpoint has one, and the format of replies.
 
@@ -239,11 +240,11 @@ def _load_templates(
     """
     config = read_optional(directory / "tokenizer_config.json")
     source = config.get("chat_template")
-    if (path := directory / "chat_template.jinja").exists():
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
+    if chat_template:
+        need_plain_file(Path(chat_template))
+        source = _read_template(Path(chat_template), "--chat-template ")
+    elif (path := directory / "chat_template.jinja").exists():
+        source = _read_template(path)
     elif (directory / "chat_template.json").exists():
         source = read_json(directory / "chat_template.json").get("chat_template")
     named = {"default": source}
@@ -265,3 +266,10 @@ def _load_templates(
     default, with_tools = (ChatTemplate(source, tokens) if isinstance(source, str) else None for source in sources)
     whole = "\n".join(source for source in sources if isinstance(source, str))
     return default, with_tools, choose_format(response_template, config.get("response_template"), whole)
+
+
+def _read_template(path: Path, flag: str = "") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{flag}{path} cannot be read: {error}") from None

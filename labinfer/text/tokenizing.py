@@ -53,12 +53,12 @@ class TokenizingProcess:
     """The process, seen from the one that asks it. It starts with the first prompts, and anew after it had to be ended.
 
     Args:
-        directory, response_template: see ``Tokenizer``.
+        directory, response_template, chat_template: see ``Tokenizer``.
         max_tokens: the longest prompt that can be used.
     """
 
-    def __init__(self, directory: Path, response_template: str, max_tokens: int):
-        argument = json.dumps([str(directory.resolve()), response_template, max_tokens])
+    def __init__(self, directory: Path, response_template: str, max_tokens: int, chat_template: str = ""):
+        argument = json.dumps([str(directory.resolve()), response_template, chat_template, max_tokens])
         self._helper = HelperProcess(MODULE, argument, TOKENIZE_SECONDS)
 
     def encode(self, prompts: list[PromptText]) -> list[list[int]]:
@@ -99,10 +99,10 @@ class _Answer(msgspec.Struct, array_like=True):
 
 def main(argument: str) -> None:
     """Answer messages, each the prompts of a request."""
-    directory, response_template, max_tokens = json.loads(argument)
+    directory, response_template, chat_template, max_tokens = json.loads(argument)
     tokenizer, problem = None, ""
     try:
-        tokenizer = Tokenizer(Path(directory), response_template)
+        tokenizer = Tokenizer(Path(directory), response_template, chat_template)
     except UserError as error:
         problem = str(error)
     answer_messages(

@@ -39,11 +39,22 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
     Raises:
         UserError: the model is nowhere; the text lists every place that was tried.
     """
+    directory, tried = find_directory(name, model_dir)
+    return directory or _from_hub(ALIASES.get(name, name), name, may_download, tried)
+
+
+def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
+    """The directory of a model that need not be looked for in the hub or its cache, which takes long; None where it may be
+    there. And the places that were tried.
+
+    Raises:
+        UserError: the model is nowhere, and the hub cannot have it.
+    """
     if name in BUNDLED:
-        return Path(__file__).parent.parent / "assets" / name
+        return Path(__file__).parent.parent / "assets" / name, []
     tried = [f"directory {name}"]
     if os.path.isdir(name):  # unlike Path's, False for names the system cannot take
-        return Path(name)
+        return Path(name), tried
     if os.path.exists(name):
         raise UserError(
             f"--model {name} is a file; give the directory that holds config.json and the safetensors files"
@@ -52,13 +63,13 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
         for candidate in dict.fromkeys((name, ALIASES.get(name, name), ALIASES.get(name, name).rpartition("/")[2])):
             path = Path(model_dir) / candidate
             if os.path.isdir(path):
-                return path
+                return path, tried
             tried.append(f"directory {path}")
     else:
         tried.append("$LABINFER_MODEL_DIR (not set)")
     repository = ALIASES.get(name, name)
     if repository.count("/") == 1 and not repository.startswith(("/", ".", "~")):
-        return _from_hub(repository, name, may_download, tried)
+        return None, tried
     if "/" not in name:
         tried.append(f"name {name} (known: {', '.join((*BUNDLED, *ALIASES))})")
     raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")

@@ -113,6 +113,10 @@ class Worker:
         if self._pipeline is not None:
             self._pipeline.drain()
 
+    def close(self) -> None:
+        """Let go of the model and its KV cache."""
+        self.runner = None
+
     def expert_tokens(self) -> dict[int, list[int]]:
         """Tokens that each expert of a layer was given so far, by layer; empty but on a stage's first tp rank."""
         return {layer: num_tokens_E.tolist() for layer, num_tokens_E in self.runner.model.expert_loads().items()}

@@ -229,7 +229,7 @@ def test_language_and_theme_are_those_of_the_chat_page(cluster, traffic):
     cluster.get_by_role("button", name="Save").click()
     expect(cluster.get_by_role("heading", name="流水线")).to_be_visible()
     expect(state(cluster)).to_have_text("已暂停")
-    expect(cluster.locator("#rows .stage").first).to_contain_text("第 0 级")
+    expect(cluster.locator("#rows .stage").first).to_contain_text("阶段 0")
     expect(cluster.locator("html")).to_have_attribute("data-theme", "dark")
     expect(cluster.locator("html")).to_have_attribute("lang", "zh-CN")
     assert cluster.evaluate("document.getElementById('gantt').toDataURL()") != light

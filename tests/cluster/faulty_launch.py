@@ -1,4 +1,5 @@
-"""``launch.py`` with a fault in it: ``FAULT_RANK`` raises, hangs or is killed when it comes to step ``FAULT_STEP``.
+"""``launch.py`` with a fault in it: ``FAULT_RANK`` raises, hangs or is killed when it comes to step ``FAULT_STEP``; or it does not
+get on while it loads (``FAULT=load``).
 
 The time of the fault, in seconds since 1970, goes to the file ``FAULT_TIME``, if there is one.
 """
@@ -11,18 +12,28 @@ import time
 from pathlib import Path
 
 from labinfer.cli import main
+from labinfer.commands import generate
 from labinfer.spmd.environment import detect
 from labinfer.worker.worker import Worker
 
-KIND, RANK, STEP = os.environ["FAULT"], int(os.environ["FAULT_RANK"]), int(os.environ["FAULT_STEP"])
+KIND, RANK, STEP = os.environ["FAULT"], int(os.environ["FAULT_RANK"]), int(os.environ.get("FAULT_STEP", "0"))
 TIME = os.environ.get("FAULT_TIME")
+
+
+def note_time():
+    if TIME:
+        Path(TIME).write_text(str(time.time()))
+
+
+def hang(session):
+    note_time()
+    time.sleep(3600)
 
 
 def faulty(progress):
     def wrapped(self):
         if self._launched[0][0].step_id == STEP:
-            if TIME:
-                Path(TIME).write_text(str(time.time()))
+            note_time()
             if KIND == "raise":
                 raise RuntimeError("a fault put in by a test")
             if KIND == "kill":
@@ -36,4 +47,6 @@ def faulty(progress):
 if __name__ == "__main__":
     if detect().rank == RANK:
         Worker.progress = faulty(Worker.progress)
+        if KIND == "load":
+            generate.load = hang
     raise SystemExit(main())

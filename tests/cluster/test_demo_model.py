@@ -62,7 +62,7 @@ def test_installed_package_answers_with_the_bundled_model_where_none_is_given(tm
     subprocess.run([sys.executable, *build], cwd=source, check=True, capture_output=True, text=True, timeout=120)
     shutil.rmtree(source)
     done = subprocess.run(
-        [sys.executable, "-m", "labinfer", "--prompt", "17 + 25 = ?"],
+        [sys.executable, "-m", "labinfer", "--prompt", "17 + 25 = ?", "--log-level", "info"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,

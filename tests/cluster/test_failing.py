@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, Finished, command, descendants, finish, matrix, run, start
+from process_tree import is_running, rank_number
+from serving import wait_for
 
 FAULTY = "tests/cluster/faulty_launch.py"
 LIMIT_SECONDS = 10
@@ -101,6 +104,47 @@ def test_signal_ends_the_run_with_what_was_finished_written(launcher, signum, mo
     wait_for(lambda: not any(is_running(pid) for pid in tree), 5)
 
 
+def signal_rank(process, rank: int, signum: int) -> None:
+    os.kill(next(pid for pid in descendants(process.pid) if rank_number(pid) == rank), signum)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank", "signum"),
+    matrix(
+        ("mpirun", 1, signal.SIGTERM),
+        over=[(rank, signum) for rank in (0, 1) for signum in (signal.SIGINT, signal.SIGTERM)],
+    ),
+)
+def test_signal_to_one_rank_ends_the_run_in_order_and_is_named(launcher, rank, signum, model, job):
+    process = start(command(launcher, 3, LAUNCH, "--model", model, *job, "-pp", "3"))
+    out = Path(job[-1])
+    wait_for(lambda: out.exists() and out.stat().st_size > 2000, 60)
+    begin = time.monotonic()
+    signal_rank(process, rank, signum)
+    done = finish(process, 30, begin)
+    assert done.returncode != 0
+    assert done.seconds < LIMIT_SECONDS
+    assert "interrupted; what was finished is written" in done.stderr
+    assert (f"rank 1 on {socket.gethostname()} got {signum.name}; the run ends" in done.stderr) == (rank == 1)
+    assert "without a word" not in done.stderr and not done.our_errors
+    assert all("token_ids" in json.loads(line) for line in out.read_text().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "rank"), matrix(over=[(0,), (1,)]))
+def test_signal_to_one_rank_while_another_loads_is_named(launcher, rank, model, job, tmp_path):
+    env = {"FAULT": "load", "FAULT_RANK": "2", "FAULT_TIME": str(tmp_path / "fault-time")}
+    process = start(command(launcher, 3, FAULTY, "--model", model, *job, "-pp", "3"), **env)
+    wait_for(lambda: (tmp_path / "fault-time").exists(), 60)
+    begin = time.monotonic()
+    signal_rank(process, rank, signal.SIGTERM)
+    done = finish(process, 30, begin)
+    assert done.returncode != 0
+    assert done.seconds < LIMIT_SECONDS
+    assert (f"rank 1 on {socket.gethostname()} got SIGTERM; the run ends" in done.stderr) == (rank == 1), done.text
+    assert "without a word" not in done.stderr
+
+
 def test_ranks_die_with_their_launcher(model, job):
     process = start(command("mpirun", 2, LAUNCH, "--model", model, *job, "-pp", "2"))
     wait_for(lambda: os.path.exists(job[-1]) and os.path.getsize(job[-1]) > 0, 60)
@@ -108,18 +152,3 @@ def test_ranks_die_with_their_launcher(model, job):
     process.kill()
     wait_for(lambda: not any(is_running(pid) for pid in tree), LIMIT_SECONDS)
     process.communicate()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)

@@ -150,7 +150,7 @@ def test_signal_during_a_prompt_run_keeps_the_answers_that_are_finished(model, t
     out = tmp_path / "out.jsonl"
     prompts = [argument for number in range(60) for argument in ("--prompt", "a " * number + "b")]
     flags = ["--raw", "--max-tokens", "300", "--ignore-eos", "--max-num-seqs", "2", "--output", out]
-    process = start(command("single", 1, LAUNCH, "--model", model, *prompts, *flags))
+    process = start(command("single", 1, LAUNCH, "--model", model, *prompts, *flags, "--log-level", "info"))
     while not (out.exists() and out.stat().st_size > 0):
         time.sleep(0.02)
         assert process.poll() is None

@@ -11,7 +11,7 @@ from launchers import LAUNCH, Finished, command, finish, free_port, matrix, run,
 
 NO_PICKLE = "tests/cluster/no_pickle_launch.py"
 
-SHORT = ("--prompt", "x", "--raw", "--max-tokens", "8", "--ignore-eos")
+SHORT = ("--prompt", "x", "--raw", "--max-tokens", "8", "--ignore-eos", "--log-level", "info")
 
 
 @pytest.fixture(scope="module")

@@ -38,4 +38,13 @@ def test_plan_counts_codes(checkpoints):
         assert len(rows) == 2
         weights.append([float(row[7]) for row in rows])
         assert all(row[8] == "KiB" for row in rows)
+
     assert all(held < 0.9 * decoded for held, decoded in zip(*weights, strict=True))
+
+
+def test_plan_of_a_layout_that_has_no_room_ends_with_1_and_the_sums(checkpoints):
+    done = run("single", 1, LAUNCH, "plan", "--model", checkpoints[0], "-tp", "2", "--num-kv-blocks", "100000000000")
+    assert done.returncode == 1, done.text
+    complaints = [line for line in done.stdout.splitlines() if "has no room: " in line]
+    assert [line[:19] for line in complaints] == ["rank 0 has no room:", "rank 1 has no room:"]
+    assert all("of weights and at least" in line and "are free on cpu" in line for line in complaints)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from launchers import LAUNCH, command, descendants, finish, matrix, start
-from serving import is_running, rank_of, serving, wait_for
+from serving import is_running, rank_number, serving, wait_for
 
 TIMEOUT = 4.0
 FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
@@ -43,14 +43,25 @@ def test_stopped_process_of_a_server_is_named(launcher, stopped, busy):
             assert stream.finish().was_cut or stream.error
 
 
-@pytest.mark.slow
-def test_stopped_gateway_of_a_supervisor_is_replaced():
-    with serving("-pp", "2", "--no-autotune", *FLAGS, launcher="mpirun", ranks=2, supervised=True) as server:
+STUCK = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda signum, frame: time.sleep(3600))
+"""
+"""Handlers run in the main thread, which is that of the gateway's loop."""
+
+
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGUSR1])
+def test_gateway_of_a_supervisor_that_does_not_get_on_is_replaced(signum, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(STUCK)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    with serving("--no-autotune", *FLAGS, supervised=True, PYTHONPATH=path) as server:
         gateway = server.gateway_pid
-        os.kill(gateway, signal.SIGSTOP)
+        os.kill(gateway, signum)
         wait_for(lambda: not is_running(gateway), TIMEOUT + END_SECONDS)
+        assert "error: no sign of life of the gateway process" in server.text
         wait_for(lambda: server.text.count("serving ") == 2, 60)
         wait_for(lambda: server.complete().status == 200, 10)
+        assert "(restart 2)" not in server.text
 
 
 @pytest.mark.slow
@@ -67,11 +78,11 @@ def test_server_that_was_stopped_as_a_whole_goes_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_rank_that_stops_before_the_others_have_met_it_is_named(rank, model):
     process = start(command("mpirun", 2, LAUNCH, "--model", model, "--prompt", "x", "-pp", "2", "--timeout", "4"))
-    wait_for(lambda: any(rank_of(pid) == rank for pid in descendants(process.pid)), 20)
-    pid = next(pid for pid in descendants(process.pid) if rank_of(pid) == rank)
+    wait_for(lambda: any(rank_number(pid) == rank for pid in descendants(process.pid)), 20)
+    pid = next(pid for pid in descendants(process.pid) if rank_number(pid) == rank)
     os.kill(pid, signal.SIGSTOP)
     done = finish(process, 40)
     assert done.returncode != 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launchers import LAUNCH, command, descendants, finish, kill_tree, matrix, run, start
-from serving import Server, is_running, rank_of, serving, wait_for
+from serving import Server, is_running, rank_number, serving, wait_for
 
 REQUESTS = {
     "greedy": {},
@@ -21,6 +21,7 @@ REQUESTS = {
     "two answers": {"temperature": 1.0, "seed": 5, "n": 2},
     "log-probabilities": {"logprobs": 2},
 }
+SHARED = re.compile(r"/dev/shm/\S+")
 LAYOUT = ("--dtype", "float32", "-pp", "2", "--no-autotune")
 
 
@@ -125,8 +126,11 @@ def test_twenty_restarts_leave_descriptors_threads_and_memory_as_they_were():
 
 
 def test_nothing_is_left_of_a_killed_supervisor():
+    """Not even in /dev/shm, where MPICH's segments have names until all ranks have opened them."""
     with serving(*LAYOUT, launcher="mpirun", ranks=2, supervised=True) as server:
         tree = server.processes
+        segments = [path for pid in tree for path in SHARED.findall(Path(f"/proc/{pid}/maps").read_text())]
+        assert segments and not any(map(os.path.exists, segments))
         server.process.kill()
         server.process.wait()
         wait_for(lambda: not any(map(is_running, tree)), 10)
@@ -137,7 +141,7 @@ def test_signal_while_ranks_start_again_ends_all_with_an_error_for_who_waits():
         stream = server.stream({"max_tokens": 1900}).wait_begun()
         before = server.rank_pid(0)
         os.kill(before, signal.SIGKILL)
-        wait_for(lambda: any(rank_of(pid) == "0" for pid in server.processes if pid != before), 20)
+        wait_for(lambda: any(rank_number(pid) == 0 for pid in server.processes if pid != before), 20)
         tree = server.processes
         assert server.stop() == 128 + signal.SIGTERM
         error = stream.finish().error
@@ -162,7 +166,7 @@ def test_job_goes_on_by_itself(model, tmp_path):
     process = start(command("single", 1, LAUNCH, "supervise", "--", *command("mpirun", 2, LAUNCH, *flags)))
     try:
         wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 5, 60)
-        os.kill(next(pid for pid in descendants(process.pid) if rank_of(pid) == "1"), signal.SIGKILL)
+        os.kill(next(pid for pid in descendants(process.pid) if rank_number(pid) == 1), signal.SIGKILL)
         done = finish(process, 90)
     finally:
         kill_tree(process)

@@ -66,7 +66,7 @@ def alone(directory: Path, prompts, fields, **options) -> list[list[list[int]]]:
 def registered():
     toy_family.register()
     yield
-    del toy_family.ARCHITECTURES["ToyForCausalLM"]
+    del toy_family.ARCHITECTURES["ToyForCausalLM"], toy_family.MODULES["ToyForCausalLM"]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ FACTS = ModelFacts(
     tokenizer=str(DEMO),
     needs_tokenizer=True,
     response_template="",
+    chat_template="",
     recommended={},
     vocab_size=3072,
     hidden_size=64,

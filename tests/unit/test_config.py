@@ -11,7 +11,7 @@ import time
 import pytest
 
 from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
-from labinfer.cli import COMMANDS, build_parser, split_command
+from labinfer.cli import COMMANDS, build_parser, program_name, split_command
 from labinfer.config import (
     SECTIONS,
     EngineOptions,
@@ -25,7 +25,7 @@ from labinfer.gateway.options import ServerOptions
 from labinfer.terminal.options import ChatOptions
 
 ENGINE_FLAGS = {
-    "--model", "--tokenizer", "--response-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--device", "--transport",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--memory-utilization",
@@ -42,6 +42,7 @@ SAMPLING_FLAGS = {
 }  # fmt: skip
 GENERATE_FLAGS = (
     ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--max-line-size", "--output", "--report"}
+    | {"--output-format"}
     | {"--overwrite", "--resume", "--retry-errors", "--progress"}
 )  # fmt: skip
 CHAT_FLAGS = (
@@ -54,7 +55,8 @@ COMM_FLAGS = {
 }  # fmt: skip
 ACCURACY_FLAGS = COMM_FLAGS | {
     "--text", "--reference-dtype", "--per-layer", "--output-json",
-    "--model", "--tokenizer", "--response-template", "--dtype", "--max-model-len", "--sliding-window", "--functions", "--autotune", "--no-autotune",
+    "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--functions", "--autotune", "--no-autotune",
     "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--memory-utilization",
@@ -64,7 +66,7 @@ LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
 
 
 FUNCTIONS_FLAGS = {
-    "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune", "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--memory-utilization",
@@ -103,6 +105,22 @@ def test_set_of_commands_is_frozen():
 def test_every_flag_has_help(command):
     for action in build_parser(command)._actions:
         assert action.help, action.option_strings
+        assert "default" in action.help or action.dest in ("help", "version"), action.option_strings
+
+
+@pytest.mark.parametrize(
+    ("started", "name", "example"),
+    [
+        ("/src/launch.py", "launch.py", "\n  python launch.py chat"),
+        ("/env/bin/labinfer", "labinfer", "\n  labinfer chat"),
+        ("/src/labinfer/__main__.py", "labinfer", "torchrun --nproc-per-node 4 -m labinfer --model"),
+    ],
+)
+def test_program_calls_itself_as_it_was_called(started, name, example):
+    parser = build_parser(program=program_name(started))
+    assert parser.format_help().startswith(f"usage: {name} [-h]") and example in parser.format_help()
+    with pytest.raises(UserError, match=f"see {name} plan --help"):
+        build_parser("plan", program_name(started)).parse_args(["--modle", "x"])
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,24 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "commands supervisor gateway terminal bench group observe weights spmd config sampling_params",
+    "cli": "flags commands supervisor terminal group models observe weights spmd config sampling_params",
+    "flags": "supervisor gateway terminal bench config",
     "commands": "supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
     "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
-    "supervisor": "gateway host link spmd config clock",
+    "supervisor": "gateway host link spmd config heartbeat clock",
     "gateway": "link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
-    "host": "link llm recommended_sampling engine comm heartbeat rank_stats",
+    "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
+    "host": "link llm recommended_sampling outputs pooling engine comm heartbeat rank_stats",
     "link": "engine rank_stats",
     "terminal": "llm recommended_sampling outputs group engine prompts text config sampling_params",
     "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
     "bench": "llm jsonl outputs engine prompts observe config sampling_params",
-    "llm": "input_processor outputs pooling executor layout group engine worker "
-    "prompts text observe plan weights spmd config sampling_params rank_stats clock",
+    "llm": "request_maker runs turns input_processor outputs pooling executor layout group engine "
+    "prompts text observe weights spmd config sampling_params rank_stats clock",
+    "request_maker": "runs input_processor engine worker prompts plan sampling_params",
+    "runs": "outputs pooling group engine text observe rank_stats clock",
+    "turns": "",
     "jsonl": "body_reader protocol prompts text sampling_params",
     "recommended_sampling": "weights sampling_params",
     "anthropic": "openai protocol prompts text sampling_params structured_outputs",

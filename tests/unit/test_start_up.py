@@ -12,6 +12,9 @@ from labinfer.cli import COMMANDS
 
 QUESTIONS = {
     "help": ["--help"],
+    "help as a word": ["help"],
+    "help of a word": ["help", "serve"],
+    "help of benchmarks": ["bench", "--help"],
     "help of plan": ["plan", "--help"],
     "help of chat": ["chat", "--help"],
     **{f"help of {command}": [*command.split(), "--help"] for command in COMMANDS if command.startswith("bench ")},
@@ -27,6 +30,10 @@ MISTAKES = {
     "no address": ["chat", "--url", "localhost:8000"],
     "wrong sampling of a chat": ["chat", "--temperature", "-1"],
     "wrong sampling": ["--prompt", "x", "--temperature", "-1"],
+    "benchmark of no kind": ["bench"],
+    "no such model": ["--prompt", "x", "--model", "./nowhere"],
+    "no such model to serve": ["serve", "--model", "demo", "--model", "other=./nowhere"],
+    "model without a config": ["--prompt", "x", "--model", "tests"],
 }
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}
 WATCHED = """

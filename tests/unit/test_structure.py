@@ -45,10 +45,31 @@ def test_both_readmes_have_the_same_sections_and_commands():
     assert commands[0] == commands[1]
 
 
+DOCUMENTS = sorted(
+    path
+    for folder in (".", "docs", "docs/zh", "hostfiles", "examples")
+    for path in (ROOT / folder).glob("*.md")
+    if path.name != "CHANGELOG.md"
+)
+
+
+def test_links_in_the_documentation_lead_somewhere():
+    for path in DOCUMENTS:
+        text = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", path.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+            assert "://" in target or (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_chinese_documentation_has_full_width_punctuation():
+    for path in (ROOT / "README.zh-CN.md", *sorted((ROOT / "docs/zh").glob("*.md"))):
+        text = re.sub(r"(?ms)^```.*?^```|^    .*$|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", "", path.read_text(encoding="utf-8"))
+        assert not re.search(r".{0,20}[\u4e00-\u9fff][,;:(?!].{0,20}", text), path
+
+
 def test_flags_in_the_documentation_exist():
     known = {flag for name in COMMANDS for flag in build_parser(name)._option_string_actions}
-    for name in ("README.md", "README.zh-CN.md", "hostfiles/README.md"):
-        for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+    for name in DOCUMENTS:
+        for line in name.read_text(encoding="utf-8").splitlines():
             if "launch.py" in line:
                 ours = line.split("launch.py", 1)[1].split("#")[0]
                 for flag in re.findall(r"(?<![\w-])(--?[a-z][a-z-]+)", ours):

@@ -13,13 +13,13 @@ from labinfer.native.memory import use_huge_pages
 SOURCES = Path(__file__).parent
 
 
-def build(cache: Path) -> Path:
+def build(cache: Path, on_progress: compiler.OnProgress = lambda done, total: None) -> Path:
     """The library for this machine in ``cache``, compiled if it is not there yet.
 
     Raises:
         NoCompiler: there is none, or it failed.
     """
-    return compiler.build("kernels", SOURCES, cache, ["-fopenmp"])
+    return compiler.build("kernels", SOURCES, cache, ["-fopenmp"], on_progress)
 
 
 def load(path: Path) -> ctypes.CDLL:

@@ -40,12 +40,12 @@ class CpuProvider(Provider):
         self._library = compiled
         self._processor: str | None = None
 
-    def prepare(self, device: torch.device) -> None:
+    def prepare(self, device: torch.device, on_progress: compiler.OnProgress = lambda done, total: None) -> None:
         if device.type != "cpu":
             return
         self._processor = compiler.processor()
         try:
-            self._library = library.load(library.build(compiler.default_cache()))
+            self._library = library.load(library.build(compiler.default_cache(), on_progress))
         except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home from which nothing may be run
             logger.warning("%s; torch's functions are used, which are slower", error)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from labinfer.batch.reader import JsonlReader, LongLine
-from labinfer.batch.records import error_record, result_record
+from labinfer.batch.records import describe_record, error_record, result_record
 from labinfer.errors import UserError
 from labinfer.jsonl import ParsedLine
 from labinfer.observe.output_file import OutputFile
@@ -440,3 +440,17 @@ def test_standard_output_is_written_for_a_dash_after_what_was_printed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout.decode() == 'before\n{"text": "你好"}\nafter\n'
+
+
+def test_people_see_questions_and_answers():
+    demo = Tokenizer(resolve_model("demo", "", may_download=False))
+    messages = [{"role": "user", "content": "first"}, {"role": "user", "content": "and then?"}]
+    for prompt, question in ((TextPrompt("one"), "one"), (ChatPrompt(messages), "and then?")):
+        for is_batch, url in ((False, ""), (True, CHAT_URL if isinstance(prompt, ChatPrompt) else COMPLETIONS_URL)):
+            batch = {"custom_id": "x", "url": url} if is_batch else {}
+            line = ParsedLine(prompt=prompt, sampling=SamplingParams(), **batch)
+            record = result_record(3, line, OUTPUT, "m", demo)
+            assert describe_record(record, 3, line) == f"--- {question}\nho\n"
+    for custom_id in (None, "x"):
+        record = error_record(3, custom_id, None, "it is wrong")
+        assert describe_record(record, 3, None) == "--- line 3\nerror: line 3: it is wrong\n"

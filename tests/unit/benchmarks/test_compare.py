@@ -65,7 +65,7 @@ def test_figures_are_taken_from_the_outside(monkeypatch):
     }
     found = harness.measure(engine, work)
     assert found == pytest.approx({"W1": 10.0, "W2": 30 / 6, "W3": 390 / 4})
-    assert engine.calls == [[2], [21], [1], [2, 2], [10, 20], [2], [1]]  # each after a short one
+    assert engine.calls == [[21], [21], [1], [2, 2], [10, 20], [2], [1]]  # each after a warm-up
 
 
 def test_engine_that_answers_less_is_caught():

@@ -7,9 +7,29 @@ import pytest
 
 from labinfer.engine.request import Request
 from labinfer.errors import BrokenLink
-from labinfer.link.frames import Abort, Add, FromGateway
+from labinfer.link.frames import Abort, Add, Attach, FromGateway, FromHost, ModelFacts
 from labinfer.link.framing import LENGTH_BYTES, MAX_FRAME, FrameReader, pack
 from labinfer.sampling_params import SamplingParams
+
+FACTS = ModelFacts(
+    name="m",
+    tokenizer="",
+    needs_tokenizer=False,
+    response_template="",
+    chat_template="",
+    recommended={},
+    vocab_size=8,
+    hidden_size=8,
+    max_model_len=8,
+    context_shift=False,
+    num_layers=1,
+    quantization="none",
+    block_size=4,
+    num_blocks=2,
+    max_num_seqs=1,
+    pipeline_schedule="1f1b",
+    ranks=[],
+)
 
 
 def framed(data: bytes) -> bytes:
@@ -57,3 +77,10 @@ def test_what_makes_no_sense_breaks_the_link(data):
 def test_request_takes_the_tokens_it_has_along():
     request = Request(key="0:id", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(), output_token_ids=(4, 5))
     assert FrameReader(FromGateway).feed(pack(Add("m", request))) == [Add("m", request)]
+
+
+def test_recommended_counts_stay_whole_numbers():
+    recommended = {"temperature": 0.3, "top_k": 20}
+    facts = msgspec.structs.replace(FACTS, recommended=recommended)
+    (attach,) = FrameReader(FromHost).feed(pack(Attach([facts])))
+    assert SamplingParams(**attach.models[0].recommended) == SamplingParams(**recommended)

@@ -37,6 +37,17 @@ def test_library_is_built_once_and_another_source_makes_another(tmp_path, source
     assert [found.suffix for found in cache.iterdir()] == [".so"] * 3  # nothing unfinished is left
 
 
+def test_progress_is_told_from_none_to_all_files_and_only_while_something_is_compiled(tmp_path, sources):
+    (sources / "question.cpp").write_text('extern "C" int question() { return 6 * 7; }\n')
+    told: list[tuple[int, int]] = []
+    path = compiler.build("answer", sources, tmp_path, on_progress=lambda done, total: told.append((done, total)))
+    assert told[0] == (0, 2) and told[-1] == (2, 2) and told == sorted(told)
+    library, count = ctypes.CDLL(str(path)), len(told)
+    assert library.answer() == library.question() == 42
+    compiler.build("answer", sources, tmp_path, on_progress=lambda done, total: told.append((done, total)))
+    assert len(told) == count
+
+
 def test_why_it_cannot_be_built_is_said(tmp_path, sources, monkeypatch):
     (sources / "broken.cpp").write_text("int main( {")
     with pytest.raises(compiler.NoCompiler, match="failed: .*error"):

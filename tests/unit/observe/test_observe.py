@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from labinfer.observe.progress_line import ProgressLine
+from labinfer.observe import progress_line
+from labinfer.observe.progress_line import ProgressLine, compile_progress
 from labinfer.observe.report import RunReport, describe_loads
 from labinfer.observe.table import format_bytes, format_table, percentile
 from labinfer.rank_stats import WorkerStats
@@ -75,3 +76,35 @@ def test_on_a_terminal_progress_is_one_line_written_over():
     line.update("2nd")
     line.close()
     assert stream.getvalue() == "\rfirst\r2nd  \r   \r"
+
+
+def test_compiling_is_said_before_it_begins_and_every_two_seconds(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with compile_progress(stream) as on_progress:
+        for seconds in range(5):
+            now[0] = 100.0 + seconds
+            on_progress(seconds, 9)
+    assert stream.getvalue().splitlines() == [
+        f"labinfer: compiling C++ functions for this machine, only once: {done} of 9 files, {done} s"
+        for done in (0, 2, 4)
+    ]
+    with compile_progress(stream := io.StringIO()):
+        pass
+    assert stream.getvalue() == ""  # nothing had to be compiled
+
+
+def test_report_has_a_line_for_those_who_only_want_the_answer():
+    report = RunReport(
+        num_finished=1,
+        prompt_tokens=9,
+        output_tokens=8,
+        wall_time=0.5,
+        time_to_first_token=[0.1],
+        time_per_output_token=[],
+    )
+    assert report.summary() == "8 tokens in 500.0 ms (16.0/s), the first after 100.0 ms; prompt of 9 tokens"
+    report.num_finished, report.output_tokens = 2, 1
+    assert report.summary().startswith("2 answers: 1 token in 500.0 ms (2.0/s), ")
+    assert RunReport().summary() == "0 tokens in 0.0 ms; prompt of 0 tokens"

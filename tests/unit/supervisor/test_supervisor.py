@@ -18,7 +18,7 @@ def run(directory: Path, script: str) -> tuple[int, int]:
     command = ["sh", "-c", f"echo >> starts; {script}"]
     supervisor = Supervisor(
         command,
-        command,
+        lambda: command,
         directory=directory,
         environment=dict(os.environ),
         restarts=Restarts(3),
@@ -35,17 +35,17 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_group_that_was_never_ready_is_started_twice(here, caplog):
-    assert run(here, "exit 3") == (70, 2)
-    assert "ended with status 3 twice and was never ready" in caplog.text
+def test_launcher_that_ends_alike_before_its_ranks_have_met_is_started_three_times(here, caplog):
+    assert run(here, "exit 3") == (70, 3)
+    assert "ended 3 times with status 3, and its ranks never met" in caplog.text
 
 
 def test_group_that_ends_otherwise_each_time_is_started_again(here):
     assert run(here, "exit $(wc -l < starts)") == (70, 4)
 
 
-def test_group_that_was_ready_once_is_started_as_often_as_may_be(here, caplog):
-    SupervisorAddress(str(here), "", 0).write_ready()
+def test_group_whose_ranks_have_met_is_started_as_often_as_may_be(here, caplog):
+    SupervisorAddress(str(here), "", 0).write_nodes(["host"])
     assert run(here, "exit 3") == (70, 4)
     assert "it is not started again" in caplog.text
 

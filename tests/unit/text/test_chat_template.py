@@ -227,6 +227,17 @@ def test_template_is_found_where_exports_put_it(bpe_directory, tmp_path, files, 
     assert tokenizer.decode(tokenizer.encode_chat(CONVERSATIONS[0])) == expected
 
 
+def test_file_of_the_users_takes_the_place_of_all_templates(bpe_directory, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("the checkpoint's")
+    (tmp_path / "mine.jinja").write_text("{{ 'tools' if tools else 'mine' }}")
+    tokenizer = Tokenizer(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
+    assert tokenizer.decode(tokenizer.encode_chat(CONVERSATIONS[0])) == "mine"
+    assert tokenizer.decode(tokenizer.encode_chat(CONVERSATIONS[0], TOOLS)) == "tools"
+    with pytest.raises(UserError, match=f"--chat-template {tmp_path}/none.jinja cannot be read"):
+        Tokenizer(tmp_path, chat_template=str(tmp_path / "none.jinja"))
+
+
 def test_special_tokens_may_be_written_as_objects(bpe_directory, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
     config = {"chat_template": "{{ bos_token }}", "bos_token": {"content": "<|im_start|>", "lstrip": False}}

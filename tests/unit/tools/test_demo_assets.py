@@ -14,6 +14,7 @@ from safetensors import safe_open
 from tasks import TASKS
 from tokenizer import CHAT_TEMPLATE, IM_END, IM_START, render
 
+from labinfer.recommended_sampling import recommended_sampling
 from labinfer.text.chat_template import ChatTemplate
 from labinfer.text.reply_format import load_built_in
 from labinfer.text.reply_parts import join_events
@@ -51,6 +52,11 @@ def test_both_have_the_same_tokenizer_and_vocabulary():
         assert (DIRECTORIES["demo"] / file).read_bytes() == (DIRECTORIES["demo-draft"] / file).read_bytes()
     assert config("demo")["vocab_size"] == config("demo-draft")["vocab_size"]
     assert len(Tokenizer(DIRECTORIES["demo"]).encode("你好，世界")) <= 5
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_recommended_sampling_keeps_to_likely_tokens(name):
+    assert recommended_sampling(DIRECTORIES[name]) == {"temperature": 0.3, "top_k": 20, "top_p": 0.5}
 
 
 def test_chat_template_is_what_training_rendered():

@@ -1,0 +1,237 @@
+"""Commands and their flags, generated from dataclasses of options, so that each option is written down once."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import itertools
+import os
+import typing
+from typing import Any
+
+import labinfer
+from labinfer.bench.options import (
+    AccuracyOptions,
+    BenchOptions,
+    FunctionBenchOptions,
+    LatencyOptions,
+    LoadOptions,
+    ServeOptions,
+)
+from labinfer.config import (
+    SECTIONS,
+    CacheOptions,
+    JobOptions,
+    ModelOptions,
+    ObserveOptions,
+    ParallelOptions,
+    RuntimeOptions,
+    SamplingOptions,
+    flag_name,
+    join,
+)
+from labinfer.errors import UserError
+from labinfer.gateway.options import ServerOptions
+from labinfer.supervisor.options import SuperviseOptions
+from labinfer.terminal.conversation import MANY_ANSWERS
+from labinfer.terminal.options import ChatOptions
+
+ENGINE_SECTIONS = tuple(section for section in SECTIONS if section is not ObserveOptions)
+"""Sections of commands that run without end, and so never write a trace."""
+COMMANDS = {
+    "generate": (
+        "Distributed large-language-model inference. The same command starts every rank.",
+        (JobOptions, SamplingOptions, *SECTIONS),
+    ),
+    "serve": (
+        "Serve models over OpenAI's API. The same command starts every rank.",
+        (ServerOptions, *ENGINE_SECTIONS),
+    ),
+    "chat": (
+        "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
+        "checkpoint or the server would have it, and an answer may fill the context. In the chat, /help lists the commands.",
+        (ChatOptions, SamplingOptions, *ENGINE_SECTIONS),
+    ),
+    "supervise": (
+        "Start a server or a job again when its ranks die, as in launch.py supervise -- mpirun -n 2 python launch.py serve. "
+        "A server's clients see a pause, and no error; a job goes on where it was.",
+        (SuperviseOptions,),
+    ),
+    "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
+    "bench latency": (
+        "Time of a fixed batch, from its first request to its last token.",
+        (BenchOptions, LatencyOptions, *SECTIONS),
+    ),
+    "bench throughput": (
+        "Requests and tokens a second, with all requests there from the beginning.",
+        (BenchOptions, LoadOptions, *SECTIONS),
+    ),
+    "bench serve": (
+        "Latencies of requests that arrive one by one, whether or not the engine keeps up.",
+        (BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
+    ),
+    "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
+    "bench accuracy": (
+        "What dtypes, quantised weights and KV cache types lose against the float32 model: of all of them, or of "
+        "the one that --dtype, --quantization and --kv-cache-dtype name.",
+        (AccuracyOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
+    "bench functions": (
+        "Every implementation of every function at a model's sizes, beside what the machine allows.",
+        (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
+}
+REPEATED = ("prompt", "stop", "api_key")
+"""Flags that may be given several times."""
+REPEATED_BY_COMMAND = {"serve": (*REPEATED, "model"), "chat": ("stop",)}
+"""Flags that may be given several times, of commands that differ from ``REPEATED``."""
+DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
+    "chat": {"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},
+}
+"""Defaults that differ from the dataclass's; empty for options that are left to the model or its server."""
+LEFT_OUT_BY_COMMAND = {"chat": MANY_ANSWERS}
+"""Options that make no sense for a command."""
+
+PROGRAM = "launch.py"
+"""Name by which this program calls itself where it was started by no other."""
+PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
+"""Names of the program, with how it is started, and how torchrun starts it."""
+EPILOG = """other commands:
+  {name} help COMMAND       its options
+  {name} serve              OpenAI's API over HTTP
+  {name} chat               talk to a model in the terminal
+  {name} supervise -- …     start a server or a job again when its ranks die
+  {name} plan               show which rank would hold what
+  {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
+
+examples:
+  {alone} --prompt "17 + 25 = ?"
+  {alone} --model DIR --prompt "Hello"
+  torchrun --nproc-per-node 4 {script} --model DIR -tp 2 -pp 2 --input prompts.jsonl --output out.jsonl
+  mpirun -n 3 {alone} --model DIR -tp 2,1 --layers 14,10 --input prompts.jsonl
+  {alone} chat --url http://127.0.0.1:8000
+  {alone} plan --model DIR -tp 2 -pp 2
+exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed, 130 Ctrl-C, 143 SIGTERM"""
+
+
+class UsageError(UserError):
+    """Flags that do not parse."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of printing, so that only rank 0 speaks."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
+        args, unknown = self.parse_known_args(arguments)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
+            self.error(f"unknown option {unknown[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
+        return args
+
+
+def program_name(argument: str) -> str:
+    """The name by which the program was started, by the first of the process's arguments."""
+    return "labinfer" if os.path.basename(argument) in ("labinfer", "__main__.py") else PROGRAM
+
+
+def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
+    """The parser of a command of ``COMMANDS``; ``generate`` has no command word.
+
+    Args:
+        program: one of ``PROGRAMS``.
+    """
+    description, sections = COMMANDS[command]
+    alone, script = PROGRAMS[program]
+    parser = Parser(
+        prog=program if command == "generate" else f"{program} {command}",
+        description=description.replace(f"python {PROGRAM}", alone).replace(PROGRAM, program),
+        epilog=EPILOG.format(name=program, alone=alone, script=script) if command == "generate" else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter if command == "generate" else argparse.HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
+    for section in sections:
+        repeated, left_out = REPEATED_BY_COMMAND.get(command, REPEATED), LEFT_OUT_BY_COMMAND.get(command, ())
+        add_options(parser, section, repeated, DEFAULTS_BY_COMMAND.get(command, {}), left_out)
+    return parser
+
+
+def build_bench_parser(program: str = PROGRAM) -> Parser:
+    """The parser of ``bench`` without a kind, which has nothing but help."""
+    kinds = {name: description for name, (description, _) in COMMANDS.items() if name.startswith("bench ")}
+    lines = [f"  {program} {name:<17} {description[0].lower()}{description[1:]}" for name, description in kinds.items()]
+    return Parser(
+        prog=f"{program} bench",
+        description="Measure an engine or a machine; each kind has its own --help.",
+        epilog="\n".join(["kinds:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def split_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command's name and the arguments after it.
+
+    Raises:
+        UsageError: the first words are no command.
+    """
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    command = " ".join(words) or "generate"
+    if command not in COMMANDS:
+        known = ", ".join(name for name in COMMANDS if name != "generate")
+        raise UsageError(
+            f"there is no command {command!r}; commands are {known}, and without one --prompt or --input is run"
+        )
+    return command, arguments[len(words) :]
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    section: type,
+    repeated: tuple[str, ...] = REPEATED,
+    defaults: dict[str, Any] | None = None,
+    left_out: tuple[str, ...] = (),
+) -> None:
+    """Add a group of flags for a dataclass of options. Their values are converted and checked later.
+
+    Args:
+        repeated: fields whose flags may be given several times.
+        defaults: defaults that differ from the dataclass's.
+        left_out: fields that are no flags.
+    """
+    group = parser.add_argument_group(section.__name__.removesuffix("Options").lower(), section.__doc__)
+    hints = typing.get_type_hints(section)
+    for f in dataclasses.fields(section):
+        if f.name in left_out:
+            continue
+        names = [name for name in (f.metadata["other_name"], flag_name(f.name)) if name]
+        default = (defaults or {}).get(f.name, f.default)
+        text = f.metadata["help"].replace("%", "%%")
+        if "default" not in text:
+            text += f" (default: {_describe_default(f.name, default, defaults or {})})"
+        if hints[f.name] is bool:  # a flag that is on by default can be turned off
+            action = argparse.BooleanOptionalAction if f.default else "store_true"
+            group.add_argument(*names, dest=f.name, action=action, default=None, help=text)
+            continue
+        metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
+        action = "append" if f.name in repeated else "store"
+        group.add_argument(*names, dest=f.name, action=action, default=None, metavar=metavar, help=text)
+
+
+def _describe_default(name: str, default: Any, own: dict[str, Any]) -> str:
+    """A default in words.
+
+    Args:
+        own: defaults of the command; an empty one leaves the option to the model.
+    """
+    if own.get(name) == "":
+        return "the model's"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if default in ("", ()) or default is None:
+        return "none"
+    return join(default) if isinstance(default, tuple) else f"{default}"

@@ -1,0 +1,74 @@
+"""The layout of the ranks that are left when machines are gone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from labinfer.config import EngineOptions, join
+from labinfer.errors import UserError
+from labinfer.spmd.topology import make_topology
+
+
+def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[int]) -> list[str]:
+    """Flags by which ranks that are left go on: with the stages that have lost no rank, and those that spare ranks can take over.
+
+    Numbers of layers that were given grow in proportion. Where a flag has a value for each stage, those of these stages stay.
+
+    Args:
+        nodes: machine of each rank, as all were there.
+        left: ranks that are still there, ascending. They are counted anew from 0, in this order.
+
+    Raises:
+        UserError: rank 0 is gone.
+    """
+    if 0 not in left:
+        raise UserError(f"rank 0, which schedules, was on {nodes[0]}")
+    parallel = options.parallel
+    topology = make_topology(
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.layers,
+        sum(parallel.layers) or len(nodes),
+        len(nodes),
+        ranks=parallel.ranks,
+    )
+    spare = [rank for rank in left if rank not in topology.placed_ranks]
+    stages: dict[int, Sequence[int]] = {}
+    for stage in range(topology.num_stages):
+        ranks = topology.stage_ranks(stage)
+        if not set(ranks) <= set(left):
+            ranks = _stand_ins(spare, nodes, len(ranks))
+            spare = [rank for rank in spare if rank not in ranks]
+        if ranks:
+            stages[stage] = ranks
+    tp = [len(ranks) for ranks in stages.values()]
+    flags = ["-tp", join(tp), "-pp", str(len(tp))]
+    order = [left.index(rank) for ranks in stages.values() for rank in ranks]
+    if parallel.ranks or order != list(range(len(left))):
+        flags += ["--ranks", join(order)]
+    if parallel.layers:
+        flags += ["--layers", join(_grown([parallel.layers[stage] for stage in stages], sum(parallel.layers)))]
+    for flag, values in (
+        ("--dtype", options.model.dtype),
+        ("--device", parallel.device),
+        ("--experts", parallel.experts),
+    ):
+        if len(values) > 1:
+            flags += [flag, join([values[stage] for stage in stages])]
+    return flags
+
+
+def _stand_ins(spare: Sequence[int], nodes: Sequence[str], count: int) -> list[int]:
+    """So many spare ranks of one machine; none where no machine has as many."""
+    for node in dict.fromkeys(nodes[rank] for rank in spare):
+        ranks = [rank for rank in spare if nodes[rank] == node]
+        if len(ranks) >= count:
+            return ranks[:count]
+    return []
+
+
+def _grown(counts: Sequence[int], total: int) -> list[int]:
+    """Whole numbers in about the same proportions, with this larger sum."""
+    ends = [round(total * end / sum(counts)) for end in itertools.accumulate(counts, initial=0)]
+    return [end - begin for begin, end in itertools.pairwise(ends)]

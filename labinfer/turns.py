@@ -1,0 +1,72 @@
+"""Turns: threads that use one thing after another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from labinfer.errors import UserError
+
+LOOK_SECONDS = 0.5
+"""Between two looks at whether the thread whose turn it is has ended without giving it back."""
+
+
+class Turns:
+    """A lock whose holder may be a generator that nobody takes to its end.
+
+    Args:
+        name: the thing, for errors.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._lock = threading.Lock()
+        self._holder: tuple[threading.Thread, Generator | None] | None = None
+
+    def run(self, steps: Generator) -> Iterator[Any]:
+        """Yield from a generator while it is this thread's turn.
+
+        Raises:
+            UserError: a later call has ended the generator before it was taken to its end.
+        """
+        with self.turn(steps):
+            yield from steps
+            if self._holder is None or self._holder[1] is not steps:
+                raise UserError(f"a later call of this {self._name} has ended this iterator; take all of it first")
+
+    @contextmanager
+    def turn(self, steps: Generator | None = None) -> Iterator[None]:
+        """Wait for the threads that came before. A generator that this thread, or one that has ended, left unfinished is
+        closed.
+
+        Args:
+            steps: generator that the turn is for.
+
+        Raises:
+            UserError: called from within the generator whose turn it is.
+        """
+        self._enter()
+        self._holder = mine = (threading.current_thread(), steps)
+        try:
+            yield
+        finally:
+            if self._holder is mine:  # else somebody has taken over, with the lock
+                self._holder = None
+                self._lock.release()
+
+    def _enter(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        while True:
+            holder = self._holder
+            if holder is not None and (holder[0] is threading.current_thread() or not holder[0].is_alive()):
+                try:
+                    if holder[1] is not None:
+                        holder[1].close()
+                except ValueError:  # it is running: this call comes from a function that it called
+                    raise UserError(f"this {self._name} is at work on the call that called this one") from None
+                return
+            if self._lock.acquire(timeout=LOOK_SECONDS):
+                return
