@@ -170,7 +170,7 @@ class TestBatches:
         assert wait(client, start(client).id).errors.data[0].code == "empty_file"
 
     def test_cancelled_batch_keeps_what_it_has(self, client):
-        lines = [line(str(number), max_tokens=400, ignore_eos=True) for number in range(100)]
+        lines = [line(str(number), max_tokens=60, ignore_eos=True) for number in range(100)]
         batch = start(client, *lines)
         wait(client, batch.id, lambda batch: batch.request_counts.completed > 0)
         with pytest.raises(openai.BadRequestError, match="cancel that first"):
@@ -202,7 +202,7 @@ class TestBatches:
 def test_batch_goes_on_when_the_server_was_killed(tmp_path):
     with serve(tmp_path, KEYS[0]) as server:
         client = make_client(server, KEYS[0])
-        lines = [line(str(number), max_tokens=60, ignore_eos=True, seed=number) for number in range(60)]
+        lines = [line(str(number), max_tokens=30, ignore_eos=True, seed=number) for number in range(30)]
         batch = start(client, *lines)
         begun = wait(client, batch.id, lambda batch: batch.request_counts.completed > 4)
         assert begun.status == "in_progress"
@@ -210,8 +210,8 @@ def test_batch_goes_on_when_the_server_was_killed(tmp_path):
         assert server.get(f"/v1/batches/{batch.id}", KEYS[1])[0] == 404
         client = make_client(server, KEYS[0])
         batch = wait(client, batch.id)
-        assert (batch.status, batch.request_counts.completed) == ("completed", 60)
-        assert len(records(client, batch.output_file_id)) == 60
+        assert (batch.status, batch.request_counts.completed) == ("completed", 30)
+        assert len(records(client, batch.output_file_id)) == 30
         assert not list((tmp_path / "batches").glob("*.answers*"))
         assert "Traceback" not in server.text
 
