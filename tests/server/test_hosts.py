@@ -249,7 +249,7 @@ def test_answers_do_not_go_on_with_another_model():
         with Host(server, "red", finishes=False):
             wait_ready(server)
             stream = Stream(server, {"max_tokens": 60}).wait_begun()
-        with Host(server, "green", facts=msgspec.structs.replace(FACTS, max_model_len=32)):
+        with Host(server, "green", facts=msgspec.structs.replace(FACTS, hidden_size=FACTS.hidden_size + 1)):
             error = stream.finish().error
             assert error["code"] == "engine_failed" and "other models" in error["message"]
             wait_for(lambda: server.complete(max_tokens=1).status == 200, END_SECONDS)

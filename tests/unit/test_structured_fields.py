@@ -102,7 +102,8 @@ def test_sampling_params_survive_the_way_to_another_process(form):
     [
         ({"ignore_eos": True}, "ignore_eos does not go with structured_outputs"),
         ({"num_beams": 2}, "structured_outputs .* does not go with num_beams"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs must be StructuredOutputs"),
+        ({"structured_outputs": "a"}, "structured_outputs must be StructuredOutputs"),
+        ({"structured_outputs": {"pattern": "a"}}, "structured_outputs has no field .pattern.; its fields are"),
     ],
 )
 def test_sampling_params_refuse_what_does_not_go_together(fields, says):
