@@ -10,7 +10,7 @@ import msgspec
 
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
-from labinfer.prompts import ChatPrompt, Prompt, PromptLike, TextPrompt, TokensPrompt
+from labinfer.prompts import THINKING_SWITCHES, ChatPrompt, Prompt, PromptLike, TextPrompt, TokensPrompt
 from labinfer.sampling_params import SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.grammar_trial import GrammarTrial
@@ -19,8 +19,6 @@ from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tokenizing import PromptText, TokenizingProcess
 from labinfer.text.tools import ToolUse
 
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables with which chat templates switch thoughts on and off."""
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
 """Variables that say how long thoughts and answers are to be."""
 

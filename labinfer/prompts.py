@@ -21,6 +21,9 @@ TemplateKwargs = Annotated[dict[VariableName, VariableValue], msgspec.Meta(max_l
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables with which chat templates switch thoughts on and off."""
+
 
 class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fields of a request for the chat template, beside messages and tools. Names and meanings are vLLM's and OpenAI's."""
@@ -61,6 +64,11 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return msgspec.convert(given, cls)
         except (msgspec.ValidationError, RecursionError) as error:
             raise UserError(str(error)) from None
+
+
+def thinking_switches(is_on: bool) -> dict[str, bool]:
+    """Variables of a chat template that switch thoughts on or off; those that a template does not read are passed over."""
+    return dict.fromkeys(THINKING_SWITCHES, is_on)
 
 
 TEMPLATE_KEYS = TemplateUse.__struct_fields__

@@ -5,7 +5,7 @@ Names and meanings are OpenAI's (API reference) and, for what it does not have, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import msgspec
@@ -331,7 +331,7 @@ class ParsedBody:
     sampling: SamplingParams
     model: str | None
     echo: bool
-    prompt_alone: bool
+    prompt_alone: bool = False
     """Whether the answers are to have no tokens. One is generated all the same, as in vLLM."""
     priority: int
     user: str
@@ -340,7 +340,7 @@ class ParsedBody:
     include_usage: bool
     continuous_usage: bool
     tool_use: ToolUse
-    warnings: list[str]
+    warnings: list[str] = field(default_factory=list)
     """Parts of it that were left out, in words."""
 
 

@@ -91,7 +91,8 @@ class JobOutput:
             self._journal.add(Entry(number=number, end=self._file.num_bytes(), digest=digest, failed=failed))
 
     def close(self) -> None:
-        """Let another job have the journal."""
+        """Let another job have the journal, and close the file."""
+        self._file.close()
         if self._journal is not None:
             self._journal.close()
 

@@ -74,6 +74,11 @@ class JsonlReader:
         except OSError as error:
             raise self._refusal(error) from None
 
+    def close(self) -> None:
+        """Close a regular file, whose lines are not needed any more."""
+        if self._arrived is None and self._fd != STANDARD_INPUT:
+            os.close(self._fd)
+
     def _lines(self) -> Iterator[bytes | LongLine]:
         """Lines with their line feed; by ``os.read``, whose thread may be left waiting when the process ends."""
         line, length = bytearray(), 0  # of the line that has begun; nothing of it is kept where it is too long

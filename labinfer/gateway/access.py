@@ -30,6 +30,8 @@ class Caller:
     """For logs and limits; no part of the key."""
     cache_salt: str = field(default="", repr=False)
     """Callers with different keys have different ones, so that they never share KV blocks."""
+    owner: str = field(default="", repr=False)
+    """For what is kept on disk: the same wherever the secret of ``ApiKeys`` is, whatever the key is called."""
 
     def user_for(self, named: str) -> str:
         """Whom the engine takes turns with (``--scheduling-policy fair``): users of different keys are different ones."""
@@ -52,17 +54,17 @@ class ApiKeys:
 
     Args:
         keys: key and name of each caller.
+        secret: one that was kept, where owners are to be the same as before.
     """
 
-    def __init__(self, keys: dict[str, str]):
-        self._secret = secrets.token_bytes(32)
-        self._callers = [
-            (self._digest(key, b"labinfer key"), Caller(name, self._digest(key, b"labinfer salt").hex()))
-            for key, name in keys.items()
-        ]
+    def __init__(self, keys: dict[str, str], secret: bytes = b""):
+        self._secret = secret or secrets.token_bytes(32)
+        self._callers = [(self._digest(key, b"labinfer key"), self._caller(key, name)) for key, name in keys.items()]
 
     @classmethod
-    def load(cls, keys: tuple[str, ...] = (), file: str = "", may_be_short: bool = False) -> ApiKeys:
+    def load(
+        cls, keys: tuple[str, ...] = (), file: str = "", may_be_short: bool = False, secret: bytes = b""
+    ) -> ApiKeys:
         """The keys of ``--api-key`` and those of ``--api-key-file``.
 
         A line of the file is a key, or a name, white space and a key. Empty lines and those that begin with ``#`` are
@@ -88,7 +90,7 @@ class ApiKeys:
             if name in names.values():
                 raise UserError(f"{place}: the name {name} is taken by another key; choose a different one")
             places[key], names[key] = place, name
-        return cls(names)
+        return cls(names, secret)
 
     def __len__(self) -> int:
         return len(self._callers)
@@ -101,8 +103,8 @@ class ApiKeys:
         """Whether a request needs a key."""
         return bool(self._callers)
 
-    def authenticate(self, authorization_header: str | None) -> Caller:
-        """The caller whose key a request has in its ``Authorization: Bearer KEY`` (RFC 6750).
+    def authenticate(self, authorization_header: str | None, key_header: str | None = None) -> Caller:
+        """The caller whose key a request has in its ``Authorization: Bearer KEY`` (RFC 6750), or else in ``x-api-key``.
 
         The time it takes depends on the length of what was sent, not on what any key is.
 
@@ -112,6 +114,8 @@ class ApiKeys:
         if not self.required:
             return ANONYMOUS
         scheme, _, key = (authorization_header or "").strip().partition(" ")
+        if scheme.lower() != "bearer" and key_header:  # as Anthropic's clients send it
+            scheme, key = "bearer", key_header
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise Denied("this server needs an API key; send it in the header Authorization: Bearer KEY")
@@ -123,6 +127,22 @@ class ApiKeys:
         if match is None:
             raise Denied("the API key is not valid; check it, or ask whoever runs this server for one")
         return match
+
+    def caller(self, owner: str) -> Caller:
+        """The caller whose files are this owner's.
+
+        Raises:
+            UserError: there is none any more.
+        """
+        callers = [caller for _, caller in self._callers] or [ANONYMOUS]
+        for caller in callers:
+            if caller.owner == owner:
+                return caller
+        raise UserError("its API key is no longer one of this server's")
+
+    def _caller(self, key: str, name: str) -> Caller:
+        salt, owner = (self._digest(key, purpose).hex() for purpose in (b"labinfer salt", b"labinfer owner"))
+        return Caller(name, salt, owner)
 
     def _digest(self, key: str, purpose: bytes) -> bytes:
         data = key.encode("utf-8", "surrogatepass")  # headers may hold anything

@@ -9,7 +9,7 @@ from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.gateway.call import Call
 from labinfer.gateway.call_requests import CallRequests
-from labinfer.gateway.event_stream import EventStream
+from labinfer.gateway.event_stream import OPENAI_FORM, EventStream, StreamForm
 from labinfer.gateway.limits import RETRY_SECONDS, Lease
 from labinfer.gateway.refusals import refused_field
 from labinfer.gateway.service import Model
@@ -91,14 +91,14 @@ class ActiveCall:
         finally:
             self.close()
 
-    def stream(self, events: AsyncIterator[bytes]) -> EventStream:
+    def stream(self, events: AsyncIterator[bytes], form: StreamForm = OPENAI_FORM) -> EventStream:
         """The response that sends these events, which are made of ``deltas``."""
 
         def end() -> None:
             self.close()
             self._call.end(self._status)
 
-        return EventStream(events, self._call.headers, self.give_up, end, self._call.service.clock)
+        return EventStream(events, self._call.headers, self.give_up, end, self._call.service.clock, form=form)
 
     def usage(self, reasoning: int | None = None) -> Usage:
         """Tokens of all requests so far; ``reasoning`` of them are thoughts, None where those are not told apart."""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from labinfer.body_reader import WrongBody, read_body
 from labinfer.gateway.access import ANONYMOUS, Caller
 from labinfer.gateway.body_memory import BodyLease
+from labinfer.gateway.error_form import OPENAI_ERRORS, ErrorForm
 from labinfer.gateway.options import MIB
 from labinfer.gateway.packed_body import body_decoder
 from labinfer.gateway.request_log import FinishedRequest
@@ -39,13 +40,16 @@ class Call:
 
     Args:
         route: the pattern of its path.
+        error_form: how its errors are told.
     """
 
-    def __init__(self, service: Service, http: Request, route: str):
-        self.service, self.http, self.route = service, http, route
+    def __init__(self, service: Service, http: Request, route: str, error_form: ErrorForm = OPENAI_ERRORS):
+        self.service, self.http, self.route, self.error_form = service, http, route, error_form
         given = http.headers.get(ID_HEADER, "")
         self.id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         self.caller: Caller = ANONYMOUS
+        self.priority = 0
+        """Added to that of its requests."""
         self.begin = service.clock()
         self.facts: dict[str, Any] = {}
         """Fields for the log; see ``FinishedRequest``."""
@@ -87,6 +91,14 @@ class Call:
         if data.startswith(codecs.BOM_UTF8):
             del data[: len(codecs.BOM_UTF8)]
         return data
+
+    def count_bytes(self, num_bytes: int) -> None:
+        """Count what is read of elsewhere for this call as more of its body, which has been read.
+
+        Raises:
+            LimitReached, ServerFull: too many long ones are in memory.
+        """
+        self._body_lease.grow(num_bytes)
 
     def free_body(self) -> None:
         """Say that nothing long of the body is in memory any more."""

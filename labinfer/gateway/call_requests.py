@@ -11,7 +11,7 @@ from labinfer.gateway.preparation import IN_PLACE_BYTES
 from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai import api_errors
-from labinfer.prompts import Prompt, TokensPrompt
+from labinfer.prompts import ChatPrompt, Prompt, TokensPrompt
 from labinfer.protocol import ParsedBody
 from labinfer.sampling_params import SamplingParams
 
@@ -35,6 +35,18 @@ def make_requests(call: Call, model: Model, parsed: ParsedBody) -> CallRequests:
         cache_salt=parsed.cache_salt,
         priority=parsed.priority,
     )
+
+
+async def count_prompt_tokens(call: Call, model: Model, prompt: ChatPrompt) -> int:
+    """Tokens that a conversation has, with what the chat template adds.
+
+    Raises:
+        ApiError: it does not become tokens.
+        LimitReached, ServerFull: too many long ones wait.
+    """
+    text = checked(lambda: model.reader.prompt_text(prompt))
+    (token_ids,) = await model.preparation.encode(call.queue_name, [text], call.num_body_bytes)
+    return len(token_ids)
 
 
 class CallRequests:
@@ -64,7 +76,7 @@ class CallRequests:
         self._fields = {
             "user": call.caller.user_for(user),
             "cache_salt": call.caller.salt_for(cache_salt),
-            "priority": priority,
+            "priority": priority + call.priority,
             "pooling": pooling,
         }
         is_long = call.num_body_bytes > IN_PLACE_BYTES and not isinstance(prompts[0], TokensPrompt)

@@ -8,6 +8,7 @@ import logging
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -31,13 +32,30 @@ def event(data: Answer) -> bytes:
     return b"data: " + _encode(data) + b"\n\n"
 
 
+def named_event(data: Answer) -> bytes:
+    """The same under the name that its tag gives it."""
+    return f"event: {data.__struct_config__.tag}\n".encode() + event(data)
+
+
 def error_event(error: ApiError) -> bytes:
     """The event of a failure in mid-stream."""
-    return b"event: error\ndata: " + _encode(error.body()) + b"\n\n"
+    return b"event: error\n" + event(error.body())
+
+
+@dataclass(frozen=True)
+class StreamForm:
+    """Events of an API beside those that carry an answer."""
+
+    end: bytes = DONE
+    keep_alive: bytes = KEEP_ALIVE
+    error: Callable[[ApiError], bytes] = error_event
+
+
+OPENAI_FORM = StreamForm()
 
 
 class EventStream:
-    """An ASGI response that sends events as they come, then ``[DONE]``.
+    """An ASGI response that sends events as they come, then the end.
 
     Args:
         events: already encoded; may raise ``ApiError``, which becomes the last event.
@@ -53,7 +71,10 @@ class EventStream:
         on_disconnect: Callable[[], None],
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        form: StreamForm = OPENAI_FORM,
     ):
+        self._form = form
         self._events, self._on_disconnect, self._on_end, self._clock = events, on_disconnect, on_end, clock
         fields = {
             "content-type": "text/event-stream; charset=utf-8",
@@ -76,11 +97,11 @@ class EventStream:
                 async for data in self._events:
                     await self._send(send, data)
             except ApiError as error:
-                await self._send(send, error_event(error))
+                await self._send(send, self._form.error(error))
             except Exception:  # noqa: BLE001 - whatever it is, the client is to know that this is not the end
                 logger.error("a stream failed\n%s", traceback.format_exc().rstrip())
-                await self._send(send, error_event(api_errors.internal()))
-            await self._send(send, DONE)
+                await self._send(send, self._form.error(api_errors.internal()))
+            await self._send(send, self._form.end)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             for task in side_tasks:
@@ -102,6 +123,6 @@ class EventStream:
         while True:
             pause = self._last_sent + KEEP_ALIVE_SECONDS - self._clock()
             if pause <= 0:
-                await self._send(send, KEEP_ALIVE)
+                await self._send(send, self._form.keep_alive)
             else:
                 await asyncio.sleep(pause)

@@ -78,7 +78,11 @@ def _return_large_blocks() -> None:
 
 async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup, beats: int | None) -> None:
     engine = AsyncLLMEngine(outlives_host=setup.outlives_host, stall_seconds=setup.fault_timeout)
-    service = Service(setup.options, setup.model_names, engine)
+    try:
+        service = Service(setup.options, setup.model_names, engine)
+    except UserError as error:
+        logger.error("error: %s", error)
+        return
     config = uvicorn.Config(
         make_app(service),
         http=functools.partial(ClientConnection, max_connections=setup.options.max_connections),
@@ -95,6 +99,8 @@ async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup, be
     server = Server(config)
     service.metrics.watch_connections(lambda: len(server.server_state.connections))
     host_listener = HostListener(hosts, setup.token, setup.model_names, setup.fault_timeout)
+    if service.batches is not None:
+        service.batches.resume()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     preparing = asyncio.create_task(service.prepare_models())
     hosting = asyncio.create_task(_run_hosts(host_listener, engine, setup.outlives_host))

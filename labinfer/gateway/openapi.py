@@ -17,14 +17,14 @@ from starlette.responses import Response
 
 import labinfer
 from labinfer.gateway.call import JSON, Call
+from labinfer.gateway.error_form import OPENAI_ERRORS, ErrorForm
 from labinfer.gateway.event_stream import EventStream
-from labinfer.openai.api_errors import ErrorAnswer
 from labinfer.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, OpenAIBody
 from labinfer.sampling_params import MAX_LOGPROBS
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
-STREAM, ITEM_SCHEMA = "text/event-stream", "x-itemSchema"
+STREAM, ITEM_SCHEMA, FORM = "text/event-stream", "x-itemSchema", "multipart/form-data"
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 ERRORS = {
     400: "A field is wrong; `param` names it.",
@@ -64,6 +64,8 @@ class Endpoint:
     """Whether each request is logged; what is asked every few seconds is not."""
     summary: str = ""
     body: type[msgspec.Struct] | None = None
+    form: type[msgspec.Struct] | None = None
+    """A body that is a form with a file."""
     answer: type | None = None
     """A successful one; None where that is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()
@@ -72,6 +74,7 @@ class Endpoint:
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
     """Name and JSON schema of each parameter."""
     errors: tuple[int, ...] = ANYWHERE
+    error_form: ErrorForm = OPENAI_ERRORS
 
     @property
     def template(self) -> str:
@@ -104,6 +107,7 @@ def describe_api(
     endpoints, names = list(endpoints), list(model_names)
     read = dict.fromkeys(endpoint.body for endpoint in endpoints if endpoint.body is not None)
     bodies = _body_schemas(list(read), names, vocab_size)
+    forms = _plain_schemas([endpoint.form for endpoint in endpoints if endpoint.form is not None])
     answers = _answer_schemas({kind for endpoint in endpoints for kind in _answer_kinds(endpoint)})
     assert not bodies.keys() & answers.keys(), f"two structs are called {bodies.keys() & answers.keys()}"
     paths: dict[str, dict[str, Any]] = {}
@@ -114,13 +118,20 @@ def describe_api(
         "info": {
             "title": "LABInfer",
             "version": labinfer.__version__,
-            "description": "OpenAI's API over models that run on your own machines.",
+            "description": "OpenAI's API, and Anthropic's, over models that run on your own machines.",
         },
         "paths": paths,
         "components": {
-            "schemas": bodies | answers,
-            "responses": {str(status): _describe_error(status) for status in ERRORS},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": bodies | forms | answers,
+            "responses": {
+                form.name + str(status): _describe_error(status, form)
+                for form in dict.fromkeys(endpoint.error_form for endpoint in endpoints)
+                for status in ERRORS
+            },
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -128,12 +139,17 @@ def describe_api(
 def _answer_kinds(endpoint: Endpoint) -> list[type[msgspec.Struct]]:
     """Every struct that an endpoint may answer with."""
     whole = [endpoint.answer] if isinstance(endpoint.answer, type(msgspec.Struct)) else []
-    return [*whole, *endpoint.events, ErrorAnswer]
+    return [*whole, *endpoint.events, endpoint.error_form.answer]
+
+
+def _plain_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str, Any]]:
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENT.format(kind="schemas", name="{name}"))
+    return schemas
 
 
 def _answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str, Any]]:
     """Schemas of structs that are sent: a field that is not ``UNSET`` is there, also one with a default."""
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENT.format(kind="schemas", name="{name}"))
+    schemas = _plain_schemas(kinds)
     for schema in schemas.values():
         properties = schema.get("properties", {})
         required = set(schema.pop("required", ()))
@@ -147,7 +163,7 @@ def _body_schemas(
     bodies: list[type[msgspec.Struct]], model_names: list[str], vocab_size: int
 ) -> dict[str, dict[str, Any]]:
     """Schemas of structs that are read, with what these do not say of their fields."""
-    _, schemas = msgspec.json.schema_components(bodies, ref_template=COMPONENT.format(kind="schemas", name="{name}"))
+    schemas = _plain_schemas(bodies)
     for body in bodies:
         _bound(body, schemas[body.__name__]["properties"], model_names)
     for part in UNREAD_PARTS:
@@ -168,7 +184,8 @@ def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: 
             properties[name].pop("anyOf")  # the same with less detail
         if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
-    properties["model"] = {"enum": [*model_names, None], "default": None}
+    if "model" in properties:
+        properties["model"] = {"enum": [*model_names, None], "default": None}
     if issubclass(body, OpenAIBody):
         properties["logprobs"] = LOGPROBS[body] | {"default": None}
 
@@ -189,13 +206,14 @@ def _describe(endpoint: Endpoint, model_names: list[str], needs_key: bool) -> di
     if endpoint.answer is not None:
         content[endpoint.content_type] = {"schema": _schema(endpoint.answer)}
     if endpoint.events:
-        content[STREAM] = {"schema": STRING, ITEM_SCHEMA: _event_schema(endpoint.events)}
+        events = _event_schema((*endpoint.events, endpoint.error_form.answer))
+        content[STREAM] = {"schema": STRING, ITEM_SCHEMA: events}
     errors = endpoint.errors + ((401,) if endpoint.needs_key else ())
     described: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": _operation_id(endpoint),
         "responses": {"200": {"description": "Done.", "headers": _headers(200), "content": content}}
-        | {str(status): _reference("responses", str(status)) for status in sorted(errors)},
+        | {str(status): _reference("responses", endpoint.error_form.name + str(status)) for status in sorted(errors)},
     }
     model = {"enum": model_names}
     parameters = [
@@ -208,15 +226,16 @@ def _describe(endpoint: Endpoint, model_names: list[str], needs_key: bool) -> di
     if parameters:
         described["parameters"] = parameters
     if endpoint.body is not None:
-        schema = _schema(endpoint.body)
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(endpoint.body)}}}
+    if endpoint.form is not None:
+        described["requestBody"] = {"required": True, "content": {FORM: {"schema": _schema(endpoint.form)}}}
     if endpoint.needs_key and needs_key:
-        described["security"] = [{"key": []}]
+        described["security"] = [{"key": []}, {"header": []}]
     return described
 
 
-def _describe_error(status: int) -> dict[str, Any]:
-    content = {JSON: {"schema": _schema(ErrorAnswer)}}
+def _describe_error(status: int, form: ErrorForm) -> dict[str, Any]:
+    content = {JSON: {"schema": _schema(form.answer)}}
     return {"description": ERRORS[status], "headers": _headers(status), "content": content}
 
 
@@ -240,8 +259,8 @@ def _schema(kind: type) -> dict[str, Any]:
 
 
 def _event_schema(kinds: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """An event of a stream: one of these kinds, an error, or the end."""
-    contents = {"anyOf": [_schema(kind) for kind in (*kinds, ErrorAnswer)]}
+    """An event of a stream: one of these kinds, or the end."""
+    contents = {"anyOf": [_schema(kind) for kind in kinds]}
     data = STRING | {"contentMediaType": JSON, "contentSchema": contents}
     return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}
 

@@ -89,6 +89,24 @@ class ServerOptions:
         metavar="N",
         least=1,
     )
+    max_stored_responses: int = option(
+        1024, "responses of /v1/responses that are kept in memory for later requests; 0 for none", metavar="N"
+    )
+    max_stored_size: int = option(64, "MiB that they take at most", metavar="MIB", least=1)
+    files_dir: str = option(
+        "",
+        "folder in which /v1/files and /v1/batches keep what they are given and what comes of it, also for the server after "
+        "this one; without it they are refused",
+        metavar="DIR",
+    )
+    max_file_size: int = option(200, "MiB of one of these files at most", metavar="MIB", least=1)
+    max_files_size: int = option(
+        10240,
+        "MiB of all of them, and one caller's half of it; results of batches are always kept",
+        metavar="MIB",
+        least=1,
+    )
+    max_batch_requests: int = option(16, "requests of all batches that are open at once", metavar="N", least=1)
     drain_timeout: float = option(
         20.0,
         "seconds that open requests have to come to their ends when the server is stopped; where it is more than 25, tell "
@@ -116,7 +134,7 @@ class ServerOptions:
         Raises:
             UserError: the certificate cannot be used.
         """
-        names = ("api_key_file", "ssl_certfile", "ssl_keyfile")
+        names = ("api_key_file", "ssl_certfile", "ssl_keyfile", "files_dir")
         paths = {name: str(Path(path).resolve()) for name in names if (path := getattr(self, name))}
         if self.ssl_certfile:
             import ssl  # here, because every command reads this file

@@ -6,15 +6,16 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from labinfer.anthropic.message_body import MessageBody
 from labinfer.errors import PromptTooLong, UserError
 from labinfer.openai import api_errors
+from labinfer.openai.files import BatchBody
+from labinfer.openai.response_body import ResponseBody
 from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 
-FIELD_NAMES = {name for body in (ChatBody, CompletionBody, EmbeddingBody) for name in body.__struct_fields__} | {
-    "tokens",
-    "text_1",
-}
-"""Fields of all bodies that errors begin with; the last two are those of ``/detokenize`` and ``/score``."""
+BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody)
+FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "text_1", "limit", "order"}
+"""Fields of all bodies that errors begin with, with those of ``/detokenize`` and ``/score``, and parameters of lists."""
 
 Result = TypeVar("Result")
 

@@ -9,21 +9,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.gateway.body_memory import BodyMemory
 from labinfer.gateway.cluster_history import ClusterHistory
+from labinfer.gateway.file_store import FileStore
 from labinfer.gateway.limits import RETRY_SECONDS, Limits
 from labinfer.gateway.metrics import Metrics
 from labinfer.gateway.options import ServerOptions
 from labinfer.gateway.preparation import Preparation
 from labinfer.gateway.request_log import RequestLog
+from labinfer.gateway.stored_responses import StoredResponses
 from labinfer.input_processor import InputProcessor
 from labinfer.link.frames import ModelFacts
 from labinfer.link.stats import EngineStats
 from labinfer.openai import api_errors
 from labinfer.sampling_params import MAX_SEED, SamplingParams
+
+if TYPE_CHECKING:
+    from labinfer.gateway.batch_runner import BatchRunner
 
 COMPLETION_TOKENS = 16
 """``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
@@ -78,6 +84,9 @@ class Service:
         model_names: models that will be served, the one for requests that name none first.
         clock: seconds that never go back.
         wall_clock: seconds since 1970.
+
+    Raises:
+        UserError: the file of keys, or the folder of files, cannot be used.
     """
 
     def __init__(
@@ -90,9 +99,14 @@ class Service:
     ):
         self.options, self.model_names, self.engine = options, model_names, engine
         self.clock, self.wall_clock = clock, wall_clock
-        self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local)
+        self.files = FileStore(options, wall_clock) if options.files_dir else None
+        self.batches: BatchRunner | None = None
+        """Whoever runs batches, where files are kept."""
+        secret = self.files.secret if self.files else b""
+        self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local, secret)
         self.limits = Limits(options, clock)
         self.body_memory = BodyMemory(options)
+        self.stored_responses = StoredResponses(options)
         self.metrics = Metrics(model_names, LONGEST, clock)
         self.history = ClusterHistory(model_names, engine.watch, wall_clock)
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace

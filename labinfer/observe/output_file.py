@@ -61,6 +61,11 @@ class OutputFile:
         if self._is_regular:
             os.ftruncate(self._fd, num_bytes)
 
+    def close(self) -> None:
+        """Close a file; nothing is written any more."""
+        if self._fd != STANDARD_OUTPUT:
+            os.close(self._fd)
+
     def num_bytes(self) -> int:
         """Bytes of the file."""
         return os.fstat(self._fd).st_size

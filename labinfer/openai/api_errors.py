@@ -117,6 +117,18 @@ def not_found_request(request_id: str) -> ApiError:
     return ApiError(404, message, INVALID_REQUEST, param="id", code="request_not_found")
 
 
+def not_found_object(kind: str, id: str) -> ApiError:
+    """Nothing of this kind that the caller keeps here has the id."""
+    message = f"no {kind} has the id {_shorten(id)}"
+    return ApiError(404, message, INVALID_REQUEST, param="id", code=f"{kind}_not_found")
+
+
+def no_files() -> ApiError:
+    """Nothing is kept here."""
+    message = "this server keeps no files and runs no batches; start it with --files-dir DIR"
+    return ApiError(404, message, INVALID_REQUEST, code="files_not_offered")
+
+
 def method_not_allowed(method: str, path: str, allowed: list[str]) -> ApiError:
     """A path that is there for other methods."""
     methods = ", ".join(allowed)
@@ -140,6 +152,11 @@ def unsupported_media_type(content_type: str) -> ApiError:
     """The body says of itself that it is something else than JSON. A web page may send that anywhere unasked."""
     given = _shorten(content_type) if content_type else "none"
     message = f"the body must be JSON and have the header Content-Type: application/json, not {given}"
+    return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
+
+
+def unsupported_form(message: str) -> ApiError:
+    """The body does not say that it is a form with a file."""
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
 
 

@@ -16,6 +16,9 @@ Ending = Literal["before answer", "behind message", "in message"]
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 """Roles that chat templates know by another name."""
 
+PARAGRAPHS = "\n\n"
+"""Joins texts that come apart in a request, and stand in one message of a chat template."""
+
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     """A part of a message that is text."""

@@ -19,7 +19,7 @@ MAX_FORCED_CALLS = 8
 """Calls in an answer that is forced to make one or more."""
 
 FunctionName = Annotated[
-    str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")
+    str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")
 ]  # Python's $ allows a last line feed
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

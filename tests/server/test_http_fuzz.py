@@ -20,6 +20,12 @@ def request(method: str, path: str, body: bytes = b"", *fields: str) -> bytes:
 
 
 JSON = "Content-Type: application/json"
+FILE = b"".join(
+    (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n',
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}\n\r\n--b--\r\n',
+    )
+)
 SEEDS = [
     request("GET", "/health"),
     request("GET", "/v1/models", b"", "Connection: close"),
@@ -29,6 +35,17 @@ SEEDS = [
     request("POST", "/v1/completions", b'{"prompt": [1, 2], "max_tokens": 1, "stream": true}', JSON),
     request(
         "POST", "/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}', JSON
+    ),
+    request("POST", "/v1/responses", b'{"input": [{"role": "user", "content": "a"}], "max_output_tokens": 1}', JSON),
+    request("GET", "/v1/responses/resp_x/input_items?limit=3&order=asc&after=y"),
+    request("DELETE", "/v1/files/file-x"),
+    request("POST", "/v1/messages", b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}', JSON),
+    request("POST", "/v1/files", FILE, "Content-Type: multipart/form-data; boundary=b"),
+    request(
+        "POST",
+        "/v1/batches",
+        b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h"}',
+        JSON,
     ),
     request("POST", "/tokenize", b'{"prompt": "a b"}', JSON, "Expect: 100-continue"),
     request("POST", "/v1/requests/x/cancel", b"", "Origin: http://evil.example"),
@@ -52,11 +69,11 @@ def exchange(server: Server, data: bytes) -> bytes:
     return answer
 
 
-def test_mutated_requests_are_answered_or_closed(request: pytest.FixtureRequest):
+def test_mutated_requests_are_answered_or_closed(request: pytest.FixtureRequest, tmp_path):
     cases = request.config.getoption("--fuzz-cases") or 2000
     seed, counts = request.config.getoption("--fuzz-seed"), Counter()
     draw = random.Random(seed)
-    with serving() as server:
+    with serving("--files-dir", str(tmp_path)) as server:
         assert server.complete().status == 200
         before = resident_bytes(server)
         for number in range(cases):

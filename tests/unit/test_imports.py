@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "commands": "supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
     "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
     "supervisor": "gateway host link spmd config heartbeat clock",
-    "gateway": "link recommended_sampling openai input_processor outputs pooling group engine "
+    "gateway": "link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
     "host": "link llm recommended_sampling outputs pooling engine comm heartbeat rank_stats",
@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "turns": "",
     "jsonl": "body_reader protocol prompts text sampling_params",
     "recommended_sampling": "weights sampling_params",
-    "openai": "outputs pooling text plan",
+    "anthropic": "openai protocol prompts text sampling_params structured_outputs",
+    "openai": "outputs pooling protocol prompts text plan sampling_params structured_outputs",
     "input_processor": "engine prompts text sampling_params structured_outputs",
     "outputs": "pooling engine text plan",
     "pooling": "",

@@ -190,7 +190,7 @@ def test_response_format_is_openais_way_to_ask(url, wanted, form):
         ({"type": "json_schema"}, "json_schema"),
         ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "name"),
         ({"type": "json_schema", "json_schema": {"name": "a b", "schema": SCHEMA}}, "name"),
-        ({"type": "json_schema", "json_schema": {"name": "n" * 65, "schema": SCHEMA}}, "name"),
+        ({"type": "json_schema", "json_schema": {"name": "n" * 129, "schema": SCHEMA}}, "name"),
         ({"type": "json_schema", "json_schema": {"name": "n", "schema": "x"}}, "schema"),
         ({"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "x" * 70_000}}}, "65536"),
         ({"type": "text", "json_schema": {}}, "json_schema"),

@@ -1,0 +1,1 @@
+"""Objects of Anthropic's Messages API."""

@@ -1,0 +1,288 @@
+"""MessageBody: the body of ``POST /v1/messages`` (Anthropic's API reference, "Messages"), and conversations as it tells them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.prompts import ChatPrompt, ReasoningEffort, TemplateUse, thinking_switches
+from labinfer.protocol import JSON_TYPES, ParsedBody
+from labinfer.sampling_params import SamplingParams
+from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.json_schema import fit_schema
+from labinfer.text.messages import PARAGRAPHS, Message
+from labinfer.text.tools import (
+    CalledFunction,
+    Function,
+    FunctionName,
+    NamedFunction,
+    NamedTool,
+    PastCall,
+    Tool,
+    ToolUse,
+)
+
+Temperature, TopP, TopK, Stop = (JSON_TYPES[name] for name in ("temperature", "top_p", "top_k", "stop"))
+BLOCK_FIELDS = {
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
+"""Kinds of blocks, and the fields that they need."""
+ROLES = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+"""Roles whose messages may have blocks of these kinds."""
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """A part of a message; other keys are dropped."""
+
+    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(BLOCK_FIELDS)})]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+    cache_control: Any = None
+    """Accepted; the prefix cache needs no hints."""
+
+    def __post_init__(self) -> None:
+        if self.type not in BLOCK_FIELDS:
+            raise UserError(f"this model reads text only, and no block of the type {self.type!r:.60}; leave it out")
+        missing = [name for name in BLOCK_FIELDS[self.type] if getattr(self, name) is None]
+        if missing:
+            raise UserError(f"a block of the type {self.type!r} needs {' and '.join(missing)}")
+
+
+class Turn(msgspec.Struct):
+    """A message; other keys are dropped."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    def blocks(self) -> list[Block]:
+        """The content in blocks.
+
+        Raises:
+            UserError: a block belongs in the messages of another role.
+        """
+        if isinstance(self.content, str):
+            return [Block(type="text", text=self.content)]
+        for block in self.content:
+            role = ROLES.get(block.type, self.role)
+            if role != self.role:
+                raise UserError(
+                    f"messages: a block of the type {block.type!r} belongs to the role {role!r}, not {self.role!r}"
+                )
+        return self.content
+
+
+class MessageTool(msgspec.Struct, kw_only=True):
+    """A function that the model may call; other keys are dropped."""
+
+    name: FunctionName
+    type: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["custom", None]})] = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type not in (None, "custom"):
+            raise UserError(
+                f"tools of the type {self.type!r:.60} are not offered: nothing runs here; describe your own"
+            )
+
+
+class MessageToolChoice(msgspec.Struct, kw_only=True):
+    """Whether tools may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def choice(self) -> str | NamedTool:
+        """The same in the form of chat requests.
+
+        Raises:
+            UserError: no name says which tool.
+        """
+        if self.type != "tool":
+            return {"any": "required"}.get(self.type, self.type)
+        if self.name is None:
+            raise UserError("tool_choice of the type 'tool' needs a name")
+        return NamedTool(NamedFunction(self.name))
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks first; other keys are dropped."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Accepted; ``max_tokens`` alone bounds an answer."""
+    display: Literal["summarized", "omitted"] | None = None
+    """Thoughts are told in full, or left out."""
+
+
+class JsonFormat(msgspec.Struct):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """Length of the thoughts, and the form of the answer; other keys are dropped."""
+
+    effort: ReasoningEffort | None = None
+    format: JsonFormat | None = None
+
+
+class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that make a prompt: the body of ``POST /v1/messages/count_tokens``. The last group changes nothing here."""
+
+    messages: Annotated[list[Turn], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[Block] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    """The older place of ``output_config.format``."""
+
+    cache_control: Any = None
+    context_management: Any = None
+
+    supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
+
+    def prompt(self) -> ChatPrompt:
+        """The conversation, with its tools where any are offered.
+
+        Raises:
+            UserError: the messages, or ``tools`` and ``tool_choice``, do not go together.
+        """
+        if self.messages[-1].role == "assistant":
+            raise UserError(
+                "messages: the last one is the assistant's, and an answer cannot go on from a beginning; leave it out"
+            )
+        messages = [Message(role="system", content=_joined(self.system))] if self.system else []
+        for turn in self.messages:
+            _add_turn(messages, turn)
+        tool_use, config = self._tool_use(), self.output_config
+        switches = thinking_switches(self.thinking is not None and self.thinking.type != "disabled")
+        template_use = TemplateUse(
+            chat_template_kwargs=switches, reasoning_effort=config.effort if config is not None else None
+        )
+        tool_use = tool_use if tool_use.offered else ToolUse()
+        return ChatPrompt([message.as_dict() for message in messages], tool_use, template_use)
+
+    def _tool_use(self) -> ToolUse:
+        tools = [
+            Tool("function", Function(tool.name, tool.description, tool.input_schema, tool.strict))
+            for tool in self.tools or []
+        ]
+        if self.tool_choice is None:
+            return ToolUse(tools=tools)
+        parallel = False if self.tool_choice.disable_parallel_tool_use else None
+        return ToolUse(tools=tools, tool_choice=self.tool_choice.choice(), parallel_tool_calls=parallel)
+
+
+class MessageMetadata(msgspec.Struct):
+    """Whom the request is for; other keys are dropped."""
+
+    user_id: str | None = None
+    """Accepted: clients put session and device there, so it does not part callers."""
+
+
+class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
+    """The fields of ``POST /v1/messages``. The last group changes nothing here."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    stop_sequences: Stop = None
+    stream: bool | None = None
+
+    metadata: MessageMetadata | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    mcp_servers: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether thoughts are told: who does not ask for them expects the text first."""
+        thinking = self.thinking
+        return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+
+    def parse(self, defaults: SamplingParams) -> ParsedBody:
+        """The request; fields that it leaves out have these defaults.
+
+        Raises:
+            UserError: a field is out of bounds, or asks for what is not offered.
+        """
+        given = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stop": self.stop_sequences,
+        }
+        prompt = self.prompt()
+        warnings = prompt.tool_use.check_schemas()
+        form = self.output_config.format if self.output_config and self.output_config.format else self.output_format
+        if form is not None:
+            schema = fit_schema(form.schema, "output_config", False, warnings)
+            given["structured_outputs"] = StructuredOutputs(json=schema)
+        return ParsedBody(
+            prompts=[prompt],
+            sampling=msgspec.structs.replace(
+                defaults, **{name: value for name, value in given.items() if value is not None}
+            ),
+            model=self.model,
+            echo=False,
+            priority=0,
+            user="",
+            cache_salt="",
+            stream=bool(self.stream),
+            include_usage=True,
+            continuous_usage=False,
+            tool_use=prompt.tool_use,
+            warnings=warnings,
+        )
+
+
+def _add_turn(messages: list[Message], turn: Turn) -> None:
+    """Add a turn as messages of a chat template: results of tools stand alone, and what a user says in a row together."""
+    blocks = turn.blocks()
+    if turn.role == "assistant":
+        calls = [
+            PastCall(CalledFunction(block.name, block.input), block.id) for block in blocks if block.type == "tool_use"
+        ]
+        thoughts = PARAGRAPHS.join(block.thinking for block in blocks if block.type == "thinking")
+        message = Message(
+            role="assistant", content=_joined(blocks), reasoning=thoughts or None, tool_calls=calls or None
+        )
+        messages.append(message)
+        return
+    for block in blocks:
+        last = messages[-1] if messages else None
+        if block.type == "tool_result":
+            messages.append(Message(role="tool", content=_joined(block.content), tool_call_id=block.tool_use_id))
+        elif last is not None and last.role == turn.role:
+            last.content = f"{last.content}{PARAGRAPHS}{block.text}"
+        else:
+            messages.append(Message(role=turn.role, content=block.text))
+
+
+def _joined(content: str | list[Block] | None) -> str:
+    """The texts among the blocks, as one."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return PARAGRAPHS.join(block.text for block in content if block.type == "text")

@@ -1,0 +1,23 @@
+"""ErrorForm: the form in which an API tells its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from labinfer.openai.answer import Answer
+from labinfer.openai.api_errors import ApiError, ErrorAnswer
+
+
+@dataclass(frozen=True)
+class ErrorForm:
+    """A struct for errors, and how one is made."""
+
+    name: str
+    """Name of the API in ``/openapi.json``; empty for OpenAI's."""
+    answer: type[Answer]
+    make: Callable[[ApiError, str], Answer]
+    """Makes the body of an error and of the id of its request."""
+
+
+OPENAI_ERRORS = ErrorForm("", ErrorAnswer, lambda error, request_id: error.body())
