@@ -119,7 +119,7 @@ class TestStart:
                 "cannot listen on 192.0.2.1": ["--host", "192.0.2.1", "--port", "0"],
                 "cannot listen on no.such.host.invalid": ["--host", "no.such.host.invalid", "--port", "0"],
                 f"cannot read --api-key-file {none}": ["--api-key-file", none],
-                "line 1: the key has 5 characters": ["--api-key-file", short],
+                "line 1: the key has 5 characters": ["--api-key-file", short, "--host", "0.0.0.0"],
                 "no-such-model": ["--model", "no-such-model", "--port", "0"],
                 "there is a model a already": ["--model", "a=demo", "--model", "a=demo-draft"],
                 "there is a model demo already": ["--model", "demo", "--model", "demo"],
