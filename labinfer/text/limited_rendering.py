@@ -37,7 +37,7 @@ class RenderingEnded(Exception):
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox in which no single step takes long or much memory; what many steps take is for ``within_limits``."""
 
-    intercepted_binops = frozenset(("*", "**", "%"))  # which Jinja otherwise computes while it compiles, too
+    intercepted_binops = frozenset(("+", "*", "**", "%"))  # which Jinja otherwise computes while it compiles, too
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -188,6 +188,9 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
     """Refuse an operation with a huge result."""
     if operator == "%":
         _check_format(left, right)
+    elif operator == "+":
+        if hasattr(left, "__len__") and hasattr(right, "__len__") and len(left) + len(right) > MAX_SIZE:
+            raise SecurityError(f"a sum of more than {MAX_SIZE} elements")
     elif isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
         if bits > MAX_BITS:
