@@ -260,7 +260,7 @@ def test_one_of_several_models_is_chosen_for_a_conversation(context):
 def test_settings_are_sent_and_kept_with_the_conversation(page):
     page.get_by_role("button", name="Settings of this conversation").click()
     temperature = page.get_by_label("Temperature")
-    expect(temperature).to_have_attribute("placeholder", "server: 1")
+    expect(temperature).to_have_attribute("placeholder", "server: 0.3")
     temperature.fill("0")
     page.get_by_label("Max tokens").fill("5")
     page.get_by_label("System prompt").fill("Be brief.")
