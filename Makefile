@@ -44,7 +44,7 @@ run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another mo
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
 ALONE := test-cluster test-browser test-mpi-3
-PAIRED := test-server test-online test-features test-unit
+PAIRED := test-server test-unit test-features test-online
 LAUNCHING := tests/test_chat.py tests/test_offline.py tests/test_signals.py
 
 test: lint ## everything a change must pass: lint, the parts, and alone what measures times

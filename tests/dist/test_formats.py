@@ -47,7 +47,9 @@ def test_quantised_checkpoint_gives_the_tokens_of_its_values(group, checkpoints,
     for layout in layouts:
         tokens, bytes_read = [], []
         for directory in checkpoints:
-            llm = LLM.from_options(group, EngineOptions.from_flat({"model": str(directory), "quantization": "none", **layout}))
+            llm = LLM.from_options(
+                group, EngineOptions.from_flat({"model": str(directory), "quantization": "none", **layout})
+            )
             outputs = llm.generate(mixed_prompts(5) if llm.is_rank0 else None, GREEDY)
             if llm.is_rank0:
                 tokens.append([output.token_ids for output in outputs])

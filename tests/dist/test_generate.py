@@ -11,8 +11,6 @@ from labinfer.errors import AgreedError, UserError
 from labinfer.llm import LLM
 from labinfer.weights import tensor_files
 
-
-
 SLOW = pytest.mark.slow
 
 

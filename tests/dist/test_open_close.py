@@ -6,12 +6,12 @@ import gc
 import time
 from pathlib import Path
 
+import pytest
 from layouts import layouts_for
 
 from labinfer import LLM, SamplingParams
 from labinfer.spmd.machine import private_memory
 
-NUM_ROUNDS = 20
 WARM_UP = 4
 """Rounds after which nothing grows any more."""
 MOST_BYTES = 8 << 20
@@ -29,10 +29,11 @@ def threads_and_files(before: list[int]) -> list[int]:
         time.sleep(0.01)
 
 
-def test_llms_that_are_closed_leave_nothing_behind(group, golden):
+@pytest.mark.parametrize("num_rounds", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_llms_that_are_closed_leave_nothing_behind(group, golden, num_rounds):
     directory, prompts, _ = golden
     layout, counts, memory = layouts_for(group.size)[-1], [], []
-    for _ in range(NUM_ROUNDS):
+    for _ in range(num_rounds):
         with LLM(directory, num_kv_blocks=64, threads=1, timeout=60.0, **layout) as llm:
             llm.generate(prompts[0] if llm.is_rank0 else None, SamplingParams(max_tokens=2))
         del llm

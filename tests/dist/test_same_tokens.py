@@ -111,9 +111,13 @@ def test_same_seed_gives_the_same_tokens_on_every_layout(group, golden, alone, c
         order = draw.sample(range(len(requests)), len(requests))
         llm = LLM.from_options(group, EngineOptions.from_flat(flat))
         if llm.is_rank0 and case % 2:
-            llm.engine.scheduler.drafts.proposer = AnswerProposer([alone[index] for index in order], random.Random(case))
+            llm.engine.scheduler.drafts.proposer = AnswerProposer(
+                [alone[index] for index in order], random.Random(case)
+            )
         chosen = [requests[index] for index in order]
-        outputs = llm.generate([prompt for prompt, _ in chosen], [msgspec.convert(fields, SamplingParams) for _, fields in chosen])
+        outputs = llm.generate(
+            [prompt for prompt, _ in chosen], [msgspec.convert(fields, SamplingParams) for _, fields in chosen]
+        )
         if llm.is_rank0:
             assert answers(outputs) == [alone[index] for index in order], (layout, options)
             if options["num_kv_blocks"] < 300 and options["max_num_seqs"] > 6:

@@ -117,7 +117,8 @@ def answers(llm, prompts, fields):
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [pytest.param("hybrid", "recompute", marks=pytest.mark.slow), ("hybrid", "swap"), ("paged", "swap")]
+    ("name", "mode"),
+    [pytest.param("hybrid", "recompute", marks=pytest.mark.slow), ("hybrid", "swap"), ("paged", "swap")],
 )
 def test_states_and_other_shapes_give_the_tokens_of_one_rank(group, checkpoints, questions, expected, name, mode):
     prompts, fields = questions[0], [SamplingParams(**sampling) for sampling in questions[1]]

@@ -8,10 +8,10 @@ import torch
 from labinfer.config import EngineOptions
 from labinfer.executor import tune
 from labinfer.executor.build import find_model
-from labinfer.layout.layout import make_layout
+from labinfer.functions.autotune import Timing
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import Implementation
-from labinfer.functions.autotune import Timing
+from labinfer.layout.layout import make_layout
 
 TARGET = "silu_and_mul"
 
