@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 import pytest
@@ -32,7 +31,7 @@ def test_sixteen_at_once_are_three_times_as_fast_as_one_after_another(checkpoint
     with LLM(str(checkpoint), enable_prefix_caching=False, num_kv_blocks=200) as llm:
         llm.generate(PROMPTS, params)  # warm-up
         together, alone = [], []
-        for _ in range(3):
+        for _ in range(5):
             begin = time.perf_counter()
             llm.generate(PROMPTS, params)
             together.append(time.perf_counter() - begin)
@@ -40,7 +39,7 @@ def test_sixteen_at_once_are_three_times_as_fast_as_one_after_another(checkpoint
             for prompt in PROMPTS:
                 llm.generate(prompt, params)
             alone.append(time.perf_counter() - begin)
-    assert statistics.median(alone) >= 3 * statistics.median(together)
+    assert min(alone) >= 3 * min(together)  # the least, which nothing else on the machine has disturbed
 
 
 @pytest.fixture(scope="module")

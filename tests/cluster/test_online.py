@@ -35,13 +35,15 @@ def bodies(count: int) -> list[dict]:
             "temperature": draw.choice([0.0, 0.7, 1.5]),
             "seed": draw.randrange(1000),
             "n": draw.choice([1, 1, 1, 2]),
+            "top_k": -1,  # the model recommends less to who asks a server
+            "top_p": 1.0,
         }
         for _ in range(count)
     ]
 
 
 def offline_texts(requests: list[dict]) -> list[list[str]]:
-    fields = ("max_tokens", "temperature", "seed", "n")
+    fields = ("max_tokens", "temperature", "seed", "n", "top_k", "top_p")
     with LLM("demo", dtype="float32") as llm:
         params = [SamplingParams(**{name: body[name] for name in fields}) for body in requests]
         outputs = llm.generate([{"messages": body["messages"]} for body in requests], params)
