@@ -89,6 +89,8 @@ class ParsedLine:
     user: str = ""
     cache_salt: str = ""
     embedding: EmbeddingBody | None = None
+    warnings: tuple[str, ...] = ()
+    """Parts of it that were left out, in words."""
 
     @property
     def is_batch(self) -> bool:
@@ -131,6 +133,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         priority=body.priority,
         user=body.user,
         cache_salt=body.cache_salt,
+        warnings=tuple(body.warnings),
     )
 
 

@@ -40,6 +40,12 @@ TOKEN_ID = "token id"
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 """The model's vocabulary bounds it further."""
 
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+"""A caller's own notes on what is kept here, with OpenAI's bounds."""
+
 NEUTRAL_VALUES: dict[str, list[Any]] = {
     "suffix": [""],
     "tools": [[]],
@@ -243,6 +249,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """Both see ``TemplateUse``."""
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
+    """Tokens of a thought at most; see ``ChatPrompt``."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
     """Both as ``tools`` and ``tool_choice``, see ``ToolUse``."""
@@ -268,7 +276,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         template_use = TemplateUse(
             **{name: value for name in TEMPLATE_KEYS if (value := getattr(self, name)) not in (None, {})}
         )
-        return ChatPrompt(messages, tool_use if tool_use.offered else ToolUse(), template_use)
+        tool_use = tool_use if tool_use.offered else ToolUse()
+        return ChatPrompt(messages, tool_use, template_use, self.thinking_token_budget)
 
     def tool_use(self) -> ToolUse:
         """Raises:
@@ -392,8 +401,6 @@ def _read(
         raise UserError("stream_options goes with stream: true; leave it out")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     prompt_alone = bool(body.echo) and max_tokens == 0
-    if prompt_alone and body.stream:
-        raise UserError("max_tokens 0 has nothing to stream; leave stream out")
     body = msgspec.structs.replace(
         body,
         max_tokens=1 if prompt_alone else max_tokens,

@@ -112,3 +112,11 @@ def test_errors_are_told_in_their_words():
     assert anthropic_error(api_errors.overloaded("full", 1), None).error.type == "overloaded_error"
     assert anthropic_error(api_errors.internal(), None).error.type == "api_error"
     assert anthropic_error(api_errors.cancelled(), None).error.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget"),
+    [({"type": "enabled", "budget_tokens": 16}, 16), ({"type": "adaptive"}, None), ({"type": "disabled"}, None)],
+)
+def test_budget_of_thoughts_is_kept(thinking, budget):
+    assert body({"role": "user", "content": "a"}, thinking=thinking).prompt().thinking_budget == budget
