@@ -22,8 +22,8 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
     count, opening, closing = msgspec.convert(value, tuple[Count, Mark, Annotated[Mark, msgspec.Meta(min_length=1)]])
     closing_N = logits_V[closing]  # refuses what is outside the vocabulary
     output = row.output_ids
-    begin = _end_of(opening, output)
-    if begin is None or len(output) - begin < count or _end_of(closing, output[begin:]) is not None:
+    begin = _mark_end(opening, output)
+    if begin is None or len(output) - begin < count or _mark_end(closing, output[begin:]) is not None:
         return
     written = next(
         length for length in range(len(closing) - 1, -1, -1) if output[len(output) - length :] == closing[:length]
@@ -32,7 +32,7 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
     logits_V[closing[written]] = closing_N[written]
 
 
-def _end_of(mark: list[int], token_ids: list[int]) -> int | None:
+def _mark_end(mark: list[int], token_ids: list[int]) -> int | None:
     """Where the first occurrence of a mark ends; None where there is none."""
     for begin in range(len(token_ids) - len(mark) + 1):
         if token_ids[begin : begin + len(mark)] == mark:
