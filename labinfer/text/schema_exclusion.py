@@ -27,7 +27,7 @@ def exclude_each_other(schemas: list[Any], root: dict[str, Any]) -> bool:
 
 
 def _exclude(first: dict[str, Any], second: dict[str, Any], root: dict[str, Any], steps: int) -> bool:
-    """They differ in their types, in their values, or in a property that both require, such as a discriminator."""
+    """Whether they differ in their types, in their values, or in a property that both require, such as a discriminator."""
     kinds, other_kinds = _kinds(first), _kinds(second)
     if kinds is not None and other_kinds is not None and not kinds & other_kinds:
         return True

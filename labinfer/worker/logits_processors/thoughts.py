@@ -1,4 +1,4 @@
-"""How long a thought may be."""
+"""Bounds of thoughts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
 
 
 def _mark_end(mark: list[int], token_ids: list[int]) -> int | None:
-    """Where the first occurrence of a mark ends; None where there is none."""
+    """End of the first occurrence of a mark; None where there is none."""
     for begin in range(len(token_ids) - len(mark) + 1):
         if token_ids[begin : begin + len(mark)] == mark:
             return begin + len(mark)
