@@ -20,17 +20,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labinfer.config import (
-    SECTIONS,
-    EngineOptions,
-    JobOptions,
-    ModelOptions,
-    SamplingOptions,
-    check_bounds,
-    convert,
-    convert_section,
-    flag_name,
-)
+from labinfer.config import SECTIONS, EngineOptions, JobOptions, ModelOptions, SamplingOptions
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.flags import (
     COMMANDS,
@@ -47,6 +37,7 @@ from labinfer.group.signals import SignalGuard
 from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import ProgressLine
+from labinfer.option_fields import check_bounds, convert, convert_section, flag_name
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.supervisor.options import SuperviseOptions

@@ -11,6 +11,7 @@ import msgspec
 
 from labinfer.body_reader import read_body
 from labinfer.errors import UserError
+from labinfer.parsed_body import read_chat, read_completion
 from labinfer.prompts import (
     PROMPT_KEYS,
     ChatPrompt,
@@ -31,8 +32,6 @@ from labinfer.protocol import (
     CompletionBody,
     EmbeddingBody,
     RequestFields,
-    read_chat,
-    read_completion,
 )
 from labinfer.sampling_params import SamplingParams
 from labinfer.text.messages import Message

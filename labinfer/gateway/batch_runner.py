@@ -21,7 +21,7 @@ from starlette.responses import Response
 from labinfer.batch.job_output import JobOutput
 from labinfer.batch.journal import line_digest
 from labinfer.config import JobOptions
-from labinfer.errors import is_failure
+from labinfer.errors import UserError, is_failure
 from labinfer.gateway.access import Caller
 from labinfer.gateway.batch_lines import BatchFile, LineFailure, split_answers
 from labinfer.gateway.call import JSON, Call
@@ -60,10 +60,16 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task] = {}
 
     def resume(self) -> None:
-        """Go on with what an earlier server left."""
+        """Go on with what an earlier server left, but for those whose key this server does not have."""
         for stored in self._store.all_batches():
-            if stored.batch.is_open:
-                self._start(stored.owner, stored.batch)
+            if not stored.batch.is_open:
+                continue
+            try:
+                self._service.keys.caller(stored.owner)
+            except UserError as error:
+                logger.warning("batch %s waits: %s", stored.batch.id, error)
+                continue
+            self._start(stored.owner, stored.batch)
 
     def create(self, caller: Caller, batch: Batch) -> None:
         """Take in a batch of a caller's file.

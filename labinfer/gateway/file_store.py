@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,9 @@ from labinfer.openai.files import Batch, FileObject
 SECRET_BYTES = 32
 MAX_FILES = 10_000
 """Files of one caller."""
+UPLOAD_NAME, FILE_NAME = re.compile("[0-9a-f]{16}"), re.compile("file-[0-9a-f]{24}")
+ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
+"""Names that are given here: what others have put into the folder is left alone."""
 Record = TypeVar("Record")
 
 
@@ -224,13 +228,14 @@ class FileStore:
     def _remove_orphans(self) -> None:
         """Remove what a server that died left on its way in, and answers of batches that are over."""
         for path in (self._folder / "uploads").iterdir():
-            path.unlink()
-        for path in (self._folder / "files").iterdir():
-            if path.suffix != ".json" and path.name not in self._files:
+            if UPLOAD_NAME.fullmatch(path.name):
                 path.unlink()
-        for path in (self._folder / "batches").glob("*.answers*"):
-            stored = self._batches.get(path.name.partition(".")[0])
-            if stored is None or not stored.batch.is_open:
+        for path in (self._folder / "files").iterdir():
+            if FILE_NAME.fullmatch(path.name) and path.name not in self._files:
+                path.unlink()
+        for path in (self._folder / "batches").iterdir():
+            match = ANSWERS_NAME.fullmatch(path.name)
+            if match and ((stored := self._batches.get(match[1])) is None or not stored.batch.is_open):
                 path.unlink()
 
     def _write(self, path: Path, record: msgspec.Struct) -> None:

@@ -63,7 +63,7 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BatchError(Answer, kw_only=True):
-    """A reason why a batch was not begun."""
+    """A reason why a batch was not begun, or was broken off."""
 
     code: str
     message: str

@@ -8,8 +8,9 @@ import msgspec
 
 from labinfer.errors import UserError
 from labinfer.openai.response_items import Item, as_messages
+from labinfer.parsed_body import ParsedBody
 from labinfer.prompts import ChatPrompt, ReasoningEffort, TemplateKwargs, TemplateUse
-from labinfer.protocol import JSON_TYPES, JsonObjectFormat, Metadata, ParsedBody, StreamOptions, TextFormat
+from labinfer.protocol import JSON_TYPES, JsonObjectFormat, Metadata, StreamOptions, TextFormat
 from labinfer.sampling_params import MAX_COUNT, MAX_LOGPROBS, MAX_SEED, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.json_schema import fit_schema

@@ -29,8 +29,9 @@ from labinfer.openai.completions import (
     without_tokens,
 )
 from labinfer.outputs import Delta
+from labinfer.parsed_body import ParsedBody, read_completion
 from labinfer.prompts import TextPrompt
-from labinfer.protocol import CompletionBody, ParsedBody, read_completion
+from labinfer.protocol import CompletionBody
 from labinfer.text.token_offsets import TokenOffsets
 
 

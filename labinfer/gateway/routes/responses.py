@@ -33,7 +33,7 @@ from labinfer.openai.responses import (
     new_response,
 )
 from labinfer.outputs import Completion
-from labinfer.protocol import ParsedBody
+from labinfer.parsed_body import ParsedBody
 from labinfer.text.reply_reader import ReplyReader
 
 MAX_PAGE = 100

@@ -215,8 +215,15 @@ def test_server_goes_on_where_another_was_killed(tmp_path):
         server = Server(tmp_path, stop_at_two, max_batch_requests=1)
         server.start(5)
         await server.wait(lambda batch: len(calls) == 3)
-        (tmp_path / "files" / "file-without-facts").write_text("x")
-        (tmp_path / "batches" / "batch_9.answers").write_text("x")
+        orphans = [tmp_path / "files" / f"file-{0:024}", tmp_path / "batches" / f"batch_{0:024}.answers.journal"]
+        orphans.append(tmp_path / "uploads" / f"{0:016}")
+        others = [
+            tmp_path / "files" / "notes.txt",
+            tmp_path / "uploads" / "photo.jpg",
+            tmp_path / "batches" / "a.answers",
+        ]
+        for path in (*orphans, *others):
+            path.write_text("x")
         await server.close()
         os.close(server.store._lock)
         server = Server(tmp_path, stop_at_two, max_batch_requests=1)
@@ -224,8 +231,26 @@ def test_server_goes_on_where_another_was_killed(tmp_path):
         batch = await server.wait()
         assert calls == [0, 1, 2, 2, 3, 4]
         assert server.answered(batch.output_file_id) == set("01234")
-        assert not list((tmp_path / "batches").glob("*.answers*"))
-        assert not (tmp_path / "files" / "file-without-facts").exists()
+        assert not any(path.exists() for path in orphans) and all(path.exists() for path in others)
+
+    asyncio.run(run())
+
+
+def test_batch_waits_for_a_server_that_has_its_key(tmp_path, caplog):
+    async def run():
+        server = Server(tmp_path, lambda body, call: asyncio.Event().wait())
+        server.start(1)
+        await server.wait(lambda batch: batch.status == "in_progress")
+        await server.close()
+        os.close(server.store._lock)
+        server = Server(tmp_path, lambda body, call: {}, api_key=("another-key",))
+        server.runner.resume()
+        await asyncio.sleep(0.05)
+        assert server.batch.status == "in_progress" and "batch_1 waits: its API key" in caplog.text
+        os.close(server.store._lock)
+        server = Server(tmp_path, lambda body, call: {})
+        server.runner.resume()
+        assert (await server.wait()).status == "completed"
 
     asyncio.run(run())
 
