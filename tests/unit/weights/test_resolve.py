@@ -52,5 +52,7 @@ def test_hub_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
         raise ConnectionError
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(UserError, match=r"tried: .*cache for Qwen/Qwen3-0\.6B; .* hub for Qwen/Qwen3-0\.6B \(ConnectionError\)"):
+    with pytest.raises(
+        UserError, match=r"tried: .*cache for Qwen/Qwen3-0\.6B; .* hub for Qwen/Qwen3-0\.6B \(ConnectionError\)"
+    ):
         resolve_model("qwen3", "", may_download=True)
