@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from labinfer.weights.codes import row_chunks, unpack
 
 LARGEST_FLOAT8 = 448.0
-"""Of e4m3; what is no number has the bits of 480."""
+"""The largest number of e4m3; what is no number has the bits of 480."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of each code of a word of AWQ's, from the lowest bits up."""
 
