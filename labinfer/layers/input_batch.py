@@ -48,3 +48,13 @@ class ModelInputBatch:
     state_slots_B: torch.Tensor | None = None
     """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
     begins with a state of zeros, whatever its slot holds."""
+
+    def places(self) -> tuple[int, ...]:
+        """Where its tensors are in memory, and how many sequences there are."""
+        attention = self.attention
+        tensors = (
+            *(self.token_ids_T, self.positions_T, self.slots_T, self.state_slots_B),
+            *(attention.tables_N, attention.row_ptr_B, attention.context_lens_B, attention.table_ptr_B),
+        )
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+        return len(attention.context_lens), *addresses

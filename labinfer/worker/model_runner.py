@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.graph import Capture
 from labinfer.functions.protocols import Functions
 from labinfer.layers.input_batch import ModelInputBatch, PooledRows, PromptRow
 from labinfer.plan import BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
@@ -16,6 +17,7 @@ from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
 from labinfer.worker.sampler import Sampler, measure
+from labinfer.worker.step_graphs import StepGraphs
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
@@ -43,6 +45,7 @@ class ModelRunner:
         cache: its KV blocks.
         dtype: of the activations inside this stage.
         functions: what tokens are chosen with.
+        capture: see ``StepGraphs``.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class ModelRunner:
         device: torch.device,
         dtype: torch.dtype,
         functions: Functions,
+        capture: Capture | None = None,
     ):
         self.model, self._cache = model, cache
+        self._graphs = StepGraphs(model, cache.layers, capture)
         self._dtype, self._indices = dtype, IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
@@ -105,10 +110,10 @@ class ModelRunner:
             slots_T=[slots],
             sample_rows_B=[sample_rows],
             state_slots_B=[[self._sequences[entry.seq_id].state_slot for entry in plan.entries]] if has_states else [],
-            tables_N=block_tables,
             row_ptr_B=[row_ptr],
             context_lens_B=[context_lens],
             table_ptr_B=[table_ptr],
+            tables_N=block_tables,  # the last, so that the others stay in their places as contexts grow
         )
         return ModelInputBatch(
             token_ids_T=tensors["token_ids_T"],
@@ -135,7 +140,7 @@ class ModelRunner:
         self._cache.move(plan.moves)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
-        return self.model(batch, hidden_TD, self._cache.layers)
+        return self._graphs.run(batch, hidden_TD)
 
     @torch.inference_mode()
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:

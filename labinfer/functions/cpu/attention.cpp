@@ -1,5 +1,6 @@
 // Attention over a paged KV cache, for one query token of a sequence or many: both products run through linear's panels.
 #include "panel.h"
+#include "replay.h"
 
 namespace {
 
@@ -305,7 +306,8 @@ extern "C" {
     Batch batch{q, {k_cache, k_scales}, {v_cache, v_scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out,    \
                 heads, kv_heads, size, block_size, scale, window};                                                       \
     attend_all<KERNEL>(batch, sequences, threads);                                                                       \
-  }
+  }                                                                                                                      \
+  REPLAYABLE(NAME)
 
 ATTEND(attend, Fma)
 #ifdef __AVX512BF16__

@@ -1,5 +1,6 @@
 // The gated MLPs of a layer's experts, each for the tokens that chose it, in one call.
 #include "experts.h"
+#include "replay.h"
 
 namespace {
 
@@ -271,9 +272,11 @@ extern "C" {
 // out (tokens, hidden) = for each token of x the weighted sum of what the experts give that its ids name; ids are those of
 // the model, of which the first here is given, and others add nothing.
 void experts(const Experts* experts, const Call* call, int threads) { run_experts<Fma>(*experts, *call, threads); }
+REPLAYABLE(experts)
 
 #ifdef __AVX512BF16__
 void experts_dot(const Experts* experts, const Call* call, int threads) { run_experts<Dot>(*experts, *call, threads); }
+REPLAYABLE(experts_dot)
 #endif
 
 }  // extern "C"

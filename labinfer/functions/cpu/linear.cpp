@@ -1,5 +1,6 @@
 // Products with packed weights.
 #include "panel.h"
+#include "replay.h"
 
 namespace {
 
@@ -78,12 +79,14 @@ void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int6
             int64_t inputs, int threads) {
   multiply<Fma>(x, weight, bias, out, tokens, outputs, inputs, threads);
 }
+REPLAYABLE(linear)
 
 #ifdef __AVX512BF16__
 void linear_dot(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
                 int64_t inputs, int threads) {
   multiply<Dot>(x, weight, bias, out, tokens, outputs, inputs, threads);
 }
+REPLAYABLE(linear_dot)
 #endif
 
 // out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.
@@ -104,5 +107,6 @@ void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens,
     }
   }
 }
+REPLAYABLE(embedding)
 
 }  // extern "C"

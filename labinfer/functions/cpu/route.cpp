@@ -2,6 +2,7 @@
 #include <limits>
 #include <vector>
 
+#include "replay.h"
 #include "vectors.h"
 
 namespace {
@@ -123,5 +124,6 @@ void route(const Rule* rule, const void* x, const float* weight, const float* bi
   if (counts)
     for (int64_t i = 0; i < tokens * chosen; ++i) ++counts[ids[i]];
 }
+REPLAYABLE(route)
 
 }  // extern "C"
