@@ -59,7 +59,8 @@ class ModelRunner:
         capture: Capture | None = None,
     ):
         self.model, self._cache = model, cache
-        self._graphs = StepGraphs(model, cache.layers, capture)
+        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
+        self._head = StepGraphs(lambda batch, hidden_TD: model.logits(hidden_TD[batch.sample_rows_B]), capture)
         self._dtype, self._indices = dtype, IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
@@ -136,11 +137,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out."""
+        """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out,
+        which may hold only until the next step."""
         self._cache.move(plan.moves)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
-        return self._graphs.run(batch, hidden_TD)
+        return self._layers(batch, hidden_TD)
 
     @torch.inference_mode()
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
@@ -153,7 +155,7 @@ class ModelRunner:
         num_entries = len(plan.entries)
         token_ids, logprobs = [], [()] * num_entries
         if len(batch.sample_rows_B):
-            logits_BV = self.model.logits(hidden_TD[batch.sample_rows_B])
+            logits_BV = self._head(batch, hidden_TD)
             if logits_BV is None:
                 return None
             rows = self._sampled_rows(plan)

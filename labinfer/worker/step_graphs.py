@@ -1,13 +1,11 @@
-"""StepGraphs: a stage's layers on a batch, which small decode steps run as captured graphs."""
+"""StepGraphs: a part of a stage's step, which is captured where a step is small, and replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 
 from labinfer.functions.graph import Capture, Graph
 from labinfer.layers.input_batch import ModelInputBatch
@@ -17,6 +15,9 @@ MAX_SEQUENCES = 4
 activations."""
 MAX_STEPS = 16
 
+StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
+"""The layers, or the head, on a batch and hidden states."""
+
 
 @dataclass(frozen=True)
 class CapturedStep:
@@ -24,47 +25,45 @@ class CapturedStep:
 
     graph: Graph
     hidden_TD: torch.Tensor | None
-    out_TD: torch.Tensor
+    out: torch.Tensor
 
 
 class StepGraphs:
-    """Runs the layers. A step of one token for each of a few sequences is captured, and its likes are replayed.
+    """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed.
 
-    Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do.
+    Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do. What a step gives holds until
+    the next one.
 
     Args:
-        model: this rank's share.
-        caches: of its layers.
-        capture: None where nothing is captured. It must be able to see all that the model does, see ``functions.graph``.
+        capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
     """
 
-    def __init__(self, model: nn.Module, caches: Sequence[Any], capture: Capture | None):
-        self._model, self._caches, self._capture = model, caches, capture
+    def __init__(self, part: StepPart, capture: Capture | None):
+        self._part, self._capture = part, capture
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
 
-    def run(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        """(T, D) → (T, D); None in on the first stage."""
-        lengths = batch.attention.context_lens
-        if self._capture is None or not len(lengths) == len(batch.token_ids_T) <= MAX_SEQUENCES:
-            return self._model(batch, hidden_TD, self._caches)
+    def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
+        num_sequences = len(batch.attention.context_lens)
+        if self._capture is None or not num_sequences == len(batch.token_ids_T) <= MAX_SEQUENCES:
+            return self._part(batch, hidden_TD)
         places = batch.places()
         if places not in self._steps:
             return self._capture_step(places, batch, hidden_TD)
         step = self._steps[places]
         if step is None:
-            return self._model(batch, hidden_TD, self._caches)
+            return self._part(batch, hidden_TD)
         if hidden_TD is not None:
             step.hidden_TD.copy_(hidden_TD)
         step.graph.replay()
-        return step.out_TD.clone()  # what was sent may still be on its way when the next step is run
+        return step.out
 
     def _capture_step(
         self, places: tuple[int, ...], batch: ModelInputBatch, hidden_TD: torch.Tensor | None
     ) -> torch.Tensor:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
-        out_TD, graph = self._capture(lambda: self._model(batch, own_TD, self._caches))
+        out, graph = self._capture(lambda: self._part(batch, own_TD))
         if len(self._steps) == MAX_STEPS:
             self._steps.clear()
-        self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out_TD)
-        return out_TD.clone()
+        self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
+        return out

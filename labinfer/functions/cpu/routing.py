@@ -59,6 +59,7 @@ class CpuRouting:
             None if num_tokens_E is None else num_tokens_E.data_ptr(),
             *x_TD.shape,
             x_TD.dtype == torch.float32,
+            weight_ED.dtype == torch.bfloat16,
             torch.get_num_threads(),
         )
         return ids_TA, weights_TA
