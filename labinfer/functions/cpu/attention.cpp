@@ -185,7 +185,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
       int64_t width = std::min(filled, up_to(visible, PANEL));
       Panel<Kernel> multiply = panel_of<Kernel>(some);
       for (int64_t key = 0; key < width; key += PANEL) {
-        multiply(query + row * size, size, keys + key * size, size / 2, block);
+        multiply(query + row * size, size, keys + key * size, size / 2, block, {});
         for (int r = 0; r < some; ++r) std::memcpy(scores + r * step + key, block + r * PANEL, sizeof(float) * PANEL);
       }
       for (int r = 0; r < some; ++r) {
@@ -198,7 +198,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
           for (int64_t i = 0; i < padded; i += WIDTH) store(sums + i, load<floats>(sums + i) * correction);
       }
       for (int64_t i = 0; i < padded; i += PANEL) {
-        multiply(weights, step, values + i * filled, width / 2, block);
+        multiply(weights, step, values + i * filled, width / 2, block, {});
         for (int r = 0; r < some; ++r)
           for (int j = 0; j < PANEL; j += WIDTH) {
             float* sums = total + (row + r) * padded + i + j;

@@ -35,7 +35,7 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
         }
         for (int64_t token = 0; token < count; token += step) {
           int rows = int(std::min(step, count - token));
-          panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block);
+          panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block, {});
           for (int row = 0; row < rows; ++row) {
             bf16* to = out + (first + token + row) * outputs + number * PANEL;
             store(to, narrow(load<floats>(block + row * PANEL) + add_low));

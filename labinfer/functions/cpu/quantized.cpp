@@ -42,7 +42,7 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
         for (int64_t token = first; token < last; token += ROWS) {
           int rows = int(std::min<int64_t>(ROWS, last - token));
           whole_panel<Form>(rows)(form, rows_in.q + token * padded, weight + number * form.panel_bytes(),
-                                  rows_in.start + token * groups, block);
+                                  rows_in.start + token * groups, block, {});
           for (int row = 0; row < rows; ++row)
             finish(out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
                    Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
