@@ -21,6 +21,7 @@ REPEATED = {
     Tensor.add: torch.add,
     Tensor.mul: torch.mul,
     Tensor.sigmoid: torch.sigmoid,
+    Tensor.clone: lambda x, out: out.copy_(x),
     Tensor.contiguous: lambda x, out: out.copy_(x),
 }
 """Operations that layers have between functions, and how to do them again; all others but views make a graph impossible."""

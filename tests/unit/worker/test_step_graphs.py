@@ -71,7 +71,7 @@ def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
 
 
 def run(runner: ModelRunner, step: BatchPlan, hidden_TD: torch.Tensor | None = None) -> torch.Tensor:
-    return runner.run(step, runner.prepare(step), hidden_TD)
+    return runner.run(step, runner.prepare(step), None if hidden_TD is None else hidden_TD.clone())  # it may be overwritten
 
 
 @pytest.mark.parametrize("layers", [(0, 2), (1, 2)], ids=["whole model", "second stage"])
