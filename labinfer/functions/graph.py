@@ -9,7 +9,7 @@ import torch
 
 
 class Graph(Protocol):
-    """What a step did, without the Python around it."""
+    """Calls of a step without the Python around them."""
 
     def replay(self) -> None:
         """Do the same again, reading from and writing to the same memory."""

@@ -46,7 +46,7 @@ class Provider(Protocol):
         return None
 
     def capture(self) -> Capture | None:
-        """What captures calls of its functions; None where nothing does."""
+        """Capture of calls of its functions; None where there is none."""
         return None
 
     def loading(self) -> object | None:

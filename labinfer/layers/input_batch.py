@@ -50,7 +50,7 @@ class ModelInputBatch:
     begins with a state of zeros, whatever its slot holds."""
 
     def places(self) -> tuple[int, ...]:
-        """Where its tensors are in memory, with the numbers of sequences and of rows to sample."""
+        """Addresses of its tensors, after the numbers of sequences and of rows to sample."""
         attention = self.attention
         tensors = (
             *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, self.state_slots_B),

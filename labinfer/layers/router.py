@@ -49,7 +49,9 @@ class Router(WeightedModule):
         if self.weight.is_meta:
             return
         narrow_ED = self.weight.bfloat16()
-        if torch.equal(narrow_ED.float(), self.weight):  # the checkpoint has no more digits: half as much to read in every step
+        if torch.equal(
+            narrow_ED.float(), self.weight
+        ):  # the checkpoint has no more digits: half as much to read in every step
             self.weight = nn.Parameter(narrow_ED, requires_grad=False)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:

@@ -11,8 +11,8 @@ from labinfer.functions.graph import Capture, Graph
 from labinfer.layers.input_batch import ModelInputBatch
 
 MAX_SEQUENCES = 4
-"""Of a step that is captured: with more of them calls take long enough for Python to keep up, and a graph keeps all its
-activations."""
+"""Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up, and a graph keeps all
+its activations."""
 MAX_STEPS = 16
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]

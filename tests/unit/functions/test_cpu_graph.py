@@ -45,7 +45,9 @@ def test_graph_does_the_same_for_other_numbers_in_the_same_places(compiled_funct
         for place, new in zip(places, numbers(), strict=True):
             place.copy_(new)
         expected = step(*places)
-        scratch = [torch.full((100, SIZE), float("nan")) for _ in range(50)]  # memory that was given back is used by others
+        scratch = [
+            torch.full((100, SIZE), float("nan")) for _ in range(50)
+        ]  # memory that was given back is used by others
         graph.replay()
         del scratch
         assert torch.equal(out, expected)

@@ -58,7 +58,10 @@ def test_route_is_the_references(cpu, rule, dtype, biased):
 def test_route_by_weights_in_bfloat16_is_that_by_the_same_numbers(cpu):
     x, weight = torch.randn(7, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN).bfloat16()
     for rows in (x, x[:1]):
-        (ids, weights), wide = cpu.route(rows, weight, None, RULES["softmax"]), cpu.route(rows, weight.float(), None, RULES["softmax"])
+        (ids, weights), wide = (
+            cpu.route(rows, weight, None, RULES["softmax"]),
+            cpu.route(rows, weight.float(), None, RULES["softmax"]),
+        )
         assert torch.equal(ids, wide[0]) and torch.equal(weights, wide[1])
         torch.testing.assert_close(
             by_id(ids, weights), by_id(*route(rows, weight, None, RULES["softmax"])), rtol=1e-5, atol=1e-7

@@ -71,7 +71,9 @@ def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
 
 
 def run(runner: ModelRunner, step: BatchPlan, hidden_TD: torch.Tensor | None = None) -> torch.Tensor:
-    return runner.run(step, runner.prepare(step), None if hidden_TD is None else hidden_TD.clone())  # it may be overwritten
+    return runner.run(
+        step, runner.prepare(step), None if hidden_TD is None else hidden_TD.clone()
+    )  # it may be overwritten
 
 
 @pytest.mark.parametrize("layers", [(0, 2), (1, 2)], ids=["whole model", "second stage"])
@@ -103,8 +105,8 @@ def test_prompts_and_large_batches_are_not_captured(directory, compiled_function
     captures = Captures(compiled_functions)
     runner = make_runner(directory, registry, captures)
     many = range(MAX_SEQUENCES + 1)
-    run(runner, plan({seq: (0, 2) for seq in many}, True))
-    run(runner, plan({seq: (2, 3) for seq in many}, False))
+    run(runner, plan(dict.fromkeys(many, (0, 2)), True))
+    run(runner, plan(dict.fromkeys(many, (2, 3)), False))
     assert captures.made == captures.failed == 0
 
 
