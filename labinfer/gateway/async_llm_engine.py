@@ -138,6 +138,10 @@ class AsyncLLMEngine:
             submission.fail(Cancelled("the request was cancelled"))
         return bool(matches)
 
+    def submissions(self, model: str) -> list[Submission]:
+        """Those to a model that are open, the oldest first."""
+        return sorted((one for one in self._submissions if one.model == model), key=lambda one: one.begin)
+
     def watch(self, on: bool) -> None:
         """Have the ranks tell of their steps from now on, or no longer."""
         self._tell(Watch(on))
