@@ -36,9 +36,9 @@ def find_verdict(window: Sequence[EngineStats], facts: ModelFacts, time_us: int,
         time_us: microseconds since 1970 of the last of them.
         others_ran: whether other models ran steps on the same ranks meanwhile.
     """
+    window = [stats for stats in window if len(stats.ranks) == len(facts.ranks)]  # the first come before all ranks have told
     works = _works(window[0], window[-1]) if window else []
-    is_whole = {work.rank for work in works} == {rank.rank for rank in facts.ranks}
-    if not is_whole or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
+    if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
         return None
     stages = [_load(stage, works) for stage in sorted({work.stage for work in works})]
     busiest = max(stages, key=lambda stage: stage.busy)
@@ -77,8 +77,7 @@ class _Work:
 
 
 def _works(first: EngineStats, last: EngineStats) -> list[_Work]:
-    before = {rank.rank: rank for rank in first.ranks}
-    return [_work(before[rank.rank], rank) for rank in last.ranks if rank.rank in before]
+    return [_work(before, now) for before, now in zip(first.ranks, last.ranks, strict=True)]
 
 
 def _work(before: RankStats, now: RankStats) -> _Work:

@@ -170,7 +170,7 @@ export const english = {
     requests: ({ count, shares, running }) =>
       `Too few requests at once bound: ${running} ran on the mean, and ${count} stages can work on ${count} and more. Each stage is busy ${shares} of the time.`,
     hops: ({ stage, hop, step, waits }) =>
-      `The way between stages bounds: a hop took ${hop} when it was measured at the start; of a step, stage ${stage}, the busiest, computes ${step} and waits ${waits}.`,
+      `Waiting bounds, not computing: in a step stage ${stage}, the busiest, computes ${step} and waits ${waits}; a hop between stages took ${hop} when it was measured at the start.`,
     models: ({ count, stage, busy }) =>
       `The ranks are shared: other models ran, too, and ${count === 1 ? "the one stage" : `stage ${stage}, the busiest,`} computed for this one ${busy} of the time.`,
     outside: ({ count, stage, busy }) =>

@@ -159,7 +159,7 @@ export const chinese = {
       `瓶颈是阶段 ${stage}：它有 ${busy} 的时间在计算，是${count === 2 ? `阶段 ${other} ` : "其余阶段平均值"}的 ${lead} 倍。`,
     stages: ({ count, shares }) => (count === 1 ? `瓶颈是计算：唯一的阶段有 ${shares} 的时间在忙碌。` : `瓶颈是计算，各阶段均衡：每个阶段有 ${shares} 的时间在忙碌。`),
     requests: ({ count, shares, running }) => `瓶颈是同时运行的请求太少：平均 ${running} 个，而 ${count} 个阶段可以同时处理 ${count} 个或更多。每个阶段有 ${shares} 的时间在忙碌。`,
-    hops: ({ stage, hop, step, waits }) => `瓶颈是阶段之间的传送：启动时测得每跳 ${hop}；最忙的阶段 ${stage} 每步计算 ${step}，等待 ${waits}。`,
+    hops: ({ stage, hop, step, waits }) => `瓶颈是等待，不是计算：最忙的阶段 ${stage} 每步计算 ${step}，等待 ${waits}；启动时测得阶段之间每跳 ${hop}。`,
     models: ({ count, stage, busy }) => `各 rank 由多个模型共用：其他模型也在运行，${count === 1 ? "唯一的阶段" : `最忙的阶段 ${stage} `}有 ${busy} 的时间为本模型计算。`,
     outside: ({ count, stage, busy }) => `没有阶段是瓶颈：${count === 1 ? "唯一的阶段" : `最忙的阶段 ${stage} `}有 ${busy} 的时间在计算，其余时间在模型之外，例如调度和发送。`,
   },

@@ -49,10 +49,10 @@ SAYINGS = [
     ),
     (
         {"bound": "hops"},
-        "The way between stages bounds: a hop took 500 µs when it was measured at the start; of a step, stage 1, the busiest, "
-        "computes 9.6 ms and waits 400 µs.",
+        "Waiting bounds, not computing: in a step stage 1, the busiest, computes 9.6 ms and waits 400 µs; a hop between stages "
+        "took 500 µs when it was measured at the start.",
         "Try: fewer stages, a faster network, or more requests at once.",
-        "瓶颈是阶段之间的传送：启动时测得每跳 500 µs；最忙的阶段 1 每步计算 9.6 ms，等待 400 µs。",
+        "瓶颈是等待，不是计算：最忙的阶段 1 每步计算 9.6 ms，等待 400 µs；启动时测得阶段之间每跳 500 µs。",
     ),
     (
         ONE_STAGE | {"bound": "models"},
@@ -121,7 +121,7 @@ def test_present_is_told_as_it_comes(opened):
 
 
 def test_requests_are_told_and_ones_own_cancelled(opened):
-    expect(opened.locator("#requests")).to_have_text("No request is open.")
+    expect(opened.locator("#requests p")).to_have_text("No request is open.")
     others = request(3, own=False, generated_tokens=0, prompt_tokens=2000)
     opened.evaluate("(requests) => { fake.requests = requests; }", [request(1), request(2, max_tokens=0), others])
     chunk = step(1, prefill=512) | {

@@ -144,7 +144,12 @@ def test_sequences_wait_for_what_is_full(fields, full):
         window(0.9, stages=(0,)),  # of the other rank nothing has come
         [EngineStats(model="m"), window(0.9, 0.9)[1]],
     ],
-    ids=["nothing", "one moment", "short", "few steps", "one rank", "ranks that have just come"],
+    ids=["nothing", "one moment", "short", "few steps", "one rank", "ranks that have just told"],
 )
 def test_verdict_needs_work_of_every_rank(stats):
     assert find_verdict(stats, facts(), 1, False) is None
+
+
+def test_verdict_begins_when_all_ranks_have_told():
+    stats = [EngineStats(model="m", running=1), *window(0.9, 0.9)]
+    assert find_verdict(stats, facts(), 1, False) == find_verdict(stats[1:], facts(), 1, False)
