@@ -94,6 +94,6 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     when: float = 0.0
     """Seconds of the rank's ``time.monotonic`` at which the counters were read."""
     memory_total: int = 0
-    """Of its device; see ``spmd.machine.total_memory``."""
+    """All that its device has; see ``spmd.machine.total_memory``."""
     memory_used: int = 0
-    """Of that; see ``spmd.machine.used_memory``."""
+    """The part of it that is in use; see ``spmd.machine.used_memory``."""

@@ -139,8 +139,9 @@ class AsyncLLMEngine:
         return bool(matches)
 
     def submissions(self, model: str) -> list[Submission]:
-        """Those to a model that are open, the oldest first."""
-        return sorted((one for one in self._submissions if one.model == model), key=lambda one: one.begin)
+        """Open submissions to a model, the oldest first."""
+        matches = (submission for submission in self._submissions if submission.model == model)
+        return sorted(matches, key=lambda submission: submission.begin)
 
     def watch(self, on: bool) -> None:
         """Have the ranks tell of their steps from now on, or no longer."""

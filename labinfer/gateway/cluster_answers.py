@@ -37,8 +37,8 @@ class StatsPoint(Answer, kw_only=True):
 
 
 class Link(Answer):
-    """Bytes that one rank has sent to another for a model: in all, a second, and a step of the rank (the last two over the last
-    seconds; null where nothing ran)."""
+    """Bytes that one rank has sent to another for a model: in all, a second, and a step of the rank. The last two are over some
+    seconds up to the last news of the rank; null where it has told once only, or ran no step."""
 
     source: Count
     destination: Count
@@ -57,7 +57,7 @@ class StageLoad(Answer):
 
 
 class Verdict(Answer, kw_only=True):
-    """What bounds the speed of a model, by what was measured in the last seconds in which it had work.
+    """The bound of a model's speed, by what was measured in the last seconds in which it had work.
 
     ``stage``: one stage computes much longer than the others. ``stages``: all stages compute nearly all the time. ``requests``:
     fewer sequences ran than there are stages. ``hops``: a hop takes most of the time that the busiest stage waits in a step.
@@ -82,7 +82,7 @@ class Verdict(Answer, kw_only=True):
     running: float | None
     """Sequences, on the mean; null where none was seen."""
     full: Literal["kv_cache", "max_num_seqs"] | None
-    """What keeps further sequences waiting; null where none wait, or nothing is full."""
+    """Resource that keeps further sequences waiting; null where none wait, or nothing is full."""
 
 
 class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):

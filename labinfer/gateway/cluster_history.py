@@ -172,7 +172,7 @@ class ClusterHistory:
         return {stats.rank: stats for stats in self._models[name].last.ranks}
 
     def links(self, name: str) -> list[Link]:
-        """What every rank has sent to others."""
+        """Bytes that every rank has sent to others."""
         recent = self._models[name].recent
         before = {rank.rank: rank for rank in recent[0][1].ranks} if recent else {}
         ranks = self._models[name].last.ranks

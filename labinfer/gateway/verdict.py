@@ -1,4 +1,4 @@
-"""What bounds the speed of a model, by what its ranks have measured and nothing else."""
+"""Verdicts: what bounds the speed of a model, by what its ranks have measured and nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def find_verdict(window: Sequence[EngineStats], facts: ModelFacts, time_us: int,
         time_us: microseconds since 1970 of the last of them.
         others_ran: whether other models ran steps on the same ranks meanwhile.
     """
-    window = [stats for stats in window if len(stats.ranks) == len(facts.ranks)]  # the first come before all ranks have told
+    window = [
+        stats for stats in window if len(stats.ranks) == len(facts.ranks)
+    ]  # the first come before all ranks have told
     works = _works(window[0], window[-1]) if window else []
     if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
         return None
@@ -47,7 +49,7 @@ def find_verdict(window: Sequence[EngineStats], facts: ModelFacts, time_us: int,
     hop = facts.hop_seconds or None
     at_work = [stats for stats in window if stats.has_work]
     running = fmean(stats.running for stats in at_work) if at_work else None
-    bound = _bound(stages, busiest, lead, running, hop, others_ran)
+    bound = _bound(stages, busiest, lead=lead, running=running, hop=hop, others_ran=others_ran)
     has_spare = all(rank.num_layers > 1 for rank in facts.ranks if rank.stage == busiest.stage)
     return Verdict(
         time_us=time_us,
@@ -65,7 +67,7 @@ def find_verdict(window: Sequence[EngineStats], facts: ModelFacts, time_us: int,
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """What a rank did between two stats."""
+    """Work of a rank between two stats."""
 
     rank: int
     stage: int
@@ -99,6 +101,7 @@ def _load(stage: int, works: list[_Work]) -> StageLoad:
 def _bound(
     stages: list[StageLoad],
     busiest: StageLoad,
+    *,
     lead: float,
     running: float | None,
     hop: float | None,
@@ -116,10 +119,8 @@ def _bound(
     return "outside"
 
 
-def _full(
-    at_work: list[EngineStats], preempted: bool, max_num_seqs: int
-) -> Literal["kv_cache", "max_num_seqs"] | None:
-    """What keeps sequences waiting, if they do."""
+def _full(at_work: list[EngineStats], preempted: bool, max_num_seqs: int) -> Literal["kv_cache", "max_num_seqs"] | None:
+    """The resource that keeps sequences waiting; None where none wait, or nothing is full."""
     if not at_work or fmean(stats.waiting for stats in at_work) < SOME_WAIT:
         return None
     if preempted or fmean(stats.kv_usage for stats in at_work) >= FULL_CACHE:

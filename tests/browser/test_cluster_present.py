@@ -135,7 +135,9 @@ def test_requests_are_told_and_ones_own_cancelled(opened):
     expect(rows.nth(2).get_by_role("button")).to_have_count(0)
     cancel = opened.get_by_role("button", name="Cancel request request-2")
     cancel.focus()
-    opened.evaluate("() => { fake.requests[1].age = 99; fake.requests.push({ ...fake.requests[0], id: 'request-4' }); }")
+    opened.evaluate(
+        "() => { fake.requests[1].age = 99; fake.requests.push({ ...fake.requests[0], id: 'request-4' }); }"
+    )
     expect(rows.nth(1)).to_contain_text("99 s")
     expect(rows).to_have_count(4)
     expect(cancel).to_be_focused()
@@ -149,7 +151,9 @@ def test_step_under_the_pointer_is_told(opened):
     hover = opened.locator("#hover")
     expect(opened.locator("#summary")).to_contain_text("with 1 step")
     picture(opened).hover(position={"x": 100, "y": 36})
-    expect(hover).to_have_text("Step 7: 1 sequence, 1 decoding token, 10 ms from end to end, 10 ms of it computed, on all ranks together.")
+    expect(hover).to_have_text(
+        "Step 7: 1 sequence, 1 decoding token, 10 ms from end to end, 10 ms of it computed, on all ranks together."
+    )
     opened.mouse.move(5, 5)
     expect(hover).to_be_hidden()
 
@@ -158,7 +162,9 @@ def test_step_under_the_pointer_is_told(opened):
 def test_telephone_has_room_for_several_models(opened, language, title):
     names = ["meta-llama/Llama-3.3-70B-Instruct-with-a-long-name", "Qwen/Qwen3-235B-A22B-Instruct-2507"]
     told = {"models": names, "requests": [request(1, id="x" * 64)], "cluster": cluster(model=names[0], verdict=VERDICT)}
-    opened.add_init_script(f"localStorage.setItem('labinfer.language', '{language}'); Object.assign(fake, {json.dumps(told)});")
+    opened.add_init_script(
+        f"localStorage.setItem('labinfer.language', '{language}'); Object.assign(fake, {json.dumps(told)});"
+    )
     opened.set_viewport_size({"width": 390, "height": 844})
     opened.reload()
     expect(opened.get_by_role("region", name=title)).to_contain_text("1.6")

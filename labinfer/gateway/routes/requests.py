@@ -33,9 +33,9 @@ class ListedRequest(Answer, kw_only=True):
     """Whether the caller sent it, and so may cancel it."""
     age: float
     prompt_tokens: Count
-    """Of all its prompts; 0 until they have been read."""
+    """Tokens of all its prompts; 0 until they have been read."""
     cached_tokens: Count
-    """Of these, in the KV cache."""
+    """Prompt tokens that were in the KV cache."""
     generated_tokens: Count
     max_tokens: Count
     """Generated tokens of all its answers, at most."""

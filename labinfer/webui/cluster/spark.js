@@ -1,5 +1,6 @@
 // Spark: a share over the last minutes, small. Where it is pointed at, it tells the share of that time.
 
+import { make } from "../element.js";
 import { element } from "./chart.js";
 import { percent, timeOfDay } from "./units.js";
 
@@ -11,9 +12,8 @@ export class Spark {
     this._figure = figure;
     this._pointed = null; // where, in pixels
     this.place = element("svg", { class: "spark", role: "img", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT });
-    this.value = document.createElement("span");
-    this.time = document.createElement("span");
-    this.time.className = "more";
+    this.value = make("span");
+    this.time = make("span", { className: "more" });
     this.place.onpointermove = ({ offsetX }) => this._point(offsetX);
     this.place.onpointerleave = () => this._point(null);
   }
