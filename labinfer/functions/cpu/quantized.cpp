@@ -1,4 +1,5 @@
 // Products with weights as whole numbers, and rows of a rounded table.
+#include "replay.h"
 #include "rounded.h"
 
 namespace {
@@ -41,7 +42,7 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
         for (int64_t token = first; token < last; token += ROWS) {
           int rows = int(std::min<int64_t>(ROWS, last - token));
           whole_panel<Form>(rows)(form, rows_in.q + token * padded, weight + number * form.panel_bytes(),
-                                  rows_in.start + token * groups, block);
+                                  rows_in.start + token * groups, block, {});
           for (int row = 0; row < rows; ++row)
             finish(out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
                    Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
@@ -56,15 +57,6 @@ void quantize_rows(const Form& form, const T* weight, uint8_t* data, float* scal
                    int threads) {
   auto row = [&](int64_t output) { return weight + output * form.inputs; };
   quantize<T>(form, row, data, scales, outputs, unit, threads);
-}
-
-// Calls with the form that weights in groups are of.
-template <typename Call>
-void with_form(int64_t inputs, int64_t group, int64_t lead, int bits, bool zeros, Call call) {
-  if (bits == 4 && zeros) call(Grouped<4, true>{inputs, group, lead});
-  else if (bits == 4) call(Grouped<4, false>{inputs, group, lead});
-  else if (zeros) call(Grouped<8, true>{inputs, group, lead});
-  else call(Grouped<8, false>{inputs, group, lead});
 }
 
 template <typename T>
@@ -112,7 +104,7 @@ void pack_codes(const uint32_t* words, const float* scales, const uint8_t* zeros
   auto put = [&](auto form) {
     pack(form, Codes{words, scales, zeros}, halves_of(outputs), data, output_scales, up_to(outputs, PANEL) / PANEL, unit, threads);
   };
-  if (group) with_form(inputs, group, 0, bits, zeros != nullptr, put);
+  if (group) with_groups(inputs, group, 0, bits, zeros != nullptr, put);
   else put(Int8{inputs});
 }
 
@@ -123,15 +115,17 @@ void linear_int8(const void* x, const uint8_t* data, const float* scales, const 
   if (wide) multiply(form, (const float*)x, data, scales, (const float*)bias, (float*)out, tokens, outputs, 1.0f, threads);
   else multiply(form, (const bf16*)x, data, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, 1.0f, threads);
 }
+REPLAYABLE(linear_int8)
 
 // The same with weights in groups, before whose first input lead others are held.
 void linear_groups(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
                    int64_t inputs, int64_t group, int64_t lead, int bits, int zeros, float unit, int wide, int threads) {
-  with_form(inputs, group, lead, bits, zeros, [&](auto form) {
+  with_groups(inputs, group, lead, bits, zeros, [&](auto form) {
     if (wide) multiply(form, (const float*)x, data, nullptr, (const float*)bias, (float*)out, tokens, outputs, unit, threads);
     else multiply(form, (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
   });
 }
+REPLAYABLE(linear_groups)
 
 // out (tokens, inputs): row id - first of a quantised table of so many outputs, zeros for ids outside.
 void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales, void* out, int64_t tokens,
@@ -139,5 +133,6 @@ void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales
   if (wide) rows_of_int8(ids, data, scales, (float*)out, tokens, outputs, inputs, first, threads);
   else rows_of_int8(ids, data, scales, (bf16*)out, tokens, outputs, inputs, first, threads);
 }
+REPLAYABLE(embedding_int8)
 
 }  // extern "C"
