@@ -329,7 +329,6 @@ def test_words_that_are_no_command_are_refused(words):
         ("generate", ["-t", "4"], "unknown option -t (did you mean --threads?)"),  # no abbreviation of -tp
         ("generate", ["-p", "Hello"], "unknown option -p (did you mean --prompt?)"),
         ("serve", ["--gpu-memory-utilization=0.9"], "(did you mean --memory-utilization?)"),
-        ("bench comm", ["-p", "Hello"], "unknown option -p; see"),
         ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
         ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),
     ],
