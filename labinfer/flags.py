@@ -158,7 +158,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Without abbreviations of -tp and -pp, which argparse allows whatever allow_abbrev says: -t 4 would be -tp 4."""
-        return [found for found in super()._get_option_tuples(option_string) if found[1] == option_string[:2]]
+        return [match for match in super()._get_option_tuples(option_string) if match[1] == option_string[:2]]
 
 
 def program_name(argument: str) -> str:
