@@ -50,6 +50,8 @@ class Call:
         self.caller: Caller = ANONYMOUS
         self.priority = 0
         """Added to that of its requests."""
+        self.seconds = service.options.request_timeout
+        """Longest time for them; 0 for any."""
         self.begin = service.clock()
         self.facts: dict[str, Any] = {}
         """Fields for the log; see ``FinishedRequest``."""
@@ -123,6 +125,20 @@ class Call:
         if ignored:
             self.warn(f"unknown fields were left out: {', '.join(ignored)}")
         return body
+
+    def query(self, *names: str) -> dict[str, str]:
+        """The parameters that follow the path, by these names.
+
+        Raises:
+            ApiError: it has a name that means nothing, or one twice.
+        """
+        given = self.http.query_params.multi_items()
+        for number, (name, _) in enumerate(given):
+            if name not in names:
+                raise api_errors.bad_request(f"unknown parameter {name!r:.60}; there is {' and '.join(names)}")
+            if name in dict(given[:number]):
+                raise api_errors.bad_request(f"{name} is given twice", name)
+        return dict(given)
 
     def json(
         self, content: Answer | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None

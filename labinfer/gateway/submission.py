@@ -26,6 +26,10 @@ class EngineFailed(RuntimeError):
     """The engine has ended without having been told to."""
 
 
+class GivenUp(EngineFailed):
+    """The engine has ended each time that it ran this request."""
+
+
 class QueueIsFull(RuntimeError):
     """The engine takes no more requests now."""
 
@@ -66,6 +70,8 @@ class Submission:
         seconds: float,
     ):
         self._engine, self.id, self.model, self.owner = engine, id, model, owner
+        self.begin = asyncio.get_running_loop().time()
+        """By the clock of its event loop."""
         self.opened: list[RequestState] = []
         """State of each request, when they are known."""
         self._timer: asyncio.TimerHandle | None = None

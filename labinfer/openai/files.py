@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
-from labinfer.openai.answer import Answer, Count
+from labinfer.openai.answer import Answer, Count, ListPage
+from labinfer.protocol import Metadata
 
 BATCH_WINDOW = "24h"
 BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -33,14 +34,10 @@ class FileForm(msgspec.Struct, forbid_unknown_fields=True):
     """Lines of JSON."""
 
 
-class FileList(Answer, kw_only=True):
+class FileList(ListPage, kw_only=True):
     """A page of files."""
 
-    object: Literal["list"] = "list"
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileDeleted(Answer):
@@ -58,11 +55,11 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     endpoint: BatchUrl
     completion_window: Literal["24h"]
     """Accepted: a batch goes on until it is done."""
-    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
 
 
 class BatchError(Answer, kw_only=True):
-    """A reason why a batch was not begun."""
+    """A reason why a batch was not begun, or was broken off."""
 
     code: str
     message: str
@@ -109,12 +106,13 @@ class Batch(Answer, kw_only=True):
     request_counts: RequestCounts = RequestCounts()
     metadata: dict[str, str] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not over."""
+        return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
-class BatchList(Answer, kw_only=True):
+
+class BatchList(ListPage, kw_only=True):
     """A page of batches."""
 
-    object: Literal["list"] = "list"
     data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

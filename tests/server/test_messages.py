@@ -123,6 +123,16 @@ class TestAnswers:
         counted = server.ask("POST", "/v1/messages/count_tokens", count, **HEADERS).body
         assert counted == {"input_tokens": reply["usage"]["prompt_tokens"]}
 
+    def test_answer_goes_on_in_the_last_message(self, server, ask):
+        turns = [QUESTION, {"role": "assistant", "content": "17 + 25 ="}]
+        body = {"messages": turns, "temperature": 0, "max_tokens": 40}
+        fields = {"continue_final_message": True, "add_generation_prompt": False}
+        reply = server.ask("POST", "/v1/chat/completions", body | fields, KEY).body
+        message = ask(*turns)
+        assert message["content"][0]["text"] == reply["choices"][0]["message"]["content"]
+        usage = message["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == reply["usage"]["prompt_tokens"]
+
     @pytest.mark.parametrize(
         ("fields", "reason", "sequence"),
         [
@@ -187,14 +197,15 @@ class TestTools:
         assert ask(**self.FIELDS | {"tool_choice": {"type": "none"}, "max_tokens": 5})["stop_reason"] != "tool_use"
 
 
+CALL = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
 REFUSED = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "needs a name"),
     ({"messages": []}, "messages"),
-    ({"messages": [QUESTION, {"role": "assistant", "content": "4"}]}, "messages"),
+    ({"messages": [QUESTION, {"role": "assistant", "content": [CALL]}]}, "the last one calls tools"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}]}, "role"),
+    ({"messages": [{"role": "user", "content": [CALL]}]}, "role"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"messages": [{"role": "user", "content": "red " * 600}]}, "prompt is too long"),
 ]

@@ -63,7 +63,7 @@ REASONS = (
     "text.format and structured_outputs both say",
     "only a response that runs in the background",
     "a block of the type",
-    "messages: (the last one is|a block of the type)",
+    "messages: (the last one calls|a block of the type)",
     "file: the form has none",
     "max_tokens (0 has nothing to stream|must be at least 1)",
     "text_1 (and text_2, or queries and documents|has [0-9]+ texts and text_2)",
@@ -201,9 +201,9 @@ def ask(server: Server, case, *unchecked):
         if case.operation.path.endswith("/completions") and not body.get("min_tokens"):
             body["max_tokens"] = body.get("max_tokens") or MAX_TOKENS
             body.pop("max_completion_tokens", None)  # which would go before it
-    if case.operation.path.startswith("/v1/cluster"):
+    if case.operation.path.startswith(("/v1/cluster", "/v1/requests")):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
-        if case.operation.path != "/v1/cluster" and can_look(query.get("seconds", 1)):
+        if case.operation.path.startswith("/v1/cluster/") and can_look(query.get("seconds", 1)):
             query["seconds"] = "0"  # not for a minute, or until this goes
         case.query = query  # in which an empty list would leave no trace
     response = case.call(base_url=server.url, timeout=60)
