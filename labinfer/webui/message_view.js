@@ -155,9 +155,15 @@ export class MessageView {
     if (message.role === "user") {
       again.classList.add("of-last"); // its answer was deleted
       buttons.append(iconButton("edit", words.edit, () => this._edit()), again);
-    } else buttons.append(again, iconButton("edit", words.editAnswer, () => this._edit()), iconButton("fork", words.fork, () => this._actions.fork(message)));
+    } else {
+      const fork = iconButton("fork", words.fork, () => this._actions.fork(message));
+      buttons.append(again, iconButton("edit", words.editAnswer, () => this._edit()), fork);
+    }
     buttons.append(iconButton("trash", words.removeMessage, () => this._actions.remove(message)));
-    if (this._canGoOn) buttons.append(make("button", { type: "button", className: "quiet of-last", onclick: () => this._actions.goOn(message) }, icon("play"), words.goOn));
+    if (this._canGoOn) {
+      const goOn = () => this._actions.goOn(message);
+      buttons.append(make("button", { type: "button", className: "quiet of-last", onclick: goOn }, icon("play"), words.goOn));
+    }
     if (message.logprobs?.length) {
       const toggle = iconButton("bars", words.probabilities, () => {
         const shownNow = this._body.querySelector(".logprobs");
@@ -191,11 +197,17 @@ export class MessageView {
 
   _edit() {
     const { words } = this, isAnswer = this.message.role !== "user";
-    const area = make("textarea", { value: this.message.content, "aria-label": isAnswer ? words.editAnswer : words.editMessage });
-    const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, isAnswer ? words.keepEdited : words.sendEdited);
-    const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(`.buttons [title="${isAnswer ? words.editAnswer : words.edit}"]`).focus(); } }, words.cancel);
+    const [began, label, done] = isAnswer ? [words.editAnswer, words.editAnswer, words.keepEdited] : [words.edit, words.editMessage, words.sendEdited];
+    const area = make("textarea", { value: this.message.content, "aria-label": label });
+    const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, done);
+    const giveUp = () => {
+      this.render();
+      this.element.querySelector(`.buttons [title="${began}"]`).focus();
+    };
+    const cancel = make("button", { type: "button", onclick: giveUp }, words.cancel);
     area.onkeydown = (event) => {
-      if (sends(event)) { event.preventDefault(); send.click(); }
+      const isLine = isAnswer && !event.ctrlKey && !event.metaKey; // an answer has many
+      if (sends(event) && !isLine) { event.preventDefault(); send.click(); }
       if (event.key === "Escape" && !composes(event)) { event.stopPropagation(); cancel.click(); }
     };
     this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));
