@@ -103,6 +103,7 @@ async def run(server: Served, seconds: float, draw: random.Random) -> Soak:
         )
         await settle(client)
         await check_canaries(client, soak, expected)
+        await settle(client)  # figures come a moment after answers
         for name, value in (await state(client)).items():
             if value:
                 soak.wrong.append(f"{name} is {value} at the end")

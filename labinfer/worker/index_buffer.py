@@ -9,6 +9,8 @@ import torch
 
 DTYPE = torch.int64
 """Dtype of all of them; see ``docs/decisions/0020-index-tensors.md``."""
+LEAST_SIZE = 4096
+"""Numbers that there is room for: more than a few sequences ever take."""
 
 
 class IndexBuffer:
@@ -34,7 +36,7 @@ class IndexBuffer:
                 staged.fromlist(numbers)
             sizes.append(len(staged) - begin)
         if len(staged) > len(self._numbers):
-            self._numbers = torch.empty(2 * len(staged), dtype=DTYPE, device=self._numbers.device)
+            self._numbers = torch.empty(max(LEAST_SIZE, 2 * len(staged)), dtype=DTYPE, device=self._numbers.device)
         if staged:
             self._numbers[: len(staged)].copy_(torch.frombuffer(staged, dtype=DTYPE))
         return dict(zip(parts, self._numbers[: len(staged)].split(sizes), strict=True))

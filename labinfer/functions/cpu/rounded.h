@@ -26,8 +26,9 @@ struct Int8 {
   int64_t panel_bytes() const { return PANEL * padded(); }
 
   template <int COUNT>
-  static void panel(const Int8& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out) {
-    panel_int8<COUNT>(x, form.padded(), weight, form.padded() / 4, start, out);
+  static void panel(const Int8& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+                    const Stream& stream) {
+    panel_int8<COUNT>(x, form.padded(), weight, form.padded() / 4, start, out, stream);
   }
 };
 
@@ -46,8 +47,9 @@ struct Grouped {
   int64_t panel_bytes() const { return groups() * group_bytes(); }
 
   template <int COUNT>
-  static void panel(const Grouped& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out) {
-    panel_groups<COUNT, BITS, ZEROS>(x, form.padded(), weight, form.groups(), form.group, start, out);
+  static void panel(const Grouped& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+                    const Stream& stream) {
+    panel_groups<COUNT, BITS, ZEROS>(x, form.padded(), weight, form.groups(), form.group, start, out, stream);
   }
 };
 
@@ -63,7 +65,7 @@ void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, bool zer
 }
 
 template <typename Form>
-using WholePanel = void (*)(const Form&, const int8_t*, const uint8_t*, const int32_t*, float*);
+using WholePanel = void (*)(const Form&, const int8_t*, const uint8_t*, const int32_t*, float*, const Stream&);
 
 template <typename Form, int... ROWS>
 constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int, ROWS...>) {
