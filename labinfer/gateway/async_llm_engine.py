@@ -154,6 +154,11 @@ class AsyncLLMEngine:
             submission.fail(Cancelled("the request was cancelled"))
         return bool(matches)
 
+    def submissions(self, model: str) -> list[Submission]:
+        """Open submissions to a model, the oldest first."""
+        matches = (submission for submission in self._submissions if submission.model == model)
+        return sorted(matches, key=lambda submission: submission.begin)
+
     def watch(self, on: bool) -> None:
         """Have the ranks tell of their steps from now on, or no longer."""
         self._tell(Watch(on))

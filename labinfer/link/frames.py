@@ -109,6 +109,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     """Sequences that run at once."""
     pipeline_schedule: str
+    hop_seconds: float = 0.0
+    """Time between two stages, measured at the start; 0 where there is one stage, or nothing was measured."""
     ranks: list[RankFacts]
 
 

@@ -64,6 +64,11 @@ export class Api {
     await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch(() => {});
   }
 
+  /** Open requests to a model. */
+  async requests(model) {
+    return (await this._ask(`/v1/requests?${query({ model })}`)).json();
+  }
+
   /** The ranks of a model, and its figures of the last minutes. */
   async cluster(model, signal) {
     return (await this._ask(`/v1/cluster?${query({ model })}`, { signal })).json();

@@ -176,7 +176,7 @@ export const english = {
   skipToPicture: "Skip to the picture of the pipeline",
   pipeline: "Pipeline",
   states: {
-    connecting: "Connecting …", live: "Live", idle: "No request is running", paused: "Paused", lost: "Not connected",
+    connecting: "Connecting …", live: "Live", stalled: "Stalled", idle: "No request is running", paused: "Paused", lost: "Not connected",
   },
   pause: "Pause",
   resume: "Go on",
@@ -223,9 +223,51 @@ export const english = {
   },
   columns: {
     rank: "Rank", stageColumn: "Stage", host: "Host", device: "Device", layers: "Layers", numberTypes: "Number type",
-    weights: "Weights", kvCache: "KV cache", memory: "Memory in use", busy: "Busy", begins: "Begins",
+    weights: "Weights", kvCache: "KV cache", memory: "Memory in use", busy: "Busy, the last 5 minutes", begins: "Begins",
     request: "Request", kind: "Kind", tokens: "Tokens", context: "Tokens before", step: "Step", sequences: "Sequences", time: "Time",
+    age: "Age", prompt: "Prompt tokens", generated: "Generated tokens", end: "Cancel", link: "From, to", rate: "Now", perStep: "A step", inAll: "In all",
   },
+  verdict: "What bounds the speed",
+  noVerdict: "Nothing is measured yet: it takes some seconds with work.",
+  verdictOf: (span, time) => `By what the ranks measured in ${span} with work, up to ${time}.`,
+  between: " ",
+  range: (least, most) => `${least} to ${most}`,
+  bounds: {
+    stage: ({ count, stage, other, busy, lead }) =>
+      `Stage ${stage} bounds: it computes ${busy} of the time, ${lead} times as long as ${count === 2 ? `stage ${other}` : "the others on the mean"}.`,
+    stages: ({ count, shares }) => (count === 1
+      ? `Computing bounds: the one stage is busy ${shares} of the time.` : `Computing bounds, on all stages alike: each is busy ${shares} of the time.`),
+    requests: ({ count, shares, running }) =>
+      `Too few requests at once bound: ${running} ran on the mean, and ${count} stages can work on ${count} and more. Each stage is busy ${shares} of the time.`,
+    hops: ({ stage, hop, step, waits }) =>
+      `Waiting bounds, not computing: in a step stage ${stage}, the busiest, computes ${step} and waits ${waits}; a hop between stages took ${hop} when it was measured at the start.`,
+    models: ({ count, stage, busy }) =>
+      `The ranks are shared: other models ran, too, and ${count === 1 ? "the one stage" : `stage ${stage}, the busiest,`} computed for this one ${busy} of the time.`,
+    outside: ({ count, stage, busy }) =>
+      `No stage bounds: ${count === 1 ? "the one there is" : `stage ${stage}, the busiest,`} computes ${busy} of the time. The rest passes outside the model, as in scheduling and sending.`,
+  },
+  tries: {
+    layers: (from, to) => `Try: layers moved from stage ${from} to stage ${to} (--layers).`,
+    ranks: "Try: more ranks (-tp, -pp), or fewer bits (--dtype, --quantization).",
+    requests: "Try: more requests at once.",
+    hops: "Try: fewer stages, a faster network, or more requests at once.",
+    links: "Try: fewer stages, or a faster network.",
+    kv_cache: "Sequences wait because the KV cache is full; try: more memory for it (--memory-utilization), or --kv-cache-dtype int8.",
+    max_num_seqs: "Sequences wait because as many run as may; try: a larger --max-num-seqs.",
+  },
+  openRequests: "Open requests",
+  noRequests: "No request is open.",
+  moreRequests: (n) => `and ${n} more`,
+  notYours: "another key's",
+  cancelRequest: (id) => `Cancel request ${id}`,
+  partOf: (part, all) => `${part} of ${all}`,
+  atMost: (n, most) => `${n} of at most ${most}`,
+  links: "Links",
+  link: (from, to) => `Rank ${from} → rank ${to}`,
+  hopSays: (time) => `A hop from one stage to the next took ${time} when it was measured at the start.`,
+  busyRank: (number) => `Rank ${number}, busy`,
+  usedOfHost: (used, all) => `host: ${used} of ${all}`,
+  usedOfDevice: (used, all) => `device: ${used} of ${all}`,
   experts: "Load of the experts",
   expertsSay: (peak, idle, all) => `A row for each layer, a column for each expert. The busiest of a layer has ${peak} times its mean; ${idle} of ${all} had no token.`,
   expertsRead: (share, all, size, stalled) => `${share} of ${all} uses found their expert in memory; ${size} were read from the file, for which the slowest rank waited ${stalled}.`,
