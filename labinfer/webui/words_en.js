@@ -213,6 +213,7 @@ export const english = {
   wholeTime: (time) => `${time} from end to end`,
   computedTime: (time) => `${time} of it computed, on all ranks together`,
   comma: ", ",
+  colon: ": ",
   sentence: (parts) => `${parts.join(", ")}.`,
   timesOnRanks: "Times on each rank",
   sequencesOfStep: "Sequences of this step",
@@ -244,7 +245,8 @@ export const english = {
     models: ({ count, stage, busy }) =>
       `The ranks are shared: other models ran, too, and ${count === 1 ? "the one stage" : `stage ${stage}, the busiest,`} computed for this one ${busy} of the time.`,
     outside: ({ count, stage, busy }) =>
-      `No stage bounds: ${count === 1 ? "the one there is" : `stage ${stage}, the busiest,`} computes ${busy} of the time. The rest passes outside the model, as in scheduling and sending.`,
+      (count === 1 ? `No stage bounds: the one there is computes ${busy} of the time. The rest passes outside the model, as in scheduling and sending.`
+        : `No stage bounds: stage ${stage}, the busiest, computes ${busy} of the time. The rest it waits: for other stages, for scheduling or for what is sent.`),
   },
   tries: {
     layers: (from, to) => `Try: layers moved from stage ${from} to stage ${to} (--layers).`,

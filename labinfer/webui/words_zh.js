@@ -206,6 +206,7 @@ export const chinese = {
   wholeTime: (time) => `首尾共 ${time}`,
   computedTime: (time) => `各 rank 合计计算 ${time}`,
   comma: "，",
+  colon: "：",
   sentence: (parts) => `${parts.join("，")}。`,
   timesOnRanks: "各 rank 上的时间",
   sequencesOfStep: "本步的序列",
@@ -229,7 +230,8 @@ export const chinese = {
     requests: ({ count, shares, running }) => `瓶颈是同时运行的请求太少：平均 ${running} 个，而 ${count} 个阶段可以同时处理 ${count} 个或更多。每个阶段有 ${shares} 的时间在忙碌。`,
     hops: ({ stage, hop, step, waits }) => `瓶颈是等待，不是计算：最忙的阶段 ${stage} 每步计算 ${step}，等待 ${waits}；启动时测得阶段之间每跳 ${hop}。`,
     models: ({ count, stage, busy }) => `各 rank 由多个模型共用：其他模型也在运行，${count === 1 ? "唯一的阶段" : `最忙的阶段 ${stage} `}有 ${busy} 的时间为本模型计算。`,
-    outside: ({ count, stage, busy }) => `没有阶段是瓶颈：${count === 1 ? "唯一的阶段" : `最忙的阶段 ${stage} `}有 ${busy} 的时间在计算，其余时间在模型之外，例如调度和发送。`,
+    outside: ({ count, stage, busy }) => (count === 1 ? `没有阶段是瓶颈：唯一的阶段有 ${busy} 的时间在计算，其余时间在模型之外，例如调度和发送。`
+      : `没有阶段是瓶颈：最忙的阶段 ${stage} 有 ${busy} 的时间在计算，其余时间在等待：等待其他阶段、调度或发送。`),
   },
   tries: {
     layers: (from, to) => `可尝试：把一些层从阶段 ${from} 移到阶段 ${to}（--layers）。`,
