@@ -144,7 +144,7 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     """
     if environment.launcher != "single":
         die_with_parent(signal.SIGKILL if environment.supervisor else signal.SIGTERM)
-    progress = Progress(label=f"rank {environment.rank}", timeout=runtime.timeout)
+    progress = Progress(rank=environment.rank, label=f"rank {environment.rank}", timeout=runtime.timeout)
     own = interfaces()
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own))
     with time_limit_for_joining(environment, runtime.timeout):

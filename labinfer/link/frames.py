@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from labinfer.engine.request import AnswerUpdate, Request
+from labinfer.heartbeat import Wait
 from labinfer.link.stats import EngineStats, TracedStep
 from labinfer.rank_stats import Slices
 
@@ -14,6 +15,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
     state: str = ""
     """The host's step, and what it waits for, in words."""
+    wait: Wait | None = None
+    """The same in numbers; None while the host works."""
 
 
 # From the gateway.

@@ -10,10 +10,12 @@ export class ApiFailure extends Error {
    * @param {"away"|"busy"|"limited"|"draining"|"key"|"cancelled"|"broken"|"failed"} kind
    * @param {string} message the server's own words
    * @param {number} retryAfter seconds
+   * @param {string} code the error for programs
    */
-  constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS) {
+  constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS, code = "") {
     super(message);
     this.kind = kind;
+    this.code = code;
     this.retryAfter = retryAfter;
   }
 
@@ -36,6 +38,12 @@ export class Api {
   /** Resolves when requests are taken now. */
   async ready() {
     await this._ask("/ready");
+  }
+
+  /** The wait that holds up the engine, null where there is none. @returns {Promise<{seconds: number, rank: number|null, peers: string, step: number|null}|null>} */
+  async wait() {
+    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // 503 where it is long
+    return (await response?.json().catch(() => null))?.wait ?? null;
   }
 
   /**
@@ -119,5 +127,5 @@ function failureOf(error, status = 0, retryAfter = undefined) {
   if (code === "overloaded") return new ApiFailure("busy", message, retryAfter);
   if (status === 502 || status === 503 || status === 504) return new ApiFailure("away", message, retryAfter);
   if (code === "request_cancelled") return new ApiFailure("cancelled", message);
-  return new ApiFailure("failed", message);
+  return new ApiFailure("failed", message, undefined, code ?? "");
 }

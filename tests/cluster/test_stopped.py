@@ -32,7 +32,10 @@ def test_stopped_process_of_a_server_is_named(launcher, stopped, busy):
         os.kill(pid, signal.SIGSTOP)
         begin = time.monotonic()
         if stopped == 0:
-            wait_for(lambda: server.get("/health") == (503, {"status": "stalled"}), TIMEOUT)
+            wait_for(lambda: server.get("/health")[0] == 503, TIMEOUT)
+            status, health = server.get("/health")
+            assert health["status"] == "stalled" and health["wait"]["seconds"] >= TIMEOUT / 4
+            assert (health["wait"]["rank"], health["wait"]["peers"], health["wait"]["step"]) == (None, "0", None)
             assert server.get("/ready")[0] == 503
         assert server.wait_end(tree, TIMEOUT + 1 + END_SECONDS) != 0
         print(f"{launcher}: {NAMES[stopped]} stopped, all ended after {time.monotonic() - begin:.1f} s")

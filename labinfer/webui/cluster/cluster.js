@@ -181,7 +181,7 @@ export class Cluster {
   }
 
   _describe(step) {
-    return step < 0 ? this._words.noStep : `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`;
+    return step < 0 ? this._words.noStep : `${this._words.step(step)}${this._words.colon}${describe(this._timeline, step, this._words)}`;
   }
 
   _opened(cluster) {

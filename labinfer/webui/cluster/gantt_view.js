@@ -181,7 +181,7 @@ export class GanttView {
     const at = this._pointed, step = at ? this._stepAt(at.x, at.y) : -1;
     this._hover.hidden = step < 0;
     if (step < 0) return;
-    this._hover.textContent = `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`;
+    this._hover.textContent = `${this._words.step(step)}${this._words.colon}${describe(this._timeline, step, this._words)}`;
     const room = this._canvas.clientWidth - this._hover.offsetWidth;
     this._hover.style.left = `${Math.max(0, Math.min(room, at.x + HOVER_PX))}px`;
     this._hover.style.top = `${at.y + HOVER_PX}px`;
