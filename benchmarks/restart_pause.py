@@ -25,6 +25,8 @@ from served import LAUNCHERS, Served, serving
 
 STREAMS = 16
 LOOK_SECONDS = 0.01
+BEGUN_PIECES = 20
+"""Pieces that each stream has got when the rank is killed."""
 TIMEOUT = 300.0
 STAGES = ("started again", "ready", "first token", "longest pause")
 """Seconds from the death to each; the last is the longest time in which a stream got nothing."""
@@ -35,10 +37,10 @@ class Stream:
 
     def __init__(self, number: int, tokens: int):
         self.body = {
-            "prompt": f"{number} + {number + 1} = ",
+            "prompt": f"Once upon a time, {number + 2} ",
             "max_tokens": tokens,
+            "min_tokens": tokens,  # behind an ignored end come tokens without text, and so no pieces
             "temperature": 0,
-            "ignore_eos": True,
             "stream": True,
         }
         self.text, self.error, self.times = "", "", []
@@ -74,6 +76,8 @@ def main() -> int:
         with serving(args.launcher, args.model, "--dtype", args.dtype, supervised=True) as server:
             if undisturbed is None:
                 undisturbed = asyncio.run(all_streams(server, args.tokens))
+                gap = max(stream.longest_gap(0.0) for stream in undisturbed)
+                print(f"undisturbed, the longest time in which a stream got nothing: {gap:.2f} s", flush=True)
             row, streams = asyncio.run(one_death(server, args.tokens, rank))
         rows.append(row)
         print(f"rank {rank} killed: " + ", ".join(f"{name} {row[name]:.2f} s" for name in STAGES), flush=True)
@@ -105,7 +109,7 @@ async def one_death(server: Served, tokens: int, rank: int) -> tuple[dict[str, f
     streams, row = [Stream(number, tokens) for number in range(STREAMS)], {}
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT) as client:
         tasks = [asyncio.create_task(stream.run(client)) for stream in streams]
-        while not all(stream.times for stream in streams):
+        while not all(len(stream.times) >= BEGUN_PIECES for stream in streams):
             await asyncio.sleep(LOOK_SECONDS)
         before = processes(server.pid, is_rank)
         begin = time.monotonic()

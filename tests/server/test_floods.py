@@ -146,11 +146,13 @@ def test_known_form_does_not_wait_for_forty_hard_ones(server):
 
     ask_known()
     alone = max(ask_known() for _ in range(3))
+
+    def hard_form(number: int) -> dict:
+        """Each takes the whole second of its trial, and would take minutes without a limit."""
+        return {"allOf": [{"type": "string", "pattern": f"a{{{n},{900 + number}}}.*b"} for n in range(1, 40)]}
+
     with ThreadPoolExecutor(40) as threads:
-        hard = [
-            threads.submit(server.complete, structured_outputs={"regex": f"(a|b)*a(a|b){{{60 + number}}}"})
-            for number in range(40)
-        ]
+        hard = [threads.submit(server.complete, structured_outputs={"json": hard_form(number)}) for number in range(40)]
         waits = []
         while not all(future.done() for future in hard):
             waits.append(ask_known())
