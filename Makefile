@@ -5,12 +5,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Pinned: a looser request may bring gigabytes of accelerator packages. For a GPU, install its torch first, or say
-# make setup TORCH='torch==2.13.0 --index-url …'.
+# Pinned: a looser request may bring another. pip's own index has the torch for GPUs, with gigabytes of their packages: give
+# the index of the one for this machine, the URL in the line of https://pytorch.org/get-started/locally/, or install it first.
 TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 # A folder of wheels, as "make wheels" fills it, to install from without a network.
 WHEELS ?= $(wildcard wheels)
 PIP_INSTALL = $(BIN)/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
+TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; make setup TORCH_INDEX=URL takes the one for CPUs (https://pytorch.org/get-started/locally/)";)
 MODEL ?= demo
 # Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait. All that
 # launches several ranks or a browser has the machine to itself.
@@ -32,7 +34,7 @@ setup: $(VENV)/.setup ## create .venv and install the package with MPI
 $(VENV)/.setup: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "LABInfer needs Python 3.10 or newer; say make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP_INSTALL) $(TORCH)
+	$(BIN)/python -c 'import torch' 2>/dev/null || { $(TORCH_HINT) $(PIP_INSTALL) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
 	$(PIP_INSTALL) --editable '.[mpi]'
 	touch $@
 
@@ -173,7 +175,7 @@ demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and
 	$(BIN)/python tools/demo_model/evaluate.py --card
 
 wheels: ## fill wheels/ with all that a machine without a network needs; copy the checkout with it
-	$(PYTHON) -m pip download --quiet --dest wheels $(TORCH) 'setuptools>=68' '.[mpi,test]'
+	$(PYTHON) -m pip download --quiet --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) .small .qwen2-0.5b benchmarks/.envs

@@ -32,7 +32,16 @@ def main() -> None:
     parser.add_argument("--launcher", default="", help='such as "mpirun -n 2"')
     args, flags = parser.parse_known_args()  # the rest goes to launch.py
     files = weight_files(Path(args.model))
-    command = [*args.launcher.split(), sys.executable, str(LAUNCH), "--model", args.model, *flags]
+    command = [
+        *args.launcher.split(),
+        sys.executable,
+        str(LAUNCH),
+        "--model",
+        args.model,
+        "--log-level",
+        "info",
+        *flags,
+    ]
 
     rows, lines = [], []
     for name, prepare in (("cached", read), ("dropped", drop)):

@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    if args.pause <= SHORT_PAUSE:
+        parser.error(f"--pause should be longer than {SHORT_PAUSE:g} s, not {args.pause:g}")
     cpu_rows, token_rows = [], []
     for name in LAUNCHERS:
         with serving(name, args.model) as server:

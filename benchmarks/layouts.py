@@ -71,7 +71,11 @@ def write_requests(path: Path) -> None:
 
 
 def measure(launcher: list[str], requests: Path, flags: list[str]) -> float:
-    """Output tokens a second."""
+    """Output tokens a second.
+
+    Raises:
+        RuntimeError: the launch failed.
+    """
     figures = requests.with_name("figures.json")
     sizes = {
         "max-model-len": CONTEXT,
@@ -83,7 +87,9 @@ def measure(launcher: list[str], requests: Path, flags: list[str]) -> float:
     }
     command = [*launcher, str(LAUNCH), "bench", "throughput", "--dataset", str(requests), "--output-json", str(figures)]
     command += [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    subprocess.run([*command, *flags], check=True, capture_output=True)
+    done = subprocess.run([*command, *flags], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"a launch ended with status {done.returncode}: {done.stderr}")
     return json.loads(figures.read_text())["output_tokens_per_second"]
 
 

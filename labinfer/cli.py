@@ -20,17 +20,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labinfer.config import (
-    SECTIONS,
-    EngineOptions,
-    JobOptions,
-    ModelOptions,
-    SamplingOptions,
-    check_bounds,
-    convert,
-    convert_section,
-    flag_name,
-)
+from labinfer.config import SECTIONS, EngineOptions, JobOptions, ModelOptions, SamplingOptions
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.flags import (
     COMMANDS,
@@ -47,12 +37,13 @@ from labinfer.group.signals import SignalGuard
 from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import ProgressLine
+from labinfer.option_fields import check_bounds, convert, convert_section, flag_name
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.supervisor.options import SuperviseOptions
 from labinfer.terminal.options import ChatOptions
 from labinfer.weights.read_ahead import start_reading_ahead
-from labinfer.weights.resolve import find_directory
+from labinfer.weights.resolve import find_directory, resolve_model
 
 if TYPE_CHECKING:
     from labinfer.commands.session import Session
@@ -100,7 +91,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
         if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
             for model in models.values() or [options.model.model]:
-                _check_model(model, environment.model_dir)
+                _check_model(model, environment)
     except UserError as error:
         if rank == 0:  # every rank was given the same flags, and sees the same files
             sys.stderr.write(f"labinfer: error: {error}\n")
@@ -145,13 +136,16 @@ def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argp
         return command, build_parser(command, program).parse_args(flags)
 
 
-def _check_model(model: str, model_dir: str) -> None:
-    """Refuse a model that cannot be here before torch is imported, which takes seconds.
+def _check_model(model: str, environment: LaunchEnvironment) -> None:
+    """Refuse a model that cannot be here before torch is imported, which takes seconds. A rank that is alone also looks in the
+    hub; several do that when they have met, as the others have to wait for the one that fetches it.
 
     Raises:
         UserError: there is no such directory, or it holds no model that is supported.
     """
-    directory, _ = find_directory(model, model_dir)
+    directory, _ = find_directory(model, environment.model_dir)
+    if directory is None and environment.world_size == 1:
+        directory = resolve_model(model, environment.model_dir, may_download=True)
     if directory is not None:
         check_architecture(directory)
 

@@ -62,6 +62,11 @@ class Interrupted(Exception):
         self.signum = signum
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text; its class where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def is_failure(error: BaseException) -> bool:
     """Whether an exception is the failure of some work, and not the end of this process. A panic of a library in Rust is a
     failure, too, though its class, which cannot be imported, says otherwise."""

@@ -28,11 +28,10 @@ from labinfer.config import (
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
-    flag_name,
-    join,
 )
 from labinfer.errors import UserError
 from labinfer.gateway.options import ServerOptions
+from labinfer.option_fields import flag_name, join
 from labinfer.supervisor.options import SuperviseOptions
 from labinfer.terminal.conversation import MANY_ANSWERS
 from labinfer.terminal.options import ChatOptions

@@ -22,6 +22,9 @@ from labinfer.text.tools import ToolUse
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
 """Variables that say how long thoughts and answers are to be."""
 
+THINKING_BUDGET = "thinking_budget"
+"""The logits processor that closes thoughts."""
+
 
 class InputProcessor:
     """Makes requests of prompts, with the tokenizer of one checkpoint.
@@ -82,9 +85,12 @@ class InputProcessor:
             token_ids = self.encode(prompt)
         if sampling.stop:
             self.need_tokenizer()
-        before = ""
+        before, goes_on = "", False
         if isinstance(prompt, ChatPrompt):
+            goes_on = bool(prompt.template_use.continue_final_message)
             sampling = self._force_call(prompt.tool_use, sampling)
+            if prompt.thinking_budget is not None:
+                sampling = self._bound_thoughts(token_ids, prompt, sampling)
             if sampling.structured_outputs is not None:
                 before = self._before_form(token_ids, prompt.tool_use)
         return Request(
@@ -97,6 +103,7 @@ class InputProcessor:
             user=user,
             pooling=pooling,
             is_chat=isinstance(prompt, ChatPrompt),
+            goes_on=goes_on,
             before_form=before,
         )
 
@@ -140,6 +147,18 @@ class InputProcessor:
             )
         grammar = forced_calls(tool_use, form, tokenizer.added_tokens)
         return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
+
+    def _bound_thoughts(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
+        """Have thoughts closed, where tokens of their own are the marks of that."""
+        tokenizer = self.need_tokenizer()
+        form, parser = tokenizer.reply_format and tokenizer.reply_format.thought, tokenizer.reply_parser(token_ids, [])
+        if form is None or parser is None or (parser.has_reasoned and not parser.is_reasoning):
+            return sampling
+        opening, closing = (tokenizer.encode(mark, add_special_tokens=False) for mark in (form.open, form.close))
+        if closing[0] not in tokenizer.added_tokens.values():
+            return sampling
+        own = {THINKING_BUDGET: [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing]}
+        return msgspec.structs.replace(sampling, logits_processors=sampling.logits_processors | own)
 
     def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
         """Rules of what stands before the form of a chat reply."""

@@ -11,6 +11,7 @@ import msgspec
 
 from labinfer.body_reader import read_body
 from labinfer.errors import UserError
+from labinfer.parsed_body import read_chat, read_completion
 from labinfer.prompts import (
     PROMPT_KEYS,
     ChatPrompt,
@@ -31,8 +32,6 @@ from labinfer.protocol import (
     CompletionBody,
     EmbeddingBody,
     RequestFields,
-    read_chat,
-    read_completion,
 )
 from labinfer.sampling_params import SamplingParams
 from labinfer.text.messages import Message
@@ -89,6 +88,8 @@ class ParsedLine:
     user: str = ""
     cache_salt: str = ""
     embedding: EmbeddingBody | None = None
+    warnings: tuple[str, ...] = ()
+    """Parts of it that were left out, in words."""
 
     @property
     def is_batch(self) -> bool:
@@ -131,6 +132,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         priority=body.priority,
         user=body.user,
         cache_salt=body.cache_salt,
+        warnings=tuple(body.warnings),
     )
 
 

@@ -124,7 +124,9 @@ class RequestState:
         reads = tokenizer is not None and (sampling.stop or streams)
         self._decode: Callable[[list[int]], str] | None = None
         if tokenizer is not None:
-            decode = tokenizer.decode_reply if request.is_chat else tokenizer.decode_further
+            decode = tokenizer.decode_further
+            if request.is_chat:
+                decode = partial(tokenizer.decode_reply, inside=request.goes_on)
             self._decode = partial(decode, with_special=not sampling.skip_special_tokens)
         self.answers = [
             Answer(

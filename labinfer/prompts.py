@@ -93,6 +93,8 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     """Messages as chat templates take them."""
     tool_use: ToolUse = ToolUse()
     template_use: TemplateUse = TemplateUse()
+    thinking_budget: int | None = None
+    """Tokens of a thought at most, where it is a token that ends the model's thoughts; None for any number."""
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt

@@ -5,7 +5,6 @@ Names and meanings are OpenAI's (API reference) and, for what it does not have, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import msgspec
@@ -39,6 +38,12 @@ SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingP
 TOKEN_ID = "token id"
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 """The model's vocabulary bounds it further."""
+
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+"""A caller's own notes on what is kept here, with OpenAI's bounds."""
 
 NEUTRAL_VALUES: dict[str, list[Any]] = {
     "suffix": [""],
@@ -243,6 +248,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """Both see ``TemplateUse``."""
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
+    """Tokens of a thought at most; see ``ChatPrompt``."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
     """Both as ``tools`` and ``tool_choice``, see ``ToolUse``."""
@@ -268,7 +275,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         template_use = TemplateUse(
             **{name: value for name in TEMPLATE_KEYS if (value := getattr(self, name)) not in (None, {})}
         )
-        return ChatPrompt(messages, tool_use if tool_use.offered else ToolUse(), template_use)
+        tool_use = tool_use if tool_use.offered else ToolUse()
+        return ChatPrompt(messages, tool_use, template_use, self.thinking_token_budget)
 
     def tool_use(self) -> ToolUse:
         """Raises:
@@ -311,7 +319,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: there is none or too many, one is empty, or they are of several kinds.
         """
-        return _prompts("input", self.input)
+        return typed_prompts("input", self.input)
 
     def check_dimensions(self, hidden_size: int) -> None:
         """Raises:
@@ -323,108 +331,12 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParsedBody:
-    """A body's request, checked."""
-
-    prompts: list[Prompt]
-    sampling: SamplingParams
-    model: str | None
-    echo: bool
-    prompt_alone: bool = False
-    """Whether the answers are to have no tokens. One is generated all the same, as in vLLM."""
-    priority: int
-    user: str
-    cache_salt: str
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    tool_use: ToolUse
-    warnings: list[str] = field(default_factory=list)
-    """Parts of it that were left out, in words."""
-
-
-def read_completion(body: CompletionBody, defaults: SamplingParams) -> ParsedBody:
-    """Read a completion's body; fields that it leaves out have these defaults.
+def typed_prompts(field: str, inputs: Any) -> list[Prompt]:
+    """A prompt of each of the ``Inputs`` of a field, in order.
 
     Raises:
-        UserError: a field is out of bounds, or asks for what is not offered.
+        UserError: there is none or too many, one is empty, or they are of several kinds.
     """
-    logprobs = None if body.logprobs is False else body.logprobs
-    if body.echo and logprobs is not None and body.prompt_logprobs is None:
-        body = msgspec.structs.replace(body, prompt_logprobs=logprobs)  # OpenAI's echo brings the prompt's too
-    return _read(body, _prompts("prompt", body.prompt), logprobs, ToolUse(), defaults)
-
-
-def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
-    """Read a chat request's body; fields that it leaves out have these defaults.
-
-    Raises:
-        UserError: a field is out of bounds, or asks for what is not offered.
-    """
-    if body.echo:
-        raise UserError("echo is for completions; a chat answer has no prompt text")
-    return _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
-
-
-def _check_neutral(body: OpenAIBody) -> None:
-    """Raises:
-    UserError: a field of ``NEUTRAL_VALUES`` that the body does not support has a value that would change something.
-    """
-    for name in body.__struct_fields__:
-        if name not in NEUTRAL_VALUES or name in body.supported:
-            continue
-        value = getattr(body, name)
-        is_neutral = any(
-            value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]
-        )  # 1 is not True here
-        if value is not None and not is_neutral:
-            raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
-
-
-def _read(
-    body: OpenAIBody, prompts: list[Prompt], logprobs: Any, tool_use: ToolUse, defaults: SamplingParams
-) -> ParsedBody:
-    _check_neutral(body)
-    warnings = tool_use.check_schemas()
-    options = body.stream_options or StreamOptions()
-    if body.stream_options is not None and not body.stream:
-        raise UserError("stream_options goes with stream: true; leave it out")
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    prompt_alone = bool(body.echo) and max_tokens == 0
-    if prompt_alone and body.stream:
-        raise UserError("max_tokens 0 has nothing to stream; leave stream out")
-    body = msgspec.structs.replace(
-        body,
-        max_tokens=1 if prompt_alone else max_tokens,
-        logprobs=logprobs,
-        structured_outputs=body.answer_form(warnings),
-    )
-    sampling = body.params(defaults)
-    num_answers = max(sampling.num_choices, sampling.num_beams)
-    if len(prompts) * num_answers > MAX_INPUTS:
-        raise UserError(
-            f"prompt: {num_answers} answers to each of {len(prompts)} prompts are more than the {MAX_INPUTS} that one "
-            "request may want; send several"
-        )
-    return ParsedBody(
-        prompts=prompts,
-        sampling=sampling,
-        model=body.model,
-        echo=bool(body.echo),
-        prompt_alone=prompt_alone,
-        priority=body.priority or 0,
-        user=body.user or "",
-        cache_salt=body.cache_salt or "",
-        stream=bool(body.stream),
-        include_usage=bool(options.include_usage),
-        continuous_usage=bool(options.continuous_usage_stats),
-        tool_use=tool_use,
-        warnings=warnings,
-    )
-
-
-def _prompts(field: str, inputs: Any) -> list[Prompt]:
     if isinstance(inputs, str) or (inputs and all(isinstance(item, int) for item in inputs)):
         inputs = [inputs]
     kinds = {type(item) for item in inputs}

@@ -22,7 +22,7 @@ class Turns:
 
     def __init__(self, name: str):
         self._name = name
-        self._lock = threading.Lock()
+        self._lock, self._takeover = threading.Lock(), threading.Lock()
         self._holder: tuple[threading.Thread, Generator | None] | None = None
 
     def run(self, steps: Generator) -> Iterator[Any]:
@@ -47,8 +47,8 @@ class Turns:
         Raises:
             UserError: called from within the generator whose turn it is.
         """
-        self._enter()
-        self._holder = mine = (threading.current_thread(), steps)
+        mine = (threading.current_thread(), steps)
+        self._enter(mine)
         try:
             yield
         finally:
@@ -56,17 +56,24 @@ class Turns:
                 self._holder = None
                 self._lock.release()
 
-    def _enter(self) -> None:
-        if self._lock.acquire(blocking=False):
-            return
-        while True:
-            holder = self._holder
-            if holder is not None and (holder[0] is threading.current_thread() or not holder[0].is_alive()):
-                try:
-                    if holder[1] is not None:
-                        holder[1].close()
-                except ValueError:  # it is running: this call comes from a function that it called
-                    raise UserError(f"this {self._name} is at work on the call that called this one") from None
-                return
-            if self._lock.acquire(timeout=LOOK_SECONDS):
-                return
+    def _enter(self, mine: tuple[threading.Thread, Generator | None]) -> None:
+        timeout = 0.0
+        while not self._lock.acquire(timeout=timeout):
+            with self._takeover:  # by one thread only
+                if self._may_take_over():
+                    self._holder = mine
+                    return
+            timeout = LOOK_SECONDS
+        self._holder = mine
+
+    def _may_take_over(self) -> bool:
+        """Close what this thread, or one that has ended, left unfinished, if the turn is such a one's."""
+        holder = self._holder
+        if holder is None or (holder[0] is not threading.current_thread() and holder[0].is_alive()):
+            return False
+        try:
+            if holder[1] is not None:
+                holder[1].close()
+        except ValueError:  # it is running: this call comes from a function that it called
+            raise UserError(f"this {self._name} is at work on the call that called this one") from None
+        return True

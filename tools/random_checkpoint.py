@@ -44,7 +44,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "vocab_size": 4096,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 4096,
     },
     "qwen2-0.5b": QWEN2
     | {

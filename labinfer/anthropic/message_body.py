@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from labinfer.errors import UserError
+from labinfer.parsed_body import ParsedBody
 from labinfer.prompts import ChatPrompt, ReasoningEffort, TemplateUse, thinking_switches
-from labinfer.protocol import JSON_TYPES, ParsedBody
-from labinfer.sampling_params import SamplingParams
+from labinfer.protocol import JSON_TYPES
+from labinfer.sampling_params import MAX_COUNT, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.json_schema import fit_schema
 from labinfer.text.messages import PARAGRAPHS, Message
@@ -122,8 +123,8 @@ class Thinking(msgspec.Struct, kw_only=True):
     """Whether the model thinks first; other keys are dropped."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Accepted; ``max_tokens`` alone bounds an answer."""
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None = None
+    """Tokens of a thought at most; see ``ChatPrompt``."""
     display: Literal["summarized", "omitted"] | None = None
     """Thoughts are told in full, or left out."""
 
@@ -166,20 +167,22 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: the messages, or ``tools`` and ``tool_choice``, do not go together.
         """
-        if self.messages[-1].role == "assistant":
-            raise UserError(
-                "messages: the last one is the assistant's, and an answer cannot go on from a beginning; leave it out"
-            )
+        goes_on = self.messages[-1].role == "assistant"
         messages = [Message(role="system", content=_joined(self.system))] if self.system else []
         for turn in self.messages:
             _add_turn(messages, turn)
+        if goes_on and messages[-1].tool_calls:
+            raise UserError("messages: the last one calls tools, so an answer cannot go on in it; add their results")
         tool_use, config = self._tool_use(), self.output_config
-        switches = thinking_switches(self.thinking is not None and self.thinking.type != "disabled")
+        thinks = self.thinking is not None and self.thinking.type != "disabled"
         template_use = TemplateUse(
-            chat_template_kwargs=switches, reasoning_effort=config.effort if config is not None else None
+            chat_template_kwargs=thinking_switches(thinks),
+            continue_final_message=goes_on or None,
+            reasoning_effort=config.effort if config is not None else None,
         )
         tool_use = tool_use if tool_use.offered else ToolUse()
-        return ChatPrompt([message.as_dict() for message in messages], tool_use, template_use)
+        budget = self.thinking.budget_tokens if thinks else None
+        return ChatPrompt([message.as_dict() for message in messages], tool_use, template_use, budget)
 
     def _tool_use(self) -> ToolUse:
         tools = [

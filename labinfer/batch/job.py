@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REASON = 200
 """Characters of what a library says of its own failure."""
+MAX_WARNINGS = 20
+"""Warnings of a job; those that follow are not given."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class BatchJob:
         self._reader, self._output, self._progress = reader, output, progress
         self._defaults, self._model_name = defaults, model_name
         self._custom_ids: dict[str, int] = {}  # lines by them
+        self._warnings: set[str] = set()  # that were given
         self.num_answered = self.num_failed = 0  # lines
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
@@ -115,7 +118,8 @@ class BatchJob:
             try:
                 if first != number:
                     raise UserError(f"custom_id is that of line {first} already; give each line one of its own")
-                requests = self._make_requests(llm, number, digest, parse_line(text, self._defaults))
+                parsed = parse_line(text, self._defaults)
+                requests = self._make_requests(llm, number, digest, parsed)
             except UserError as error:
                 self._refuse(number, digest, ids, str(error))
             except BaseException as error:
@@ -124,7 +128,15 @@ class BatchJob:
                 logger.error("line %d fails\n%s", number, traceback.format_exc().rstrip())
                 self._refuse(number, digest, ids, f"it fails with {type(error).__name__}: {str(error)[:MAX_REASON]}")
             else:
+                self._warn(number, parsed.warnings)
                 yield from requests
+
+    def _warn(self, number: int, warnings: tuple[str, ...]) -> None:
+        """Say what was left out of a line, once for all lines of which the same is true."""
+        for text in warnings:
+            if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+                self._warnings.add(text)
+                logger.warning("line %d: %s; other lines of which this is true are not named", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
         """Answer a line with an error; for the ids see ``read_ids``."""

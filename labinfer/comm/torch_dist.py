@@ -17,7 +17,7 @@ import torch.distributed as dist
 from labinfer.comm.attempt import own_part
 from labinfer.comm.communicator import Communicator, Handle, name_ranks, sum_dtype
 from labinfer.comm.progress import Progress
-from labinfer.errors import PeerLost, UserError
+from labinfer.errors import PeerLost, UserError, first_line
 
 PROCESS_GROUP_BACKENDS = {
     "cpu": "gloo",
@@ -109,9 +109,8 @@ class TorchCommunicator(Communicator):
                     tried = f" ({choose_interface(peers)}; GLOO_SOCKET_IFNAME names another interface)"
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (RuntimeError, dist.DistError) as error:
-                reason = str(error).splitlines()[0]
                 raise UserError(
-                    f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {reason:.200}{tried}"
+                    f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {first_line(error):.200}{tried}"
                 ) from None
         return cls(progress, dist.group.WORLD, "cpu")
 
@@ -200,7 +199,7 @@ def _translated(error: RuntimeError, progress: Progress, what: str, limit: float
     text = str(error)
     if "imed out" in text or "imeout" in text:
         return progress.timed_out(what, limit)
-    return PeerLost(f"{progress.label} lost its peer while waiting for {what}: {text.splitlines()[0]:.200}")
+    return PeerLost(f"{progress.label} lost its peer while waiting for {what}: {first_line(error):.200}")
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ import torch
 
 from labinfer.bench.options import AccuracyOptions
 from labinfer.commands.session import Session
-from labinfer.config import QUANTIZATION_GROUP_SIZES, EngineOptions, ModelOptions, join
+from labinfer.config import QUANTIZATION_GROUP_SIZES, EngineOptions, ModelOptions
 from labinfer.errors import ExitStatus, UserError
 from labinfer.executor.build import RankParts, build_rank, find_model
 from labinfer.executor.divergence import Divergence, summarize
@@ -34,6 +34,7 @@ from labinfer.executor.text_run import TextSteps, compare_runs, run_texts
 from labinfer.group.rank_group import RankGroup
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
+from labinfer.option_fields import join
 from labinfer.text.documents import Document, cut, read_documents
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.weights.loader import weight_bytes

@@ -15,13 +15,13 @@ from labinfer.commands.gantt import draw_gantt
 from labinfer.commands.loading import announce, load
 from labinfer.commands.plot_file import check_plot
 from labinfer.commands.session import Session
-from labinfer.config import join
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.llm import LLM
 from labinfer.observe.gantt import make_gantt
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.recorder import CAPACITY
 from labinfer.observe.trace import make_tracks
+from labinfer.option_fields import join
 
 KINDS = {"latency": LatencyBenchmark, "throughput": ThroughputBenchmark, "serve": ServeBenchmark}
 logger = logging.getLogger(__name__)

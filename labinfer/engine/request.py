@@ -40,6 +40,8 @@ class Request:
     """With ``--scheduling-policy fair`` users take turns."""
     is_chat: bool = False
     """Whether its answers are replies in a conversation, whose parts are told apart by marks in their text."""
+    goes_on: bool = False
+    """Whether these replies go on in a message that has begun, so that a space at their beginning is theirs."""
     before_form: str = ""
     """With structured outputs: rules of what stands before the form, such as a thought; see ``text/reply_grammar.py``."""
     pooling: str = ""

@@ -19,7 +19,7 @@ from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
-from labinfer.errors import UserError
+from labinfer.errors import UserError, first_line
 from labinfer.executor.measure import StepMeter
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
@@ -328,7 +328,7 @@ def memory_for(what: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else ""
+        reason = first_line(error)
         if type(error) is RuntimeError and "alloc" not in reason:
             raise
         hint = "use more ranks, a smaller --dtype or a smaller --memory-utilization"

@@ -18,6 +18,7 @@ from labinfer.gateway.submission import (
     Cancelled,
     EngineFailed,
     EngineGone,
+    GivenUp,
     QueueIsFull,
     Submission,
     TimeIsUp,
@@ -56,7 +57,7 @@ class ActiveCall:
         service = call.service
         call.facts["model"] = model.info.name
         submission = service.engine.submission(
-            id=call.id, model=model.info.name, owner=call.caller.name, seconds=service.options.request_timeout
+            id=call.id, model=model.info.name, owner=call.caller.name, seconds=call.seconds
         )
         active, is_started = cls(call, model, submission), False
         try:
@@ -154,11 +155,13 @@ class ActiveCall:
         if isinstance(error, QueueIsFull):
             return api_errors.overloaded(str(error), RETRY_SECONDS)
         if isinstance(error, TimeIsUp):
-            return api_errors.timed_out(self._call.service.options.request_timeout)
+            return api_errors.timed_out(self._call.seconds)
         if isinstance(error, BrokenOff):
             return api_errors.bad_request(str(error), "structured_outputs")
         if isinstance(error, Cancelled):
             return api_errors.cancelled(str(error))
+        if isinstance(error, GivenUp):
+            return api_errors.given_up(str(error))
         if isinstance(error, EngineFailed):
             return api_errors.engine_failed(str(error))
         return api_errors.draining(RETRY_SECONDS)

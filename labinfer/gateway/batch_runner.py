@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -20,49 +20,30 @@ from starlette.responses import Response
 
 from labinfer.batch.job_output import JobOutput
 from labinfer.batch.journal import line_digest
-from labinfer.batch.reader import JsonlReader, LongLine
 from labinfer.config import JobOptions
-from labinfer.errors import is_failure
+from labinfer.errors import UserError, is_failure
 from labinfer.gateway.access import Caller
+from labinfer.gateway.batch_lines import BatchFile, LineFailure, split_answers
 from labinfer.gateway.call import JSON, Call
 from labinfer.gateway.event_stream import EventStream
 from labinfer.gateway.file_store import FileStore
 from labinfer.gateway.limits import LimitReached, ServerFull
-from labinfer.gateway.options import MIB
 from labinfer.gateway.service import Service
 from labinfer.jsonl import BatchLine
 from labinfer.openai import api_errors
-from labinfer.openai.api_errors import ApiError
+from labinfer.openai.api_errors import ENGINE_FAILED, ApiError
 from labinfer.openai.files import Batch, BatchError, BatchErrors, RequestCounts
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Call], Awaitable[Response | EventStream]]
-MAX_LINES = 50_000
-"""Lines of a batch, as in OpenAI's API."""
 MAX_OPEN_BATCHES, MAX_BATCHES = 64, 1000
 """Batches of one caller that are not done, and those that are remembered; the files of others stay."""
-MAX_ERRORS = 20
-"""Errors that are told of a batch that cannot begin."""
-ENVELOPE_BYTES = 1 << 16
-"""Bytes of a line around its body."""
 PRIORITY = 1_000_000
 """Added to the priority of every line; the lowest goes first."""
 RETRY_STATUSES = (429, 503)
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
 """Time before a line that found no room is tried again."""
-MAX_FAILURES = 3
-"""Failures of the engine after which a line's answer is that error."""
-OPEN = ("validating", "in_progress", "finalizing", "cancelling")
-
-
-class LineFailure(msgspec.Struct, frozen=True):
-    """A line that cannot be part of a batch."""
-
-    number: int
-    code: str
-    message: str
-    param: str | None = None
 
 
 class BatchRunner:
@@ -74,49 +55,59 @@ class BatchRunner:
 
     def __init__(self, service: Service, store: FileStore, handlers: dict[str, Handler]):
         self._service, self._store, self._handlers = service, store, handlers
-        self._places = asyncio.Semaphore(service.options.max_batch_requests)
+        self._max_running = service.options.max_batch_requests
+        self._places = asyncio.Semaphore(self._max_running)  # of requests; whoever waits for room has none
         self._tasks: dict[str, asyncio.Task] = {}
 
     def resume(self) -> None:
-        """Go on with what an earlier server left."""
+        """Go on with what an earlier server left, but for those whose key this server does not have."""
         for stored in self._store.all_batches():
-            if stored.batch.status in OPEN:
-                self._start(stored.owner, stored.batch)
+            if not stored.batch.is_open:
+                continue
+            try:
+                self._service.keys.caller(stored.owner)
+            except UserError as error:
+                logger.warning("batch %s waits: %s", stored.batch.id, error)
+                continue
+            self._start(stored.owner, stored.batch)
 
     def create(self, caller: Caller, batch: Batch) -> None:
         """Take in a batch of a caller's file.
 
         Raises:
-            ApiError: there is no such file, or too many batches are open.
+            ApiError: there is no such file or no room for results, or too many batches are open.
         """
         file = self._store.file(caller.owner, batch.input_file_id)
         if file.purpose != "batch":
             raise api_errors.bad_request(f"input_file_id: the purpose of {file.id} is {file.purpose!r}, not 'batch'")
+        self._store.check_room(caller.owner)
         before = self._store.batches(caller.owner)
-        num_open = sum(other.status in OPEN for other in before)
+        num_open = sum(other.is_open for other in before)
         if num_open >= MAX_OPEN_BATCHES:
             raise api_errors.rate_limited(f"{num_open} batches of this caller are open already", MAX_WAIT_SECONDS)
         if len(before) >= MAX_BATCHES:
-            self._store.forget_batch(next(other for other in before if other.status not in OPEN))
+            self._store.forget_batch(next(other for other in before if not other.is_open))
         self._store.put_batch(caller.owner, batch)
         self._start(caller.owner, batch)
 
     def cancel(self, owner: str, id: str) -> Batch:
-        """Begin no more lines of a batch; those that are being answered come to their end.
+        """Begin no more lines of a batch; those that are being answered come to their end, those that wait for room do not.
 
         Raises:
             ApiError: there is none of this id, or it is over.
         """
         batch = self._store.batch(owner, id)
-        if batch.status not in OPEN:
+        if not batch.is_open:
             raise api_errors.bad_request(f"the batch {id} is {batch.status}, and cannot be cancelled")
         if batch.status in ("validating", "in_progress"):
             batch = self._change(owner, batch, status="cancelling", cancelling_at=self._now())
+        if id not in self._tasks:  # its results could not be written
+            self._start(owner, batch)
         return batch
 
     def reads(self, owner: str, file_id: str) -> bool:
         """Whether an open batch is made of this file."""
-        return any(b.input_file_id == file_id and b.status in OPEN for b in self._store.batches(owner))
+        return any(b.input_file_id == file_id and b.is_open for b in self._store.batches(owner))
 
     def _start(self, owner: str, batch: Batch) -> None:
         task = asyncio.create_task(self._run(owner, batch))
@@ -124,95 +115,84 @@ class BatchRunner:
         task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
 
     async def _run(self, owner: str, batch: Batch) -> None:
+        failures: list[LineFailure] = []
         try:
-            if batch.status == "validating":
-                path = self._store.content(self._store.file(owner, batch.input_file_id))
-                total, failures = await asyncio.to_thread(self._validate, path, batch.endpoint)
-                batch = self._store.batch(owner, batch.id)
-                if failures:
-                    self._fail(owner, batch, failures)
-                    return
-                begun = {"request_counts": RequestCounts(total), "in_progress_at": self._now()}
-                if batch.status == "validating":
-                    begun["status"] = "in_progress"
-                batch = self._change(owner, batch, **begun)
-            if batch.status != "finalizing":
-                await self._answer(owner, batch)
-            await self._finish(owner, batch.id)
+            failures = await self._answer(owner, batch)
         except BaseException as error:  # whatever it is, the other batches go on
             if not is_failure(error):
                 raise
             logger.error("batch %s failed\n%s", batch.id, traceback.format_exc().rstrip())
-            self._fail(owner, self._store.batch(owner, batch.id), [LineFailure(0, "server_error", str(error)[:200])])
+            failures = [LineFailure(0, "server_error", str(error)[:200])]
+        try:
+            await self._finish(owner, batch.id, failures)
+        except OSError as error:
+            problem = f"the results of batch {batch.id} cannot be written: {error.strerror}"
+            logger.error("%s; the next server tries again, and so does this one if it is cancelled", problem)
 
     # Lines.
 
-    def _lines(self, path: Path) -> Iterator[tuple[int, bytes | LongLine]]:
-        longest = self._service.options.max_body_size * MIB + ENVELOPE_BYTES
-        with contextlib.closing(JsonlReader(str(path), longest)) as lines:
-            yield from lines
-
-    def _validate(self, path: Path, endpoint: str) -> tuple[int, list[LineFailure]]:
-        """The number of lines, and why some of them cannot be part of a batch; not on the event loop."""
-        failures, ids, total = [], {}, 0
-        for number, line in self._lines(path):
-            total += 1
-            failure = _check_line(number, line, endpoint, ids)
-            if total > MAX_LINES:
-                failure = LineFailure(number, "too_many_tasks", f"a batch may have {MAX_LINES} lines at most")
-            if failure is not None:
-                failures.append(failure)
-            if len(failures) == MAX_ERRORS or total > MAX_LINES:
-                break
-        if not total:
-            failures.append(LineFailure(0, "empty_file", "the file has no lines"))
-        return total, failures
-
-    async def _answer(self, owner: str, batch: Batch) -> None:
-        """Answer the lines that have no answer yet, until all are answered or the batch is cancelled."""
+    async def _answer(self, owner: str, batch: Batch) -> list[LineFailure]:
+        """Answer all lines, unless some of them, which are returned, cannot be part of a batch."""
         input = self._store.content(self._store.file(owner, batch.input_file_id))
-        with contextlib.closing(self._output(batch, input)) as output:
-            output.begin({})
-            counts = RequestCounts(
-                batch.request_counts.total, len(output.digests) - output.num_failed, output.num_failed
-            )
-            self._count(owner, batch.id, counts)
-            tasks: set[asyncio.Task] = set()
-            errors: list[BaseException] = []
+        file = BatchFile(input, batch.endpoint, self._service.options.max_body_size)
+        if batch.status == "validating":
+            total, failures = await asyncio.to_thread(file.validate)
+            if failures:
+                return failures
+            batch = self._store.batch(owner, batch.id)
+            begun = {"request_counts": RequestCounts(total), "in_progress_at": self._now()}
+            if batch.status == "validating":
+                begun["status"] = "in_progress"
+            batch = self._change(owner, batch, **begun)
+        if batch.status != "finalizing":
+            job = JobOptions(input=str(input), output=str(self._store.answers(batch)), resume=True)
+            with contextlib.closing(JobOutput(job, {}, {})) as output:
+                output.begin({})
+                await self._answer_rest(owner, batch, file, output)
+        return []
 
-            def end(task: asyncio.Task) -> None:
-                self._places.release()
-                tasks.discard(task)
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    errors.append(error)
+    async def _answer_rest(self, owner: str, batch: Batch, file: BatchFile, output: JobOutput) -> None:
+        """Answer the lines that have no answer yet, until all are answered or the batch is cancelled."""
+        num_failed = output.num_failed
+        self._count(
+            owner, batch.id, RequestCounts(batch.request_counts.total, len(output.digests) - num_failed, num_failed)
+        )
+        tasks: set[asyncio.Task] = set()
 
-            try:
-                for number, line in self._lines(input):
-                    if number in output.digests:
-                        continue
-                    await self._places.acquire()
-                    if errors or self._store.batch(owner, batch.id).status == "cancelling":
-                        self._places.release()
-                        break
-                    task = asyncio.create_task(self._answer_line(owner, batch, number, line, output=output))
-                    tasks.add(task)
-                    task.add_done_callback(end)
-                if tasks:
-                    await asyncio.wait(tasks)
-            finally:
-                for task in list(tasks):
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            if errors:
-                raise errors[0]
+        async def wait_until(most: int) -> None:
+            """Wait until so many lines at most are being answered."""
+            while len(tasks) > most:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                tasks.difference_update(done)
+                for task in done:
+                    task.result()
 
-    def _output(self, batch: Batch, input: Path) -> JobOutput:
-        return JobOutput(JobOptions(input=str(input), output=str(self._store.answers(batch)), resume=True), {}, {})
+        try:
+            for number, line in file.lines():
+                if number in output.digests:
+                    continue
+                await wait_until(self._max_running - 1)
+                if self._is_cancelled(owner, batch.id):
+                    break
+                tasks.add(asyncio.create_task(self._answer_line(owner, batch, number, line, output=output)))
+            await wait_until(0)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer_line(self, owner: str, batch: Batch, number: int, line: bytes, *, output: JobOutput) -> None:
+        """Answer a line, unless its batch is cancelled while it waits."""
         parsed = msgspec.json.decode(line, type=BatchLine)
         id = f"{batch.id}-{number}"
-        status, body = await self._ask(owner, batch.endpoint, id, bytes(parsed.body))
+        while True:
+            async with self._places:
+                status, body, seconds = await self._ask(owner, batch.endpoint, id, bytes(parsed.body))
+            if not seconds:
+                break
+            await asyncio.sleep(min(max(seconds, MIN_WAIT_SECONDS), MAX_WAIT_SECONDS))
+            if self._is_cancelled(owner, batch.id):
+                return
         response = {"status_code": status, "request_id": id, "body": msgspec.json.decode(body)}
         record = {"id": f"batch_req_{number}", "custom_id": parsed.custom_id, "response": response, "error": None}
         failed = status >= 400
@@ -224,62 +204,77 @@ class BatchRunner:
             RequestCounts(counts.total, counts.completed + (not failed), counts.failed + failed),
         )
 
-    async def _ask(self, owner: str, route: str, id: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer to a request, which waits for room as long as it takes."""
-        num_failures = 0
-        while True:
-            caller = self._service.keys.caller(owner)
-            call = Call(self._service, _request(route, id, body), route)
-            call.caller, call.priority, status = caller, PRIORITY, 500
-            seconds = MIN_WAIT_SECONDS
-            try:
-                response = await self._handlers[route](call)
-                status = response.status_code
-                return status, response.body
-            except (LimitReached, ServerFull) as error:
-                status, seconds = 429, error.retry_after_seconds
-            except ApiError as error:
-                status = error.status
-                num_failures += error.code == "engine_failed"
-                is_over = error.status not in RETRY_STATUSES and error.code != "engine_failed"
-                if is_over or num_failures == MAX_FAILURES:
-                    return status, msgspec.json.encode(error.body())
-                seconds = float(error.headers.get("Retry-After", seconds))
-            except BaseException as error:
-                if not is_failure(error):
-                    raise
-                logger.error("request %s failed\n%s", call.id, traceback.format_exc().rstrip())
-                return 500, msgspec.json.encode(api_errors.internal(call.id).body())
-            finally:
-                call.end(status, log=False)
-            await asyncio.sleep(min(max(seconds, MIN_WAIT_SECONDS), MAX_WAIT_SECONDS))
+    async def _ask(self, owner: str, route: str, id: str, body: bytes) -> tuple[int, bytes, float]:
+        """Status and body of the answer to a request; and the seconds after which there may be room, where there is none."""
+        call = Call(self._service, _request(route, id, body), route)
+        call.caller, call.priority, call.seconds = self._service.keys.caller(owner), PRIORITY, 0.0
+        status = 500
+        try:
+            response = await self._handlers[route](call)
+            status = response.status_code
+            return status, response.body, 0.0
+        except (LimitReached, ServerFull) as error:
+            status = 429
+            return status, b"", error.retry_after_seconds
+        except ApiError as error:
+            status = error.status
+            if status in RETRY_STATUSES or (error.code == ENGINE_FAILED and not error.is_final):
+                return status, b"", float(error.headers.get("Retry-After", MIN_WAIT_SECONDS))
+            return status, msgspec.json.encode(error.body()), 0.0
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            logger.error("request %s failed\n%s", call.id, traceback.format_exc().rstrip())
+            return status, msgspec.json.encode(api_errors.internal(call.id).body()), 0.0
+        finally:
+            call.end(status, log=False)
 
     # States.
 
-    async def _finish(self, owner: str, id: str) -> None:
-        """Make files of the answers."""
-        batch = self._store.batch(owner, id)
-        if batch.status == "in_progress":
-            batch = self._change(owner, batch, status="finalizing", finalizing_at=self._now())
-        parts = {name: self._store.new_upload_path() for name in ("output", "error")}
-        await asyncio.to_thread(_split, self._store.answers(batch), parts["output"], parts["error"])
-        done = {}
-        for name, path in parts.items():
-            if path.stat().st_size:
-                file = self._store.adopt(owner, path, f"{batch.id}_{name}.jsonl", "batch_output")
-                done[f"{name}_file_id"] = file.id
-        ending = "cancelled" if batch.cancelling_at is not None else "completed"
-        self._change(owner, batch, status=ending, **done, **{f"{ending}_at": self._now()})
-        answers = self._store.answers(batch)
-        for path in (answers, Path(f"{answers}.journal")):
-            path.unlink(missing_ok=True)
+    async def _finish(self, owner: str, id: str, failures: list[LineFailure]) -> None:
+        """Make files of the answers, also of those that a batch had before it failed.
 
-    def _fail(self, owner: str, batch: Batch, failures: list[LineFailure]) -> None:
-        errors = [
-            BatchError(code=failure.code, message=failure.message, param=failure.param, line=failure.number or None)
-            for failure in failures
-        ]
-        self._change(owner, batch, status="failed", failed_at=self._now(), errors=BatchErrors(errors))
+        Raises:
+            OSError: they cannot be written.
+        """
+        batch = self._store.batch(owner, id)
+        if failures:
+            errors = [
+                BatchError(code=failure.code, message=failure.message, param=failure.param, line=failure.number or None)
+                for failure in failures
+            ]
+            batch = self._change(owner, batch, errors=BatchErrors(errors))
+        answers, results = self._store.answers(batch), {}
+        if answers.exists():
+            if batch.status == "in_progress":
+                batch = self._change(owner, batch, status="finalizing", finalizing_at=self._now())
+            results = await self._adopt_answers(owner, batch, answers)
+        ending = "completed"
+        if batch.errors is not None:
+            ending = "failed"
+        elif batch.cancelling_at is not None:
+            ending = "cancelled"
+        self._change(owner, batch, status=ending, **results, **{f"{ending}_at": self._now()})
+        self._store.remove_answers(batch)
+
+    async def _adopt_answers(self, owner: str, batch: Batch, answers: Path) -> dict[str, str]:
+        """The ids of the output and the error file, where they are not empty."""
+        paths = {name: self._store.new_upload_path() for name in ("output", "error")}
+        results = {}
+        try:
+            await asyncio.to_thread(split_answers, answers, paths["output"], paths["error"])
+            for name, path in paths.items():
+                filename = f"{batch.id}_{name}.jsonl"
+                self._store.remove_results(owner, filename)  # of a server that died here
+                if path.stat().st_size:
+                    results[f"{name}_file_id"] = self._store.adopt(owner, path, filename, "batch_output").id
+        finally:
+            for path in paths.values():
+                path.unlink(missing_ok=True)
+        return results
+
+    def _is_cancelled(self, owner: str, id: str) -> bool:
+        return self._store.batch(owner, id).status == "cancelling"
 
     def _count(self, owner: str, id: str, counts: RequestCounts) -> None:
         """Tell how far a batch is; the journal knows that after a restart, too."""
@@ -293,53 +288,6 @@ class BatchRunner:
 
     def _now(self) -> int:
         return int(self._service.wall_clock())
-
-
-def _split(answers: Path, output: Path, errors: Path) -> None:
-    """Part the lines of a file by their status."""
-    with open(answers, "rb") as lines, open(output, "wb") as good, open(errors, "wb") as bad:
-        for line in lines:
-            status = msgspec.json.decode(line, type=AnswerLine).response.status_code
-            (bad if status >= 400 else good).write(line)
-
-
-class AnswerStatus(msgspec.Struct):
-    """Status of a line's answer."""
-
-    status_code: int
-
-
-class AnswerLine(msgspec.Struct):
-    """Enough of an answer to know which file it belongs in."""
-
-    response: AnswerStatus
-
-
-class BodyProbe(msgspec.Struct):
-    """Enough of a body to know whether it can be a line's."""
-
-    stream: bool | None = None
-
-
-def _check_line(number: int, line: bytes | LongLine, endpoint: str, ids: dict[str, int]) -> LineFailure | None:
-    """Why a line cannot be part of a batch; ``ids`` are the lines by their ``custom_id`` so far."""
-    if isinstance(line, LongLine):
-        return LineFailure(number, "line_too_long", f"the line has {line.num_bytes} bytes, more than --max-body-size")
-    try:
-        parsed = msgspec.json.decode(line, type=BatchLine)
-        streams = msgspec.json.decode(parsed.body, type=BodyProbe).stream
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return LineFailure(number, "invalid_json_line", f"the line is no request: {str(error)[:200]}")
-    if parsed.method != "POST":
-        return LineFailure(number, "invalid_method", f"method {parsed.method!r:.40} is not POST", "method")
-    if parsed.url != endpoint:
-        return LineFailure(number, "mismatched_url", f"url {parsed.url!r:.60} is not the batch's endpoint", "url")
-    if ids.setdefault(parsed.custom_id, number) != number:
-        first = ids[parsed.custom_id]
-        return LineFailure(number, "duplicate_custom_id", f"custom_id is that of line {first} already", "custom_id")
-    if streams:
-        return LineFailure(number, "invalid_request", "stream=True is not offered in a batch", "body.stream")
-    return None
 
 
 def _request(route: str, id: str, body: bytes) -> Request:

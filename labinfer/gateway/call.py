@@ -50,6 +50,8 @@ class Call:
         self.caller: Caller = ANONYMOUS
         self.priority = 0
         """Added to that of its requests."""
+        self.seconds = service.options.request_timeout
+        """Longest time for them; 0 for any."""
         self.begin = service.clock()
         self.facts: dict[str, Any] = {}
         """Fields for the log; see ``FinishedRequest``."""

@@ -11,8 +11,8 @@ from labinfer.gateway.preparation import IN_PLACE_BYTES
 from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai import api_errors
+from labinfer.parsed_body import ParsedBody
 from labinfer.prompts import ChatPrompt, Prompt, TokensPrompt
-from labinfer.protocol import ParsedBody
 from labinfer.sampling_params import SamplingParams
 
 

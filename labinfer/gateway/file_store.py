@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,9 @@ from labinfer.openai.files import Batch, FileObject
 SECRET_BYTES = 32
 MAX_FILES = 10_000
 """Files of one caller."""
+UPLOAD_NAME, FILE_NAME = re.compile("[0-9a-f]{16}"), re.compile("file-[0-9a-f]{24}")
+ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
+"""Names that are given here: what others have put into the folder is left alone."""
 Record = TypeVar("Record")
 
 
@@ -66,14 +70,13 @@ class FileStore:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.secret = self._load_secret()
             """Secret with which owners are derived, so that they are the same after a restart."""
-            for left in (self._folder / "uploads").iterdir():
-                left.unlink()
             for path in sorted((self._folder / "files").glob("*.json")):
                 if path.with_suffix("").exists():
                     self._files[path.stem] = stored = _load(path, StoredFile)
                     self._num_bytes[stored.owner] += stored.file.bytes
             for path in sorted((self._folder / "batches").glob("*.json")):
                 self._batches[path.stem] = _load(path, StoredBatch)
+            self._remove_orphans()
         except BlockingIOError:
             raise UserError(
                 f"--files-dir {self._folder}: another server uses it; give each a folder of its own"
@@ -157,6 +160,17 @@ class FileStore:
         """Path of a batch's answers, which stand there beside their journal until it is done."""
         return self._folder / "batches" / f"{batch.id}.answers"
 
+    def remove_answers(self, batch: Batch) -> None:
+        """Remove a batch's answers, of which files were made."""
+        for path in (self._folder / "batches").glob(f"{batch.id}.answers*"):
+            path.unlink()
+
+    def remove_results(self, owner: str, filename: str) -> None:
+        """Remove the results of an owner's batch that have this name, if there are any."""
+        for file in self.files(owner):
+            if (file.filename, file.purpose) == (filename, "batch_output"):
+                self.delete_file(owner, file.id)
+
     # For uploads.
 
     def reserve(self, owner: str, num_bytes: int) -> None:
@@ -165,14 +179,19 @@ class FileStore:
         Raises:
             ApiError: there is no room for them.
         """
+        self.check_room(owner, num_bytes)
+        self._num_bytes[owner] += num_bytes
+
+    def check_room(self, owner: str, num_bytes: int = 0) -> None:
+        """Raises:
+        ApiError: there is no room for so many bytes more, or the folder is too full already.
+        """
         own, used = self._num_bytes[owner] + num_bytes, self._num_bytes.total() + num_bytes
         if own > self._max_bytes // 2 or used > self._max_bytes:
             raise api_errors.bad_request(
-                f"file: there is no room for it: this caller's files would have {own} bytes, and all callers' {used} "
-                "(--max-files-size; half of it for one caller); delete files that are done with",
-                "file",
+                f"there is no room: this caller's files would have {own} bytes, and all callers' {used} "
+                "(--max-files-size; half of it for one caller); delete files that are done with"
             )
-        self._num_bytes[owner] = own
 
     def release(self, owner: str, num_bytes: int) -> None:
         """Count so many bytes less."""
@@ -205,6 +224,19 @@ class FileStore:
             new.chmod(0o600)
             os.replace(new, path)
         return path.read_bytes()
+
+    def _remove_orphans(self) -> None:
+        """Remove what a server that died left on its way in, and answers of batches that are over."""
+        for path in (self._folder / "uploads").iterdir():
+            if UPLOAD_NAME.fullmatch(path.name):
+                path.unlink()
+        for path in (self._folder / "files").iterdir():
+            if FILE_NAME.fullmatch(path.name) and path.name not in self._files:
+                path.unlink()
+        for path in (self._folder / "batches").iterdir():
+            match = ANSWERS_NAME.fullmatch(path.name)
+            if match and ((stored := self._batches.get(match[1])) is None or not stored.batch.is_open):
+                path.unlink()
 
     def _write(self, path: Path, record: msgspec.Struct) -> None:
         new = self.new_upload_path()

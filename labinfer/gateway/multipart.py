@@ -16,6 +16,10 @@ DELIMITER_END = 2
 """Bytes behind a delimiter: the end of the line, or two dashes."""
 
 
+MAX_PARTS = 16
+"""Parts of a form."""
+
+
 class BadForm(ValueError):
     """The form is not as it must be."""
 
@@ -61,6 +65,7 @@ class MultipartReader:
         self._delimiter = b"\r\n--" + (match[1] or match[2]).encode("latin-1", "replace")
         self._buffer = bytearray(b"\r\n")  # the first delimiter has no line before it
         self._read = self._preamble
+        self._num_parts = 0
         self.is_whole = False
         """Whether the last delimiter has come."""
 
@@ -70,6 +75,8 @@ class MultipartReader:
         Raises:
             BadForm: the form is broken.
         """
+        if self.is_whole:
+            return  # what follows says nothing
         self._buffer += data
         while not self.is_whole:
             events = self._read()
@@ -107,6 +114,9 @@ class MultipartReader:
             if len(self._buffer) > MAX_PART_HEAD:
                 raise BadForm(f"the fields of a part of the form have more than {MAX_PART_HEAD} bytes")
             return None
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise BadForm(f"the form has more than {MAX_PARTS} parts")
         head = message_from_string(self._buffer[:end].decode("utf-8", "replace"))
         del self._buffer[: end + 4]
         name = head.get_param("name", header="content-disposition")

@@ -10,7 +10,7 @@ import msgspec
 
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.errors import PromptTooLong, UserError
-from labinfer.gateway.submission import EngineFailed, QueueIsFull, Submission
+from labinfer.gateway.submission import GivenUp, QueueIsFull, Submission
 from labinfer.link.frames import Abort, Add, FromGateway, Refused
 from labinfer.outputs import RequestState
 from labinfer.sampling_params import MAX_SEED
@@ -126,7 +126,7 @@ class OpenRequests:
         self._takes_all, self._trial, self._last_trial = False, None, None
         if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
             message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
-            trial.submission.fail(EngineFailed(message))
+            trial.submission.fail(GivenUp(message))
 
     # What the host says.
 

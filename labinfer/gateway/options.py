@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from labinfer.config import MAX_TIMEOUT, flag_name, option
+from labinfer.config import MAX_TIMEOUT
 from labinfer.errors import UserError
+from labinfer.option_fields import flag_name, option
 
 MAX_PORT = 65535
 MIB = 1 << 20

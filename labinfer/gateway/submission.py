@@ -26,6 +26,10 @@ class EngineFailed(RuntimeError):
     """The engine has ended without having been told to."""
 
 
+class GivenUp(EngineFailed):
+    """The engine has ended each time that it ran this request."""
+
+
 class QueueIsFull(RuntimeError):
     """The engine takes no more requests now."""
 

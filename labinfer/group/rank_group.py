@@ -19,7 +19,7 @@ from labinfer.comm.lifeline_server import LifelineServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.config import ParallelOptions, RuntimeOptions
-from labinfer.errors import AgreedError, UserError
+from labinfer.errors import AgreedError, UserError, first_line
 from labinfer.group.join_limit import time_limit_for_joining
 from labinfer.group.signals import die_with_parent
 from labinfer.spmd.addresses import addresses_towards, interfaces
@@ -228,7 +228,7 @@ def _join_mpi(
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"started by {environment.launcher} ({environment.decided_by}), but mpi4py does not load: "
-            f"{str(error).splitlines()[0]}; pip install mpi4py {environment.launcher}"
+            f"{first_line(error)}; pip install mpi4py {environment.launcher}"
         ) from None
     comm = mpi.join_world(progress, environment.launcher, environment.world_size)
     wants_accelerator = any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)

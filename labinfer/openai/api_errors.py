@@ -13,6 +13,7 @@ from labinfer.openai.answer import Answer
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+ENGINE_FAILED = "engine_failed"
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a request that its client gave up; no RFC has one."""
 MAX_MESSAGE_LENGTH, MAX_PARAM_LENGTH = 1000, 100
@@ -60,6 +61,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
         self.headers = headers or {}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the header ``x-should-retry`` says that the same request will fail again."""
+        return DO_NOT_RETRY.items() <= self.headers.items()
 
     def body(self) -> ErrorAnswer:
         """The response's body, and the data of the error event of a stream."""
@@ -197,7 +203,12 @@ def internal(request_id: str | None = None) -> ApiError:
 
 def engine_failed(message: str) -> ApiError:
     """The engine has ended on its own; what went wrong stands in the log."""
-    return ApiError(500, message, SERVER_ERROR, code="engine_failed")
+    return ApiError(500, message, SERVER_ERROR, code=ENGINE_FAILED)
+
+
+def given_up(message: str) -> ApiError:
+    """The engine has ended on this request again and again."""
+    return ApiError(500, message, SERVER_ERROR, code=ENGINE_FAILED, headers=dict(DO_NOT_RETRY))
 
 
 def overloaded(message: str, retry_after_seconds: float) -> ApiError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,7 +18,7 @@ from labinfer.openai.answer import (
     prompt_logprobs,
     spell,
 )
-from labinfer.outputs import Completion, RequestOutput
+from labinfer.outputs import Completion, Delta, RequestOutput
 from labinfer.plan import TokenLogprobs
 from labinfer.text.token_offsets import TokenOffsets
 from labinfer.text.tokenizer import Tokenizer
@@ -92,20 +92,24 @@ class Echo:
     logprobs: list[TokenLogprobs] | None
 
 
+Answered = TypeVar("Answered", Completion, Delta)
+
+
 def without_tokens(output: RequestOutput) -> RequestOutput:
     """``output`` with empty answers, for a request that wants its prompt back and nothing else."""
-    completions = [
-        replace(
-            completion,
-            text=completion.text and "",
-            token_ids=[],
-            finish_reason="length",
-            stop_reason=None,
-            logprobs=None if completion.logprobs is None else [],
-        )
-        for completion in output.completions
-    ]
-    return replace(output, completions=completions, num_output_tokens=0)
+    return replace(output, completions=list(map(emptied, output.completions)), num_output_tokens=0)
+
+
+def emptied(answer: Answered) -> Answered:
+    """An answer, or a piece of one, without its tokens."""
+    return replace(
+        answer,
+        text=answer.text and "",
+        token_ids=[],
+        finish_reason=answer.finish_reason and "length",
+        stop_reason=None,
+        logprobs=None if answer.logprobs is None else [],
+    )
 
 
 def text_choice(

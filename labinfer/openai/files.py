@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
 from labinfer.openai.answer import Answer, Count
+from labinfer.protocol import Metadata
 
 BATCH_WINDOW = "24h"
 BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -58,11 +59,11 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     endpoint: BatchUrl
     completion_window: Literal["24h"]
     """Accepted: a batch goes on until it is done."""
-    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
 
 
 class BatchError(Answer, kw_only=True):
-    """A reason why a batch was not begun."""
+    """A reason why a batch was not begun, or was broken off."""
 
     code: str
     message: str
@@ -108,6 +109,11 @@ class Batch(Answer, kw_only=True):
     cancelled_at: Count | None = None
     request_counts: RequestCounts = RequestCounts()
     metadata: dict[str, str] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not over."""
+        return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class BatchList(Answer, kw_only=True):

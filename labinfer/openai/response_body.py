@@ -8,8 +8,9 @@ import msgspec
 
 from labinfer.errors import UserError
 from labinfer.openai.response_items import Item, as_messages
+from labinfer.parsed_body import ParsedBody
 from labinfer.prompts import ChatPrompt, ReasoningEffort, TemplateKwargs, TemplateUse
-from labinfer.protocol import JSON_TYPES, JsonObjectFormat, ParsedBody, StreamOptions, TextFormat
+from labinfer.protocol import JSON_TYPES, JsonObjectFormat, Metadata, StreamOptions, TextFormat
 from labinfer.sampling_params import MAX_COUNT, MAX_LOGPROBS, MAX_SEED, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.json_schema import fit_schema
@@ -195,7 +196,7 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
     cache_salt: str | None = None
     user: str | None = None
-    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
 
     background: Annotated[bool | None, msgspec.Meta(extra_json_schema={"enum": [False, None]})] = None
     safety_identifier: str | None = None

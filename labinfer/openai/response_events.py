@@ -209,13 +209,13 @@ class ResponseWriter:
         kind = ResponseIncomplete if is_cut else ResponseCompleted
         yield kind(sequence_number=self._next(), response=self.response)
 
-    def fail(self, message: str) -> Iterator[StreamEvent]:
+    def fail(self, message: str) -> ResponseFailed:
         """The last event where the rest will not come."""
         failure = ResponseFailure("server_error", message)
         self.response = msgspec.structs.replace(
             self.response, status="failed", error=failure, output=list(self._output)
         )
-        yield ResponseFailed(sequence_number=self._next(), response=self.response)
+        return ResponseFailed(sequence_number=self._next(), response=self.response)
 
     def _next(self) -> int:
         self._number += 1

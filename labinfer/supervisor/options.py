@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labinfer.config import MAX_TIMEOUT, option
+from labinfer.config import MAX_TIMEOUT
 from labinfer.errors import UserError
+from labinfer.option_fields import option
 
 
 @dataclass(frozen=True, kw_only=True)

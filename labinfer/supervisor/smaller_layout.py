@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from labinfer.config import EngineOptions, join
+from labinfer.config import EngineOptions
 from labinfer.errors import UserError
+from labinfer.option_fields import join
 from labinfer.spmd.topology import make_topology
 
 

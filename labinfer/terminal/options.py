@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labinfer.config import option
 from labinfer.errors import UserError
+from labinfer.option_fields import option
 
 
 @dataclass(frozen=True)

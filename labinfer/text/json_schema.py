@@ -10,6 +10,7 @@ from typing import Any
 
 from labinfer.errors import UserError
 from labinfer.nesting import MAX_DEPTH, is_too_deep
+from labinfer.text.schema_exclusion import exclude_each_other
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose values are schemas by name."""
@@ -46,7 +47,7 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
     """
     if is_too_deep(schema):
         raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} deep; make it flatter")
-    fitter = _Fitter()
+    fitter = _Fitter(schema, strict)
     fitted = fitter.fit(schema, "")
     if fitter.unheld:
         names = list(dict.fromkeys(fitter.unheld))
@@ -61,9 +62,15 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
 
 
 class _Fitter:
-    """Makes the schema anew, and notes what is not in it."""
+    """Makes the schema anew, and notes what is not in it.
 
-    def __init__(self) -> None:
+    Args:
+        root: the whole schema, for references.
+        strict: whether nothing may be left out.
+    """
+
+    def __init__(self, root: dict[str, Any], strict: bool):
+        self._root, self._strict = root, strict
         self.unheld: list[str] = []
 
     def fit(self, schema: Any, place: str) -> Any:
@@ -76,6 +83,8 @@ class _Fitter:
                 inside = f"{place}." if place else ""
                 fitted[keyword] = {name: self.fit(part, f"{inside}{name}") for name, part in value.items()}
             elif keyword in SCHEMA_LISTS and isinstance(value, list):
+                if keyword == "oneOf" and self._may_be_any(value, place) and "anyOf" not in schema:
+                    keyword = "anyOf"
                 fitted[keyword] = [self.fit(part, place) for part in value]
             elif keyword in SINGLE_SCHEMAS:
                 fitted[keyword] = self.fit(value, f"{place}.items" if keyword == "items" and place else place)
@@ -90,6 +99,14 @@ class _Fitter:
                 else:
                     self._leave_out(f"{keyword} {str(value)[:60]!r}", place)
         return fitted
+
+    def _may_be_any(self, schemas: list[Any], place: str) -> bool:
+        """Whether any of these may hold where exactly one is to."""
+        if exclude_each_other(schemas, self._root):
+            return True
+        if not self._strict:
+            self._leave_out("the exclusion of oneOf", place)
+        return not self._strict  # llguidance refuses it, unless it knows better
 
     def _leave_out(self, what: str, place: str) -> None:
         self.unheld.append(f"{what} (at {place[:80]})" if place else what)

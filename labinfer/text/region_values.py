@@ -106,18 +106,22 @@ _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*"?)|([{,]\s*)(\w+)\s*:', re.DOT
 
 def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
     """The tags of a text, such as ``<parameter=city>Paris</parameter>``, with no words between them: those would be what is
-    left of a tag that was not closed, as is a value in which another tag begins."""
+    left of a tag that was not closed, as is a value in which another tag begins. A tag that says of its value that it is no string
+    has JSON."""
     pattern, values, last = arguments["tag_pattern"], {}, 0
     beginning, ending = fixed_beginning(pattern), fixed_ending(pattern)
     end = text.rfind(ending) + len(ending) if ending in text else 0
     if not ending and (end := len(text)) > MAX_UNANCHORED:
         raise ValueError(f"longer than {MAX_UNANCHORED} characters")
     for match in re.compile(pattern, re.DOTALL).finditer(text, 0, end):
-        key, value = match["key"], match.groupdict().get("value") or ""
+        groups = match.groupdict()
+        key, value = groups["key"], groups.get("value") or ""
         _check_between(text[last : match.start()])
         if beginning and beginning in value:
             raise ValueError(f"a tag begins in the value of {key!r:.60}")
         last, value = match.end(), _inner(value, arguments)
+        if groups.get("string") == "false" and isinstance(value, str):
+            value = _json(value, {"allow_non_json": True})
         if key in values and arguments.get("merge_duplicates"):
             earlier = values[key]
             values[key] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]

@@ -148,13 +148,14 @@ class Tokenizer:
         """
         return self._backend.decode(token_ids, self._special_ids if with_special else (), inside=True)
 
-    def decode_reply(self, token_ids: list[int], with_special: bool = False) -> str:
+    def decode_reply(self, token_ids: list[int], with_special: bool = False, inside: bool = False) -> str:
         """Text of a chat reply: special tokens by which its parts are told apart are a part of it.
 
         Args:
             with_special: whether the others show, too.
+            inside: whether it adds to a message that has begun; see ``decode_further``.
         """
-        return self._backend.decode(token_ids, self._special_ids if with_special else self._anchors)
+        return self._backend.decode(token_ids, self._special_ids if with_special else self._anchors, inside)
 
     def reply_parser(self, prompt_token_ids: list[int], tools: list[dict], parallel: bool = True) -> ReplyParser | None:
         """A parser of a reply to this prompt; None where replies are content and nothing else.

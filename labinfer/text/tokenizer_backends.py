@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from labinfer.errors import UserError, is_failure
+from labinfer.errors import UserError, first_line, is_failure
 from labinfer.text.spelling import SPACE
 from labinfer.text.tokenizer_patterns import check_patterns
 from labinfer.weights.json_file import read_optional
@@ -54,7 +54,7 @@ class FastBackend:
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the Rust library raises plain Exception
-            raise UserError(f"{path} is not a valid tokenizer: {str(error).splitlines()[0]:.120}") from None
+            raise UserError(f"{path} is not a valid tokenizer: {first_line(error):.120}") from None
         try:
             for component in (self._tokenizer.normalizer, self._tokenizer.pre_tokenizer):
                 check_patterns(component)
@@ -131,7 +131,7 @@ class SentencePieceBackend:
         try:
             self._processor = SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
-            raise UserError(f"{path} is not a valid SentencePiece model: {str(error).splitlines()[0]:.120}") from None
+            raise UserError(f"{path} is not a valid SentencePiece model: {first_line(error):.120}") from None
         self._guard, self._is_legacy = self._processor.encode(GUARD), bool(config.get("legacy"))
         self._has_first_space = config.get("add_prefix_space") is not False
         bos, eos, unk = self._processor.bos_id(), self._processor.eos_id(), self._processor.unk_id()

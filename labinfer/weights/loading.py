@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 from labinfer.weights.codes import row_chunks, unpack
 
+LARGEST_FLOAT8 = 448.0
+"""The largest number of e4m3; what is no number has the bits of 480."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of each code of a word of AWQ's, from the lowest bits up."""
 
@@ -70,7 +72,8 @@ class LoadFunctions(Protocol):
     ) -> None:
         """Round float32 to 8 bits by groups: the largest of each is 127 times its scale, or a little less.
 
-        Scales have 11 bits, as kernels keep no more. Codes are uint8 with the middle, 128, added.
+        Scales have 11 bits, as kernels keep no more; that of numbers that are not finite is none either. Codes are uint8 with the
+        middle, 128, added.
 
         Args:
             group, lead: as in ``decode``; what fills up the first and the last group becomes zeros.
@@ -166,4 +169,5 @@ def _widen_float8(stored: torch.Tensor) -> torch.Tensor:
     halves = stored.view(torch.int8).to(torch.int16)
     halves <<= 7
     halves &= -0x4080  # 0xbf80: sign, 4 of the 5 bits of the exponent, and the fraction
-    return halves.view(torch.float16).float().mul_(256)
+    values = halves.view(torch.float16).float().mul_(256)
+    return values.masked_fill_(values.abs() > LARGEST_FLOAT8, torch.nan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from labinfer.errors import UserError
+from labinfer.errors import UserError, first_line
 
 BUNDLED = ("demo", "demo-draft")
 """Models in ``labinfer/assets``. These names always mean them; a directory of such a name is written ``./demo``."""
@@ -87,5 +87,5 @@ def _from_hub(repository: str, name: str, may_download: bool, tried: list[str]) 
             )
         except Exception as error:  # noqa: BLE001 - the hub client raises whatever its HTTP library does
             place = f"Hugging Face cache for {repository}" if local_only else f"Hugging Face hub for {repository}"
-            tried.append(place if local_only else f"{place} ({str(error).splitlines()[0]:.80})")
+            tried.append(place if local_only else f"{place} ({first_line(error):.80})")
     raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")

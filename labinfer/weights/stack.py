@@ -21,7 +21,7 @@ def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"{stack}.{suffix}", f"{stack}_{short}" if short else stack, f"{stack}_{suffix}")))
 
 
-class StackReader:
+class StackReader(TensorReader):
     """A ``TensorReader`` for which a matrix has tensors of its own, under the name of its stack.
 
     Tensors of a stack have a dimension of experts before their own. Where projections are one matrix of the stack, the next
@@ -66,12 +66,6 @@ class StackReader:
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
     ) -> Iterator[tuple[int, torch.Tensor]]:
         return self._tensors.pieces(*self._place(name, shape, ranges), unit, skip + 1)
-
-    def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
-        sizes = [end - begin for begin, end in ranges]
-        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
-        self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
-        return destination
 
     def _place(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...]

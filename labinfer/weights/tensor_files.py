@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from labinfer.errors import UserError
 from labinfer.weights.codes import Range
 from labinfer.weights.files import weight_files
+from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.json_file import need_plain_file
 from labinfer.weights.loading import LoadFunctions, TorchLoading
 from labinfer.weights.slices import TensorSlice
@@ -57,8 +58,8 @@ class StoredTensor:
     """Name of the dtype in safetensors."""
 
 
-class TensorFiles:
-    """The tensors of a checkpoint directory: see ``TensorReader``.
+class TensorFiles(TensorReader):
+    """The tensors of a checkpoint directory.
 
     Raises:
         UserError: no weights there, or a file that is missing or broken.
@@ -119,13 +120,6 @@ class TensorFiles:
             return
         for first, piece in self.pieces(part.name, part.shape, part.ranges):
             destination[first : first + len(piece)].copy_(piece)
-
-    def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See ``TensorReader``."""
-        sizes = [end - begin for begin, end in ranges]
-        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
-        self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
-        return destination
 
     def pieces(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0

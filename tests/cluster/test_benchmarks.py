@@ -1,4 +1,4 @@
-"""Scripts of benchmarks/ on a tiny model: each runs to its end and prints its table."""
+"""Scripts of benchmarks/ on a small model: each runs to its end and prints its table."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SCRIPTS = {
     "batch_policies.py": ("mpirun", ["--requests", "3", "--prompt-tokens", "20", "60", "--rounds", "1"]),
     "cold_start.py": ("single", ["--rounds", "1"]),
     "gateway_overhead.py": ("single", ["--streams", "2", "--tokens", "8", "--rounds", "1"]),
-    "idle_server.py": ("single", ["--pause", "1", "--rounds", "1"]),
+    "idle_server.py": ("single", ["--pause", "2", "--rounds", "1"]),
     "layouts.py": ("single", ["--rounds", "1", "--layouts", "tp 2, mpirun", "pp 2, torchrun"]),
     "load_rate.py": ("mpirun", ["--rounds", "1", "--tensor-parallel-size", "2"]),
     "peak_memory.py": ("mpirun", ["--tensor-parallel-size", "2"]),
     "pipeline_schedules.py": ("torchrun", ["--requests", "4", "--output-tokens", "8", "--rounds", "1"]),
     "prefix_cache.py": ("single", ["--requests", "2", "--shared-tokens", "64", "--rounds", "1"]),
-    "watch_cost.py": ("single", ["--requests", "2", "--tokens", "8", "--pairs", "1"]),
-    "workloads.py": ("single", ["--rounds", "1"]),
+    "watch_cost.py": ("single", ["--requests", "2", "--tokens", "8", "--pairs", "2"]),
+    "workloads.py": ("single", ["--variants", "auto", "--rounds", "1"]),
 }
 """Launcher and arguments beside the model; those that need none, or a mixture, are below."""
 WITHOUT_MODEL = {
@@ -30,18 +30,18 @@ WITHOUT_MODEL = {
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> str:
-    directory = tmp_path_factory.mktemp("benchmarks") / "tiny"
+def small(tmp_path_factory) -> str:
+    directory = tmp_path_factory.mktemp("benchmarks") / "small"
     script = str(ROOT / "tools" / "random_checkpoint.py")
-    finished = finish(start(command("single", 1, script, "--shape", "tiny", str(directory))), 120)
+    finished = finish(start(command("single", 1, script, "--shape", "small", str(directory))), 120)
     assert finished.returncode == 0, finished.text
     return str(directory)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_benchmark_prints_its_table(tiny, script):
+def test_benchmark_prints_its_table(small, script):
     launcher, arguments = SCRIPTS[script]
-    check_table(launcher, script, "--model", tiny, *arguments)
+    check_table(launcher, script, "--model", small, *arguments)
 
 
 @pytest.mark.parametrize("script", WITHOUT_MODEL)

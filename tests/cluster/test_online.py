@@ -103,6 +103,8 @@ def test_cancelled_requests_leave_no_block_behind(server: Server):
             "messages": [{"role": "user", "content": f"count {number}"}],
             "max_tokens": 200,
             "temperature": 1.5,
+            "top_k": -1,
+            "top_p": 1.0,  # tokens that have text, behind the end, too: chunks to count
             "stream": True,
             "ignore_eos": True,
         }

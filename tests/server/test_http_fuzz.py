@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import socket
 import time
@@ -38,7 +39,15 @@ SEEDS = [
     ),
     request("POST", "/v1/responses", b'{"input": [{"role": "user", "content": "a"}], "max_output_tokens": 1}', JSON),
     request("GET", "/v1/responses/resp_x/input_items?limit=3&order=asc&after=y"),
+    request("POST", "/v1/responses/input_tokens", b'{"input": "a", "previous_response_id": "resp_x"}', JSON),
+    request("POST", "/v1/messages/count_tokens", b'{"messages": [{"role": "user", "content": "a"}]}', JSON),
+    request("POST", "/rerank", b'{"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}', JSON),
+    request("POST", "/score", b'{"text_1": "a", "text_2": ["b", "c"]}', JSON),
+    request("POST", "/pooling", gzip.compress(b'{"input": "a"}', mtime=0), JSON, "Content-Encoding: gzip"),
+    request("POST", "/ping") + request("GET", "/load"),
     request("DELETE", "/v1/files/file-x"),
+    request("GET", "/v1/files/file-x/content", b"", "Range: bytes=0-1"),
+    request("GET", "/v1/batches?limit=3&order=desc&after=x"),
     request("POST", "/v1/messages", b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}', JSON),
     request("POST", "/v1/files", FILE, "Content-Type: multipart/form-data; boundary=b"),
     request(

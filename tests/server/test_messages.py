@@ -123,6 +123,16 @@ class TestAnswers:
         counted = server.ask("POST", "/v1/messages/count_tokens", count, **HEADERS).body
         assert counted == {"input_tokens": reply["usage"]["prompt_tokens"]}
 
+    def test_answer_goes_on_in_the_last_message(self, server, ask):
+        turns = [QUESTION, {"role": "assistant", "content": "17 + 25 ="}]
+        body = {"messages": turns, "temperature": 0, "max_tokens": 40}
+        fields = {"continue_final_message": True, "add_generation_prompt": False}
+        reply = server.ask("POST", "/v1/chat/completions", body | fields, KEY).body
+        message = ask(*turns)
+        assert message["content"][0]["text"] == reply["choices"][0]["message"]["content"]
+        usage = message["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == reply["usage"]["prompt_tokens"]
+
     @pytest.mark.parametrize(
         ("fields", "reason", "sequence"),
         [

@@ -357,6 +357,11 @@ class TestCompletions:
         assert (choice.text, choice.finish_reason, alone.usage.completion_tokens) == ("red blue", "length", 0)
         assert (choice.logprobs.tokens, choice.logprobs.text_offset) == (more.tokens[:-1], more.text_offset[:-1])
         assert choice.logprobs.token_logprobs[1:] == pytest.approx(more.token_logprobs[1:-1], abs=1e-4)
+        options = {"include_usage": True}
+        *chunks, last = lenient.completions.create(**fields, max_tokens=0, stream=True, stream_options=options)
+        (only,) = [chunk.choices[0] for chunk in chunks]
+        assert (only.text, only.finish_reason, only.logprobs) == (choice.text, "length", choice.logprobs)
+        assert last.usage == alone.usage
 
     def test_best_of(self, client):
         answer = client.completions.create(model="demo", prompt="red", max_tokens=4, best_of=3, n=2, temperature=1.0)

@@ -63,7 +63,7 @@ REASONS = (
     "text.format and structured_outputs both say",
     "only a response that runs in the background",
     "a block of the type",
-    "messages: (the last one is|a block of the type)",
+    "messages: (the last one calls|a block of the type)",
     "file: the form has none",
     "max_tokens (0 has nothing to stream|must be at least 1)",
     "text_1 (and text_2, or queries and documents|has [0-9]+ texts and text_2)",

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
+NARROWER = ("-mavx2 -mfma", "-msse2")
+"""Flags of the compiler for processors with vectors of 8 and 4 floats, and 16 of them."""
+
 
 @pytest.fixture(scope="session")
-def compiled_functions():
-    """The library of compiled functions, where every run on this machine keeps it."""
+def load_functions():
+    """Gives the library of compiled functions, where every run on this machine keeps it, by flags for a narrower processor."""
     from labinfer.functions.cpu import library
     from labinfer.native import compiler
 
-    if not any(map(shutil.which, compiler.COMPILERS)):
-        pytest.skip("no C++ compiler, so the functions are not used either")
-    return library.load(library.build(compiler.default_cache()))
+    def load(flags: str = ""):
+        if not any(map(shutil.which, compiler.COMPILERS)):
+            pytest.skip("no C++ compiler, so the functions are not used either")
+        cpuinfo = Path("/proc/cpuinfo")
+        if flags and not (cpuinfo.exists() and re.search(r"\bavx2\b", cpuinfo.read_text())):
+            pytest.skip("not such a processor")
+        with pytest.MonkeyPatch.context() as patch:
+            if flags:  # -O3 takes six times as long
+                without = [flag for flag in compiler.FLAGS if flag not in ("-march=native", "-O3")]
+                patch.setattr(compiler, "FLAGS", (*without, "-O1", *flags.split()))
+            return library.load(library.build(compiler.default_cache()))
+
+    return load
+
+
+@pytest.fixture(
+    scope="session", params=["", *(pytest.param(flags, marks=pytest.mark.slow) for flags in NARROWER)], ids=repr
+)
+def compiled_functions(load_functions, request):
+    """The library for this processor, and for narrower ones."""
+    return load_functions(request.param)
 
 
 @pytest.fixture(scope="session")

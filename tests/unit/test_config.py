@@ -12,16 +12,10 @@ import pytest
 
 from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
 from labinfer.cli import COMMANDS, build_parser, program_name, split_command
-from labinfer.config import (
-    SECTIONS,
-    EngineOptions,
-    JobOptions,
-    SamplingOptions,
-    check_bounds,
-    convert_section,
-)
+from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
 from labinfer.errors import UserError
 from labinfer.gateway.options import ServerOptions
+from labinfer.option_fields import check_bounds, convert_section
 from labinfer.terminal.options import ChatOptions
 
 ENGINE_FLAGS = {

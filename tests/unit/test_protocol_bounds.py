@@ -12,8 +12,9 @@ from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.errors import UserError
 from labinfer.jsonl import parse_line, read_ids
+from labinfer.parsed_body import read_completion
 from labinfer.plan import SequenceStart
-from labinfer.protocol import COMPLETIONS_URL, MAX_INPUTS, CompletionBody, read_completion
+from labinfer.protocol import COMPLETIONS_URL, MAX_INPUTS, CompletionBody
 from labinfer.sampling_params import MAX_BAD_WORDS, MAX_COUNT, MAX_SEED, SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -50,9 +51,10 @@ raise SystemExit(status)
 MOST_SECONDS = 0.3
 
 
-def run_watched(arguments: list[str]) -> tuple[int, set[str]]:
+def run_watched(arguments: list[str], **env: str) -> tuple[int, set[str]]:
     """Exit status, and the modules that were imported."""
-    done = subprocess.run([sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True)
+    environment = {**os.environ, **env}
+    done = subprocess.run([sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True, env=environment)
     line = done.stdout.splitlines()[-1]
     assert line.startswith("imported: "), done.stderr
     return done.returncode, set(line.split()[1:])
@@ -70,6 +72,12 @@ def test_wrong_command_line_is_refused_without_heavy_imports(arguments):
     status, modules = run_watched(arguments)
     assert status == 2
     assert not modules & HEAVY
+
+
+def test_model_that_the_hub_does_not_have_is_refused_before_torch_is_imported(tmp_path):
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    status, modules = run_watched(["--prompt", "x", "--model", "nobody/nothing"], **env)
+    assert status == 2 and "huggingface_hub" in modules and "torch" not in modules
 
 
 def test_run_imports_nothing_that_it_has_no_use_for():

@@ -214,3 +214,15 @@ def test_schema_of_the_schema_has_the_bounds(kind):
     _, components = msgspec.json.schema_components([kind])
     text = components["StructuredOutputs"]["properties"]["regex"]["anyOf"][0]
     assert text == {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_LENGTH}
+
+
+@pytest.mark.parametrize("kind", [COMPLETIONS_URL, CHAT_URL])
+def test_line_says_what_was_left_out_of_its_schema(kind):
+    def warnings(**schema):
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        return parse(line_of(kind, response_format=form)).warnings
+
+    assert warnings(type="array", uniqueItems=True) == (
+        "response_format: a grammar cannot hold uniqueItems, which were left out",
+    )
+    assert warnings(type="array") == ()

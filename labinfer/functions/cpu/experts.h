@@ -52,11 +52,9 @@ struct Layout {
 // Calls with the layout of experts in whole numbers.
 template <typename Use>
 void with_codes(const Experts& of, Use use) {
-  if (of.weights == INT8 && !of.group) use(Layout<Int8>(of));
-  else if (of.weights == INT8 && of.zeros) use(Layout<Grouped<8, true>>(of));
-  else if (of.weights == INT8) use(Layout<Grouped<8, false>>(of));
-  else if (of.zeros) use(Layout<Grouped<4, true>>(of));
-  else use(Layout<Grouped<4, false>>(of));
+  if (of.weights == INT8 && !of.group) return use(Layout<Int8>(of));
+  with_groups(of.hidden, of.group, 0, of.weights == INT4 ? 4 : 8, of.zeros,
+              [&](auto form) { use(Layout<decltype(form)>(of)); });
 }
 
 // Calls with the layout of experts, whose kernel is given for bfloat16.

@@ -15,14 +15,18 @@ struct Whole {
   static float one(uint8_t number) { return number; }
 };
 
-// The bits of e4m3 are those of a float16 that is 2^8 times smaller, seven places further left.
+// The bits of e4m3 are those of a float16 that is 2^8 times smaller, seven places further left; only what is no number is
+// beyond LARGEST then.
 struct Float8 {
+  static constexpr float LARGEST = 448;
   static floats many(const uint8_t* from) {
     auto wide = (halves)__builtin_convertvector(load<few_bytes>(from), int16_vector);
-    return widen_float16(wide << 7 & uint16_t(0xbf80)) * 256.0f;
+    floats value = widen_float16(wide << 7 & uint16_t(0xbf80)) * 256.0f;
+    return (value > LARGEST) | (value < -LARGEST) ? same(NAN) : value;
   }
   static float one(uint8_t number) {
-    return widen_float16(uint16_t((number & 0x80) << 8 | (number & 0x7f) << 7)) * 256.0f;
+    float value = widen_float16(uint16_t((number & 0x80) << 8 | (number & 0x7f) << 7)) * 256.0f;
+    return std::fabs(value) > LARGEST ? NAN : value;
   }
 
  private:
@@ -184,15 +188,19 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
     for (int64_t number = 0; number < groups; ++number) {
       int64_t begin = std::max(number * group, lead), end = std::min((number + 1) * group, lead + columns);
       uint8_t* to = codes + row * code_stride;
-      floats most{};
+      floats most{}, zeros{};  // zeros become none where a number is not finite, and so does the scale
       int64_t i = begin;
       for (; i + WIDTH <= end; i += WIDTH) {
-        floats size = (floats)(load<words>(from + i) & 0x7fffffff);
+        floats value = load<floats>(from + i), size = (floats)((words)value & 0x7fffffff);
         most = size > most ? size : most;
+        zeros += value * 0.0f;
       }
-      float peak = largest(most);
-      for (; i < end; ++i) peak = std::max(peak, std::fabs(from[i]));
-      float scale = peak / 127.0f;
+      float peak = largest(most), zero = sum(zeros);
+      for (; i < end; ++i) {
+        peak = std::max(peak, std::fabs(from[i]));
+        zero += from[i] * 0.0f;
+      }
+      float scale = (peak + zero) / 127.0f;
       uint32_t rounded;
       std::memcpy(&rounded, &scale, 4);
       rounded = (rounded + 0x1fff) & ~0x1fffu;

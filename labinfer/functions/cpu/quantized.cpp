@@ -58,15 +58,6 @@ void quantize_rows(const Form& form, const T* weight, uint8_t* data, float* scal
   quantize<T>(form, row, data, scales, outputs, unit, threads);
 }
 
-// Calls with the form that weights in groups are of.
-template <typename Call>
-void with_form(int64_t inputs, int64_t group, int64_t lead, int bits, bool zeros, Call call) {
-  if (bits == 4 && zeros) call(Grouped<4, true>{inputs, group, lead});
-  else if (bits == 4) call(Grouped<4, false>{inputs, group, lead});
-  else if (zeros) call(Grouped<8, true>{inputs, group, lead});
-  else call(Grouped<8, false>{inputs, group, lead});
-}
-
 template <typename T>
 void rows_of_int8(const int64_t* ids, const uint8_t* data, const float* scales, T* out, int64_t tokens, int64_t outputs,
                   int64_t inputs, int64_t first, int threads) {
@@ -112,7 +103,7 @@ void pack_codes(const uint32_t* words, const float* scales, const uint8_t* zeros
   auto put = [&](auto form) {
     pack(form, Codes{words, scales, zeros}, halves_of(outputs), data, output_scales, up_to(outputs, PANEL) / PANEL, unit, threads);
   };
-  if (group) with_form(inputs, group, 0, bits, zeros != nullptr, put);
+  if (group) with_groups(inputs, group, 0, bits, zeros != nullptr, put);
   else put(Int8{inputs});
 }
 
@@ -127,7 +118,7 @@ void linear_int8(const void* x, const uint8_t* data, const float* scales, const 
 // The same with weights in groups, before whose first input lead others are held.
 void linear_groups(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
                    int64_t inputs, int64_t group, int64_t lead, int bits, int zeros, float unit, int wide, int threads) {
-  with_form(inputs, group, lead, bits, zeros, [&](auto form) {
+  with_groups(inputs, group, lead, bits, zeros, [&](auto form) {
     if (wide) multiply(form, (const float*)x, data, nullptr, (const float*)bias, (float*)out, tokens, outputs, unit, threads);
     else multiply(form, (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
   });

@@ -53,6 +53,15 @@ struct Grouped {
 
 using Int4 = Grouped<4, false>;
 
+// Calls with the form that weights in groups are of.
+template <typename Use>
+void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, bool zeros, Use use) {
+  if (bits == 4 && zeros) use(Grouped<4, true>{inputs, group, lead});
+  else if (bits == 4) use(Grouped<4, false>{inputs, group, lead});
+  else if (zeros) use(Grouped<8, true>{inputs, group, lead});
+  else use(Grouped<8, false>{inputs, group, lead});
+}
+
 template <typename Form>
 using WholePanel = void (*)(const Form&, const int8_t*, const uint8_t*, const int32_t*, float*);
 

@@ -29,7 +29,8 @@ from labinfer.openai.chat import (
     reply_delta,
 )
 from labinfer.outputs import Delta
-from labinfer.protocol import ChatBody, ParsedBody, read_chat
+from labinfer.parsed_body import ParsedBody, read_chat
+from labinfer.protocol import ChatBody
 from labinfer.text.reply_parts import ToolCall
 from labinfer.text.reply_reader import ReplyReader
 

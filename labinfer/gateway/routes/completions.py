@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
@@ -22,13 +23,15 @@ from labinfer.openai.completions import (
     TextCompletion,
     TextCompletionChunk,
     TextLogprobs,
+    emptied,
     text_choice,
     text_logprobs,
     without_tokens,
 )
 from labinfer.outputs import Delta
+from labinfer.parsed_body import ParsedBody, read_completion
 from labinfer.prompts import TextPrompt
-from labinfer.protocol import CompletionBody, ParsedBody, read_completion
+from labinfer.protocol import CompletionBody
 from labinfer.text.token_offsets import TokenOffsets
 
 
@@ -78,6 +81,8 @@ class CompletionStream:
 
     def _choice(self, number: int, delta: Delta) -> TextChunkChoice | None:
         """A piece of an answer to the prompt of this number; None where there is nothing to say."""
+        if self._parsed.prompt_alone:
+            delta = emptied(delta)
         index = number * self._parsed.sampling.n + delta.index
         is_first = index not in self._offsets
         echo = _echo(self._model, self._parsed, self._active, number) if is_first else None
@@ -107,6 +112,8 @@ class CompletionStream:
         usage = None if self._parsed.include_usage else UNSET
         if is_last or self._parsed.continuous_usage:
             usage = self._active.usage()
+            if self._parsed.prompt_alone:
+                usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
         chunk = TextCompletionChunk(
             id=self._id, created=self._created, model=self._model.info.name, usage=usage, choices=choices
         )

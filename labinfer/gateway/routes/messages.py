@@ -20,7 +20,7 @@ from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai.answer import Usage
 from labinfer.outputs import Completion
-from labinfer.protocol import ParsedBody
+from labinfer.parsed_body import ParsedBody
 from labinfer.text.reply_reader import ReplyReader
 
 ERRORS = ErrorForm("Anthropic", AnthropicError, anthropic_error)

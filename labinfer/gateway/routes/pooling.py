@@ -57,6 +57,8 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         first, second = ([texts] if isinstance(texts, str) else texts for texts in whole[0])
         if len(first) not in (1, len(second)):
             raise UserError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one, or as many of both")
+        if (total := len(first) + len(second)) > MAX_INPUTS:
+            raise UserError(f"text_1 and text_2 have {total} texts, more than {MAX_INPUTS}; send several requests")
         return first, second
 
 

@@ -33,11 +33,9 @@ from labinfer.openai.responses import (
     new_response,
 )
 from labinfer.outputs import Completion
-from labinfer.protocol import ParsedBody
+from labinfer.parsed_body import ParsedBody
 from labinfer.text.reply_reader import ReplyReader
 
-FORM = StreamForm(end=b"")
-"""Streams end with their last event."""
 MAX_PAGE = 100
 """Items of a page of a response's input."""
 
@@ -51,7 +49,7 @@ async def create(call: Call) -> HttpResponse | EventStream:
     active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)
     answer = ResponseAnswer(call, body, conversation, model, parsed=parsed, active=active)
     if parsed.stream:
-        return active.stream(answer.events(), FORM)
+        return active.stream(answer.events(), StreamForm(end=b"", error=answer.failure))
     (output,) = await active.outputs()
     stored = await asyncio.to_thread(answer.whole, output.completions[0])
     answer.store(stored)
@@ -148,19 +146,19 @@ class ResponseAnswer:
         writer = self._writer
         for event in writer.begin():
             yield named_event(event)
-        try:
-            async for _, delta in self._active.deltas():
-                is_last = delta.finish_reason is not None
-                for event in writer.add(self._reader.read(delta.text or "", is_last), delta.logprobs):
-                    yield named_event(event)
-                if is_last:
-                    last = list(writer.end(delta.finish_reason, self._usage(), self._now()))
-                    self.store(self._stored())
-                    for event in last:
-                        yield named_event(event)
-        except ApiError as error:
-            for event in writer.fail(error.message):
+        async for _, delta in self._active.deltas():
+            is_last = delta.finish_reason is not None
+            for event in writer.add(self._reader.read(delta.text or "", is_last), delta.logprobs):
                 yield named_event(event)
+            if is_last:
+                last = list(writer.end(delta.finish_reason, self._usage(), self._now()))
+                self.store(self._stored())
+                for event in last:
+                    yield named_event(event)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream of which the rest will not come."""
+        return named_event(self._writer.fail(error.message))
 
     def store(self, stored: StoredResponse) -> None:
         """Keep the response, where the request does not forbid it."""

@@ -41,6 +41,10 @@ class TensorReader(Protocol):
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
         """The slice in new host memory; arguments and errors as for ``read_into``."""
+        sizes = [end - begin for begin, end in ranges]
+        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
+        self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
+        return destination
 
     def pieces(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0

@@ -37,13 +37,14 @@ class Fp8Format(DecodedFormat):
     Args:
         block: (outputs, inputs) that share a scale; None where all of an output or of the matrix do, as the scales' shape says.
         is_certain: whether there must be blocks if there may be.
+        may_round: whether it may become codes.
     """
 
-    def __init__(self, block: tuple[int, int] | None, is_certain: bool = True):
-        self._block, self._is_certain = block, is_certain
+    def __init__(self, block: tuple[int, int] | None, is_certain: bool = True, may_round: bool = True):
+        self._block, self._is_certain, self._may_round = block, is_certain, may_round
 
     def form(self, quantization: str) -> CodeForm | None:
-        return ROUNDED if quantization == "int8" else None
+        return ROUNDED if quantization == "int8" and self._may_round else None
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:
         return tuple(f"{matrix}.{suffix}" for suffix in ("weight", *SCALES, *ACTIVATIONS))
@@ -118,11 +119,13 @@ def read_fp8(settings: Settings) -> FormatByName:
     is_certain = "weight_block_size" in settings.values
     block = read_block(settings, "weight_block_size") if is_certain else USUAL_BLOCK
     plain, fp8 = PlainFormat(), Fp8Format(block, is_certain)
+    head = Fp8Format(block, is_certain, may_round=False)  # mostly left out without a word
     excluded = Excluded((*settings.names("modules_to_not_convert"), *settings.names("ignored_layers")))
 
     def choose(matrix: str) -> Format:
-        left_out = is_table(matrix) or matrix.endswith("lm_head") or excluded.matches(matrix)
-        return plain if left_out else fp8
+        if is_table(matrix) or excluded.matches(matrix):
+            return plain
+        return head if matrix.endswith("lm_head") else fp8
 
     return choose
 

@@ -8,6 +8,7 @@ import pytest
 from labinfer.anthropic.errors import anthropic_error
 from labinfer.anthropic.message_body import MessageBody
 from labinfer.anthropic.messages import SIGNATURE, MessageWriter, TextBlock, ThinkingBlock, ToolUseBlock, stop_reason
+from labinfer.errors import UserError
 from labinfer.openai import api_errors
 from labinfer.openai.answer import count_usage
 from labinfer.sampling_params import SamplingParams
@@ -112,3 +113,21 @@ def test_errors_are_told_in_their_words():
     assert anthropic_error(api_errors.overloaded("full", 1), None).error.type == "overloaded_error"
     assert anthropic_error(api_errors.internal(), None).error.type == "api_error"
     assert anthropic_error(api_errors.cancelled(), None).error.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget"),
+    [({"type": "enabled", "budget_tokens": 16}, 16), ({"type": "adaptive"}, None), ({"type": "disabled"}, None)],
+)
+def test_budget_of_thoughts_is_kept(thinking, budget):
+    assert body({"role": "user", "content": "a"}, thinking=thinking).prompt().thinking_budget == budget
+
+
+def test_last_message_of_the_assistant_is_gone_on_in():
+    question = {"role": "user", "content": "a"}
+    prompt = body(question, {"role": "assistant", "content": [{"type": "text", "text": "b"}]}).prompt()
+    assert (prompt.messages[-1]["content"], prompt.template_use.ending) == ("b", "in message")
+    assert body(question).prompt().template_use.ending == "before answer"
+    call = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+    with pytest.raises(UserError, match="the last one calls tools"):
+        body(question, {"role": "assistant", "content": [call]}).prompt()

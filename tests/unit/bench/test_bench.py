@@ -19,9 +19,9 @@ from labinfer.bench.requests import WARM_UP, RequestMaker
 from labinfer.bench.serve import ServeBenchmark, is_good, parse_goals
 from labinfer.bench.spread import spread, spread_keys, spread_table
 from labinfer.bench.throughput import ThroughputBenchmark
-from labinfer.config import check_bounds, convert_section
 from labinfer.errors import Interrupted, UserError
 from labinfer.llm import LLM
+from labinfer.option_fields import check_bounds, convert_section
 from labinfer.sampling_params import SamplingParams
 
 

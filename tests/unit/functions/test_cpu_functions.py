@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cpu import library
 from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache, quantize
@@ -20,7 +17,6 @@ from labinfer.native import compiler
 
 CPU = torch.device("cpu")
 BLOCK = 4
-CPUINFO = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
@@ -269,13 +265,10 @@ def test_the_keys_of_few_sequences_are_dealt_over_threads(panels, context, windo
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
 
 
-@pytest.mark.skipif(not re.search(r"\bavx2\b", CPUINFO), reason="not such a processor")
 @pytest.mark.parametrize("flags", ["-mavx2 -mfma", "-msse2"])
-def test_processors_with_narrower_vectors(monkeypatch, flags):
-    """The same source for a smaller processor: vectors of 8 and 4, and 16 of them."""
-    without = [flag for flag in compiler.FLAGS if flag not in ("-march=native", "-O3")]
-    monkeypatch.setattr(compiler, "FLAGS", (*without, "-O1", *flags.split()))  # -O3 takes six times as long
-    compiled = library.load(library.build(compiler.default_cache()))
+def test_processors_with_narrower_vectors(load_functions, flags):
+    """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on these with ``-m slow``."""
+    compiled = load_functions(flags)
     assert not has_dot(compiled)
     narrow = CpuFunctions(compiled)
     for tokens in range(1, 15):

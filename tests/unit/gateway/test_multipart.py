@@ -79,3 +79,18 @@ def test_mutated_forms_end_or_are_refused():
             read([bytes(body)])
         except BadForm:
             pass
+
+
+def test_what_follows_the_form_takes_no_memory():
+    reader = MultipartReader(TYPE)
+    list(reader.feed(BODY))
+    before = len(reader._buffer)
+    for _ in range(100):
+        assert not list(reader.feed(bytes(1000)))
+    assert len(reader._buffer) == before
+
+
+def test_form_of_endless_parts_is_refused():
+    part = b'--b-1\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
+    with pytest.raises(BadForm, match="more than 16 parts"):
+        read([part] * 17)

@@ -52,6 +52,15 @@ def test_call_with_a_tag_that_is_not_closed_is_content_to_the_last_character(nam
             assert (reply.content, calls(reply)) == (text, CALLED * (every != text))
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [('{"a": [1, null]}', {"a": [1, None]}), ("3", 3), ("true", True), ('"3"', "3"), ("two", "two"), ("", "")],
+)
+def test_tag_that_says_it_is_no_string_has_json_without_a_schema(text, value):
+    call = TAGS["deepseek_v32"].replace("weather", "unknown").replace(">3<", f">{text}<")
+    assert calls(check_every_cut("deepseek_v32", call)) == [("unknown", {"city": "Paris", "days": value})]
+
+
 @pytest.mark.parametrize("name", ["glm"])
 def test_key_without_a_value_is_content_to_the_last_character(name):
     text = "<tool_call>weather\n<arg_key>city</arg_key>\n</tool_call>"

@@ -40,6 +40,16 @@ def test_damaged_tensor_is_refused_before_memory_is_taken(checkpoints, tmp_path,
             check_slices(model, Checkpoint(tmp_path))
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_float8_that_is_no_number_is_refused(checkpoints, tmp_path, quantization):
+    directory, _ = checkpoints("fp8")
+    config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"].view(torch.uint8)[5, 7] = 0x7F
+    write(tmp_path, tensors, **config)
+    with pytest.raises(UserError, match=r"up_proj of the checkpoint has nan among its numbers"):
+        load(tmp_path, quantization=quantization)
+
+
 GPTQ = gptq(4, 128, sym=True)[0]
 W4A16 = packed(4, 128, sym=True)[0]
 

@@ -99,6 +99,19 @@ def test_rounded_groups_are_the_same(cpu, columns, lead, magnitude):
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("place", [3, 130, 199])
+def test_what_is_no_number_in_float8_stays_none_in_values_and_scales(cpu, is_compiled, place):
+    functions, stored = cpu if is_compiled else TORCH, torch.full((2, 200), 0x7E, dtype=torch.uint8)
+    stored[1, place] = 0xFF
+    values, scales = torch.empty(2, 200), torch.ones(2, 1)
+    functions.decode(stored, scales, None, values, bits=8, group=0, lead=0, is_float=True)
+    assert torch.equal(values.isnan(), stored == 0xFF) and values[0].eq(448).all()
+    codes, scales = torch.empty(2, 256, dtype=torch.uint8), torch.empty(2, 2)
+    functions.round_groups(values, codes, scales, group=128, lead=0)
+    assert scales.isfinite().tolist() == [[True, True], [place >= 128, place < 128]]
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_rows_are_read_from_where_they_stand(tmp_path, cpu, threads, is_compiled):

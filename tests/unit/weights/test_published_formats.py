@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from published_formats import PUBLISHED, Published, gptq, write_published
+from published_formats import PUBLISHED, Published, fp8, gptq, write_published
 from published_models import RANKS, SHAPE, forms, load, matrices, values
 from safetensors.torch import load_file
 from tiny_llama import model_of, prompt_logits, write
@@ -197,4 +197,17 @@ def test_head_may_be_held_in_codes(tmp_path):
     for rank in range(3):
         head, plain = (matrices(load(path, rank, 3))["lm_head"] for path in (directory, tmp_path / "twin"))
         assert head.packed.bits == 4
+        assert torch.equal(values(head), values(plain))
+
+
+def test_head_in_fp8_is_read_where_the_config_does_not_leave_it_out(tmp_path):
+    config, store = fp8("block")
+    directory = tmp_path / "model"
+    directory.mkdir()
+    write(directory, **SHAPE, vocab_size=56)
+    write_published(directory, tmp_path / "twin", Published(config, store, None, linears=("lm_head", "down_proj")))
+    check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+    for rank, quantization in ((0, "none"), (1, "auto"), (2, "int8")):
+        models = [load(path, rank, 3, quantization=quantization) for path in (directory, tmp_path / "twin")]
+        head, plain = (matrices(model)["lm_head"] for model in models)
         assert torch.equal(values(head), values(plain))

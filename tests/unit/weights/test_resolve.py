@@ -45,3 +45,14 @@ def test_file_is_refused(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(UserError, match="is a file; give the directory"):
         resolve_model(str(path), "", may_download=False)
+
+
+def test_hub_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
+    def fail(*args, **options):
+        raise ConnectionError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(
+        UserError, match=r"tried: .*cache for Qwen/Qwen3-0\.6B; .* hub for Qwen/Qwen3-0\.6B \(ConnectionError\)"
+    ):
+        resolve_model("qwen3", "", may_download=True)

@@ -14,7 +14,7 @@ from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.sampling import candidates
 from labinfer.sampling_params import SamplingParams
 from labinfer.worker import logits_processors
-from labinfer.worker.logits_processors.registry import SampledRow, find_processors
+from labinfer.worker.logits_processors.registry import SampledRow, check_processors, find_processors
 from labinfer.worker.sampler import Sampler, sample_params
 
 VOCAB = 50
@@ -198,3 +198,36 @@ def no_repeat(logits_V, value, row: SampledRow):
 def test_out_of_bounds_is_refused_by_name(fields, message):
     with pytest.raises(UserError, match=message):
         SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("opening", "output", "forced"),
+    [
+        ([20], [20, 7], None),
+        ([20], [20, 7, 8], 30),
+        ([20], [20, 7, 8, 30], 31),
+        ([20], [20, 7, 8, 30, 31], None),
+        ([20], [20, 30, 31, 7, 8, 9], None),
+        ([20], [7, 8, 9, 7], None),
+        ([20], [7, 20, 8, 9], 30),
+        ([], [7], None),
+        ([], [7, 8], 30),
+        ([], [7, 30], 31),
+        ([20, 21], [20, 21, 7, 8], 30),
+    ],
+    ids=str,
+)
+def test_thought_is_closed_where_its_budget_is_spent(opening, output, forced):
+    sampling = row(logits_processors={"thinking_budget": [2, opening, [30, 31]]}).sampling
+    changed_V = processed(SampledRow(sampling, PROMPT + output), logits())
+    expected_V = logits()
+    if forced is not None:
+        expected_V = torch.full((VOCAB,), float("-inf"))
+        expected_V[forced] = logits()[forced]
+    assert torch.equal(changed_V, expected_V)
+
+
+@pytest.mark.parametrize("value", [3, [1, [2]], [-1, [2], [3]], [1, [2], []], [1, [2], [VOCAB]], [1, ["a"], [3]]])
+def test_budget_of_thoughts_that_makes_no_sense_is_refused(value):
+    with pytest.raises(UserError, match="thinking_budget refuses"):
+        check_processors({"thinking_budget": value}, PROMPT, VOCAB, find_processors())

@@ -1,0 +1,33 @@
+"""Bounds of bodies of the routes beside OpenAI's first three."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labinfer.body_reader import WrongBody, read_body
+from labinfer.errors import UserError
+from labinfer.gateway.routes.pooling import ScoreBody
+from labinfer.openai.files import BatchBody
+from labinfer.openai.response_body import ResponseBody
+from labinfer.protocol import MAX_INPUTS
+
+BATCH = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+
+
+@pytest.mark.parametrize(("kind", "fields"), [(BatchBody, BATCH), (ResponseBody, {"input": "a"})])
+@pytest.mark.parametrize("metadata", [{"a" * 65: "b"}, {"a": "b" * 513}, {str(n): "" for n in range(17)}])
+def test_metadata_are_bounded(kind, fields, metadata):
+    longest = {str(n) + "a" * 62: "b" * 512 for n in range(16)}
+    assert read_body(json.dumps(fields | {"metadata": longest}).encode(), kind).metadata == longest
+    with pytest.raises(WrongBody):
+        read_body(json.dumps(fields | {"metadata": metadata}).encode(), kind)
+
+
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
+def test_texts_to_be_scored_are_bounded_together(names):
+    half = ["a"] * (MAX_INPUTS // 2)
+    assert len(ScoreBody(**dict.fromkeys(names, half)).pairs()[0]) == MAX_INPUTS // 2
+    with pytest.raises(UserError, match=f"{MAX_INPUTS + 2} texts, more than {MAX_INPUTS}"):
+        ScoreBody(**dict.fromkeys(names, [*half, "a"])).pairs()
