@@ -24,7 +24,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot soak screenshots demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-start bench-gateway bench-peers bench-compare bench-plot soak screenshots demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -85,6 +85,26 @@ test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
 
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
 	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/test_*.py)
+
+CLIENTS := .clients
+CLIENT_SUITES := agents libraries load
+
+test-clients: $(foreach suite,$(CLIENT_SUITES) javascript,$(CLIENTS)/$(suite)/.setup) ## the clients that others wrote, in environments of their own, which this makes (gigabytes)
+	cp tests/clients/javascript/*.mjs $(CLIENTS)/javascript
+	$(LIMIT) 3600 $(BIN)/python tests/clients/run.py $(CLIENTS) $(ARGS)
+
+# Each sees the packages of $(VENV) behind its own.
+$(CLIENTS)/%/.setup: tests/clients/%/requirements.txt $(VENV)/.setup-test
+	$(BIN)/python -m venv --without-pip $(CLIENTS)/$*
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(BIN)/pip --python $(CLIENTS)/$*/bin/python install --quiet --no-deps --requirement $<
+	touch $@
+
+$(CLIENTS)/javascript/.setup: tests/clients/javascript/package.json
+	mkdir -p $(CLIENTS)/javascript
+	cp $< $(CLIENTS)/javascript
+	cd $(CLIENTS)/javascript && npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel error
+	touch $@
 
 FUZZ_CASES ?= 20000
 FUZZ_SEED ?= 1
@@ -178,4 +198,4 @@ wheels: ## fill wheels/ with all that a machine without a network needs; copy th
 	$(PYTHON) -m pip download --quiet --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .small .qwen2-0.5b benchmarks/.envs
+	rm -rf $(VENV) $(CLIENTS) .small .qwen2-0.5b benchmarks/.envs

@@ -202,7 +202,6 @@ REFUSED = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "needs a name"),
     ({"messages": []}, "messages"),
-    ({"messages": [QUESTION, {"role": "assistant", "content": "4"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}]}, "role"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
@@ -217,6 +216,11 @@ class TestErrors:
         assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
         assert text in body["error"]["message"]
         assert body["request_id"]
+
+    def test_threads_are_refused_by_the_code_that_clients_know(self, ask):
+        error = ask(status=400, thread={"type": "create"})["error"]
+        assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert "details" not in ask(status=400, mcp_servers=[{}])["error"]
 
     def test_every_error_has_their_form(self, server):
         body = {"model": "another", "max_tokens": 1, "messages": [QUESTION]}
