@@ -64,7 +64,9 @@ def run_suite(suite: str, environment: Path, url: str) -> dict[str, Counter]:
         subprocess.run(command, env=variables, timeout=LIMIT_SECONDS, check=False)
         outcomes: dict[str, Counter] = {}
         for case in ElementTree.parse(report).iter("testcase"):
-            client = Path(case.get("file", "")).name.partition(".")[0] or case.get("classname", "").rpartition("test_")[2]
+            client = (
+                Path(case.get("file", "")).name.partition(".")[0] or case.get("classname", "").rpartition("test_")[2]
+            )
             children = {child.tag for child in case}
             outcome = "left out" if "skipped" in children else "failed" if children else "passed"
             outcomes.setdefault(client, Counter())[outcome] += 1

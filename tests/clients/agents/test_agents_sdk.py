@@ -79,9 +79,7 @@ def test_output_type(model):
 
 
 def test_thoughts(model):
-    run = agents.Runner.run_sync(
-        agent(model(), {"extra_body": writing("<think>\nAdd.\n</think>\n\n42")}), QUESTION
-    )
+    run = agents.Runner.run_sync(agent(model(), {"extra_body": writing("<think>\nAdd.\n</think>\n\n42")}), QUESTION)
     assert [item.type for item in run.new_items] == ["reasoning_item", "message_output_item"]
     after = agents.Runner.run_sync(agent(model(), {"max_tokens": 8}), [*run.to_input_list(), *turn(QUESTION)])
     assert after.raw_responses

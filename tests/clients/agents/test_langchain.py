@@ -38,8 +38,9 @@ def make(request, url):
         fields = {"model": model, "api_key": api_key, "max_tokens": 400, "temperature": 0, "max_retries": 0} | fields
         if request.param == "messages":
             return langchain_anthropic.ChatAnthropic(base_url=url, **fields)
+        is_responses = request.param == "responses"
         return langchain_openai.ChatOpenAI(
-            base_url=f"{url}/v1", use_responses_api=request.param == "responses", **fields
+            base_url=f"{url}/v1", use_responses_api=is_responses, stream_usage=True, **fields
         )
 
     make.api = request.param

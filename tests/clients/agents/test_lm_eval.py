@@ -33,7 +33,9 @@ def score(directory: Path, *flags: str) -> float:
 
 def test_chat(url, tmp_path):
     arguments = f"model={MODEL},base_url={url}/v1/chat/completions,num_concurrent=4,tokenizer_backend=none"
-    assert score(tmp_path, "--model", "local-chat-completions", "--apply_chat_template", "--model_args", arguments) > 0.9
+    assert (
+        score(tmp_path, "--model", "local-chat-completions", "--apply_chat_template", "--model_args", arguments) > 0.9
+    )
 
 
 def test_completions(url, tmp_path):

@@ -39,7 +39,9 @@ def test_forced_call(make):
     schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     assert make().generate(MESSAGES, response_format=form).content.startswith("{")
-    message = make(extra_body=writing('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'))
+    message = make(
+        extra_body=writing('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+    )
     calls = message.generate(MESSAGES, tools_to_call_from=[get_weather], tool_choice="auto").tool_calls
     assert [call.function.name for call in calls] == ["get_weather"]
 

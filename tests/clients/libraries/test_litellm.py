@@ -67,7 +67,5 @@ def test_errors(ask):
 
 
 def test_responses(url):
-    answer = litellm.responses(
-        f"openai/{MODEL}", input=QUESTION, api_base=f"{url}/v1", api_key=KEY, temperature=0
-    )
+    answer = litellm.responses(f"openai/{MODEL}", input=QUESTION, api_base=f"{url}/v1", api_key=KEY, temperature=0)
     assert answer.output[0].content[0].text == "42"

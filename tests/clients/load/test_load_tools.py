@@ -27,7 +27,14 @@ def run(tool: str, *arguments: str, directory: Path) -> None:
 @pytest.mark.skipif(find_spec("guidellm") is None, reason="guidellm is not installed")
 def test_guidellm(url, tmp_path):
     backend = f"kind=openai_http,target={url},model={MODEL},api_key={KEY}"
-    flags = ["--backend", backend, "--profile", "kind=concurrent,streams=2", "--tokenizer", f"kind=huggingface_auto,model={DEMO}"]
+    flags = [
+        "--backend",
+        backend,
+        "--profile",
+        "kind=concurrent,streams=2",
+        "--tokenizer",
+        f"kind=huggingface_auto,model={DEMO}",
+    ]
     flags += ["--constraint", f"kind=max_requests,count={NUM_REQUESTS}", "--output", str(tmp_path / "report.json")]
     run("guidellm", "run", *flags, "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8", directory=tmp_path)
     (benchmark,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
@@ -39,7 +46,14 @@ def test_guidellm(url, tmp_path):
 def test_aiperf(url, tmp_path):
     flags = ["--model", MODEL, "--url", url, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(DEMO)]
     flags += ["--api-key", KEY, "--concurrency", "2", "--request-count", str(NUM_REQUESTS), "--ui", "none"]
-    flags += ["--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "8", "--output-artifact-dir", str(tmp_path)]
+    flags += [
+        "--synthetic-input-tokens-mean",
+        "32",
+        "--output-tokens-mean",
+        "8",
+        "--output-artifact-dir",
+        str(tmp_path),
+    ]
     run("aiperf", "profile", *flags, directory=tmp_path)
     (report,) = tmp_path.rglob("profile_export_aiperf.json")
     assert json.loads(report.read_text())["request_count"]["avg"] == NUM_REQUESTS
