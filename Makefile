@@ -87,23 +87,14 @@ test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
 	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/test_*.py)
 
 CLIENTS := .clients
-CLIENT_SUITES := agents libraries load
+test-clients: $(CLIENTS)/.setup ## the clients that others wrote, in an environment of their own, which this makes
+	$(LIMIT) 1800 $(CLIENTS)/bin/python -m pytest tests/clients/agents
 
-test-clients: $(foreach suite,$(CLIENT_SUITES) javascript,$(CLIENTS)/$(suite)/.setup) ## the clients that others wrote, in environments of their own, which this makes (gigabytes)
-	cp tests/clients/javascript/*.mjs $(CLIENTS)/javascript
-	$(LIMIT) 3600 $(BIN)/python tests/clients/run.py $(CLIENTS) $(ARGS)
-
-# Each sees the packages of $(VENV) behind its own.
-$(CLIENTS)/%/.setup: tests/clients/%/requirements.txt $(VENV)/.setup-test
-	$(BIN)/python -m venv --without-pip $(CLIENTS)/$*
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(BIN)/pip --python $(CLIENTS)/$*/bin/python install --quiet --no-deps --requirement $<
-	touch $@
-
-$(CLIENTS)/javascript/.setup: tests/clients/javascript/package.json
-	mkdir -p $(CLIENTS)/javascript
-	cp $< $(CLIENTS)/javascript
-	cd $(CLIENTS)/javascript && npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel error
+# It sees the packages of $(VENV) behind its own.
+$(CLIENTS)/.setup: tests/clients/agents/requirements.txt $(VENV)/.setup-test
+	$(BIN)/python -m venv --without-pip $(CLIENTS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --no-deps --requirement $<
 	touch $@
 
 FUZZ_CASES ?= 20000
