@@ -92,6 +92,24 @@ DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
 LEFT_OUT_BY_COMMAND = {"chat": MANY_ANSWERS}
 """Options that make no sense for a command."""
 
+OTHER_ENGINES = {
+    "-m": "--model",
+    "-p": "--prompt",
+    "-n": "--max-tokens",
+    "--n-predict": "--max-tokens",
+    "-c": "--max-model-len",
+    "--ctx-size": "--max-model-len",
+    "-t": "--threads",
+    "-np": "--max-num-seqs",
+    "--parallel": "--max-num-seqs",
+    "-ngl": "--device",
+    "--n-gpu-layers": "--device",
+    "--gpu-layers": "--device",
+    "--gpu-memory-utilization": "--memory-utilization",
+    "--served-model-name": "--model NAME=DIR",
+}
+"""Flags of llama.cpp and vLLM that have another name here."""
+
 PROGRAM = "launch.py"
 """Name by which this program calls itself where it was started by no other."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
@@ -127,9 +145,20 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
         args, unknown = self.parse_known_args(arguments)
         if unknown:
-            near = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
-            self.error(f"unknown option {unknown[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
+            flag = unknown[0].partition("=")[0]
+            if not flag.startswith("-"):
+                is_command = any(name.split()[0] == flag for name in COMMANDS)
+                hint = "commands come first" if is_command else "quote a text that has spaces"
+                self.error(f"unexpected {unknown[0]!r}; {hint}")
+            near = OTHER_ENGINES.get(flag, "")
+            if near.partition(" ")[0] not in self._option_string_actions:
+                near = next(iter(difflib.get_close_matches(flag, self._option_string_actions, n=1)), "")
+            self.error(f"unknown option {flag}" + (f" (did you mean {near}?)" if near else ""))
         return args
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Without abbreviations of -tp and -pp, which argparse allows whatever allow_abbrev says: -t 4 would be -tp 4."""
+        return [match for match in super()._get_option_tuples(option_string) if match[1] == option_string[:2]]
 
 
 def program_name(argument: str) -> str:
@@ -181,6 +210,10 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     command = " ".join(words) or "generate"
     if command not in COMMANDS:
+        for name in COMMANDS:
+            if words[: len(name.split())] == name.split():
+                word = words[len(name.split())]
+                raise UsageError(f"{name}: unexpected {word!r}; a model is given as --model {word}")
         known = ", ".join(name for name in COMMANDS if name != "generate")
         raise UsageError(
             f"there is no command {command!r}; commands are {known}, and without one --prompt or --input is run"

@@ -1,9 +1,11 @@
-"""Heartbeat: signs of life of other processes, and which of them have been silent for too long."""
+"""Heartbeat: signs of life of other processes, and which of them have been silent for too long; Wait: what one may tell."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable
+
+import msgspec
 
 DEFAULT_TIMEOUT = 30.0
 """Seconds."""
@@ -11,6 +13,18 @@ BEATS = 10
 """Beats in the time after which a silent peer is given up."""
 START_SECONDS = 60.0
 """A peer that has not been heard yet may be starting, and has so much longer."""
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A wait for other ranks that is not over."""
+
+    rank: int | None
+    """Rank that waits; None for the gateway."""
+    peers: str
+    """Ranks that it waits for: ``1``, ``1-3`` or ``0, 2``."""
+    step: int
+    """Id of the step that does not get on; -1 before the first."""
+    seconds: float
 
 
 class Heartbeat:

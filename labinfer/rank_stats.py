@@ -93,3 +93,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """None where all experts are in memory."""
     when: float = 0.0
     """Seconds of the rank's ``time.monotonic`` at which the counters were read."""
+    memory_total: int = 0
+    """All that its device has; see ``spmd.machine.total_memory``."""
+    memory_used: int = 0
+    """The part of it that is in use; see ``spmd.machine.used_memory``."""

@@ -30,6 +30,9 @@ class PseudoTerminal:
         self.process, self._fd = process, fd
         self._raw = b""
         self._begin = 0
+        self._last = time.monotonic()
+        self.pieces: list[tuple[float, str]] = []
+        """All that has come, piece by piece, each with the seconds of silence before it."""
 
     @property
     def text(self) -> str:
@@ -75,6 +78,8 @@ class PseudoTerminal:
         except OSError:  # Linux: nobody has the other end open any more
             data = b""
         self._raw += data
+        silence, self._last = time.monotonic() - self._last, time.monotonic()
+        self.pieces.append((silence, data.decode(errors="replace")))
         return bool(data)
 
 

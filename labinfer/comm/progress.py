@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from labinfer.errors import WaitTimeout
+from labinfer.heartbeat import Wait
 
 WAITING_FOR_NOBODY = "waiting for nobody: look here first"
+NAMED_RANKS = re.compile(r"\branks? (\d+(?:-\d+|(?:, \d+)*))")
+"""The ranks that a text names as ``name_ranks`` and the labels of places do."""
 
 
 @dataclass(kw_only=True)
 class Progress:
     """The present step and wait of one rank. A process has one, which everything that works or waits is given."""
 
+    rank: int = 0
+    """Number in the world."""
     label: str = "this rank"
     """The rank's name in errors: ``rank 2 (stage 1, tp 0)``."""
     timeout: float = 300.0
@@ -50,6 +56,14 @@ class Progress:
         what, since = self.waiting_for, self.waiting_since
         doing = f"waiting {time.monotonic() - since:.1f} s for {what}" if what else WAITING_FOR_NOBODY
         return f"{self.label}: {self._step}, {doing}"
+
+    def wait(self) -> Wait | None:
+        """Wait of this rank, None while it works; may be called from any thread."""
+        what, since = self.waiting_for, self.waiting_since
+        peers = NAMED_RANKS.search(what)
+        if not peers:
+            return None
+        return Wait(rank=self.rank, peers=peers[1], step=self.step_id, seconds=time.monotonic() - since)
 
     def timed_out(self, what: str, seconds: float) -> WaitTimeout:
         """The error of a wait for ``what`` that took longer than ``seconds``."""

@@ -18,6 +18,7 @@ from labinfer.group.signals import GRACE_SECONDS
 from labinfer.host.engine_host import EngineHost
 from labinfer.host.followers import follow_host
 from labinfer.host.gateway_link import GatewayLink
+from labinfer.link.frames import Beat
 from labinfer.llm import LLM
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,12 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
                     listener, own, list(models), cpus, log_level=level, fault_timeout=fault_timeout
                 )
             link = GatewayLink(gateway.connection)
-            link.watch(fault_timeout, group.progress.describe, lambda: _end_with_stopped(gateway, group, fault_timeout))
+            progress = group.progress
+            link.watch(
+                fault_timeout,
+                lambda: Beat(progress.describe(), progress.wait()),
+                lambda: _end_with_stopped(gateway, group, fault_timeout),
+            )
     llms: dict[str, LLM] = {}
     for name, model in models.items():
         share = 1 / (len(models) - len(llms))  # the first of three models takes a third of what is free

@@ -228,7 +228,10 @@ def _build_placed(
         )
         model.make_rotary_tables(capacity.max_model_len, device)
     logger.debug("KV cache and rotary tables are made")
-    runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions)
+    capture = None
+    if tp.size == 1 and arena is None:  # exchanges with other ranks and reading of experts would not be captured
+        capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
     recorder = Recorder()
     worker = Worker(
         runner,

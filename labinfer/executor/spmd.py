@@ -17,7 +17,7 @@ from labinfer.functions.expert_arena import ExpertArena
 from labinfer.observe.recorder import Recorder
 from labinfer.plan import BatchPlan, BatchResult, EndRun
 from labinfer.rank_stats import ExpertReads, Slices, WorkerStats
-from labinfer.spmd.machine import peak_memory, private_memory
+from labinfer.spmd.machine import peak_memory, private_memory, total_memory, used_memory
 from labinfer.spmd.threads import format_ranges
 from labinfer.spmd.topology import Place
 from labinfer.worker.worker import Worker
@@ -97,6 +97,7 @@ class StatsReporter:
     ):
         self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
         self._weight_bytes_read, self._recorder, self._arena = weight_bytes_read, recorder, arena
+        self._memory_total = total_memory(device)
 
     def report(self, num_slices: int) -> WorkerStats:
         """While steps run, with the slices since the last call; another thread may call it.
@@ -133,6 +134,8 @@ class StatsReporter:
             expert_tokens=self._worker.expert_tokens(),
             expert_reads=ExpertReads(**asdict(self._arena.stats)) if self._arena is not None else None,
             when=time.monotonic(),
+            memory_total=self._memory_total,
+            memory_used=used_memory(self._device, self._memory_total),
         )
 
 

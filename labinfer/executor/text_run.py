@@ -89,7 +89,7 @@ def run_texts(group: RankGroup, parts: RankParts, steps: TextSteps) -> list[torc
             _, hidden_TD = worker.run_layers(plan, worker.post(plan.step_id, plan.num_tokens))
             worker.runner.forget([entry.seq_id for entry in plan.entries])
             if is_last:
-                states.append(hidden_TD)
+                states.append(hidden_TD.clone())  # the next step may have its own in the same memory
             else:
                 parts.pipeline.send_activations(plan.step_id, hidden_TD)
         worker.stop()

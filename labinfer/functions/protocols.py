@@ -225,7 +225,7 @@ class Route(Protocol):
         """Experts of each token, (T, A) int64, and their weights, (T, A) float32, by scores in float32 of ``x @ weight.T``.
 
         Args:
-            weight_ED: of all experts of the layer, float32.
+            weight_ED: of all experts of the layer, float32 or bfloat16; the arithmetic is in float32.
             bias_E: added to the scores for the choice only (Wang et al. 2024, arXiv:2408.15664); float32.
             num_tokens_E: int64, grows by the tokens that each expert is given.
         """

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from labinfer.functions.ceilings import Ceilings
+from labinfer.functions.graph import Capture
 from labinfer.functions.registry import FunctionRegistry
 from labinfer.native.compiler import OnProgress
 
@@ -42,6 +43,10 @@ class Provider(Protocol):
 
     def ceilings(self) -> Ceilings | None:
         """The most that the device allows, measured; None where this cannot be."""
+        return None
+
+    def capture(self) -> Capture | None:
+        """Capture of calls of its functions; None where there is none."""
         return None
 
     def loading(self) -> object | None:

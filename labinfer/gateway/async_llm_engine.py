@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from labinfer.engine.request import Request
 from labinfer.gateway.host_link import HostLink
 from labinfer.gateway.open_requests import OpenRequests
 from labinfer.gateway.submission import Cancelled, EngineFailed, EngineGone, Submission
-from labinfer.heartbeat import DEFAULT_TIMEOUT
+from labinfer.heartbeat import DEFAULT_TIMEOUT, Wait
 from labinfer.link.frames import (
     Accepted,
     Attach,
@@ -32,6 +34,8 @@ from labinfer.link.stats import EngineStats
 from labinfer.outputs import RequestState
 from labinfer.text.tokenizer import Tokenizer
 
+TOLD_WAIT_SECONDS = 5.0
+"""Waits that are shorter are told to nobody: a long prompt takes such a time."""
 ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
 
 
@@ -53,6 +57,7 @@ class AsyncLLMEngine:
         self._clock, self._outlives_host, self._stall_seconds = clock, outlives_host, stall_seconds
         self._num_steps = 0  # of all engines
         self._last_progress = clock()  # when a step ended, or work came to an idle engine
+        self._wait: tuple[Wait, float] | None = None  # of rank 0 in its last frame, and when that came
         self._link: HostLink | None = None
         self._submissions: set[Submission] = set()  # that may be cancelled
         self._requests = OpenRequests(self._tell)
@@ -94,7 +99,7 @@ class AsyncLLMEngine:
             for task in tasks:
                 task.cancel()
             link.close()
-            self._link = None
+            self._link = self._wait = None
             self._requests.end(sum(model.max_num_seqs for model in self._facts))
             self._awaits_host = ending is None and bool(self._facts)
             if ending is not None:
@@ -123,6 +128,17 @@ class AsyncLLMEngine:
         """Whether there is a host that gives no signs of life."""
         return self._link is not None and self._link.is_silent
 
+    @property
+    def wait(self) -> Wait | None:
+        """The wait that holds up the open requests: of rank 0 for other ranks, or of the gateway for rank 0."""
+        if self._link is not None and (silence := self._link.silence):
+            return Wait(rank=None, peers="0", step=-1, seconds=silence)
+        if self._wait is None:
+            return None
+        wait, since = self._wait
+        seconds = wait.seconds + self._clock() - since
+        return msgspec.structs.replace(wait, seconds=seconds) if seconds >= TOLD_WAIT_SECONDS else None
+
     def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
         """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
         submission = Submission(self, id=id, model=model, owner=owner, seconds=seconds)
@@ -137,6 +153,11 @@ class AsyncLLMEngine:
         for submission in matches:
             submission.fail(Cancelled("the request was cancelled"))
         return bool(matches)
+
+    def submissions(self, model: str) -> list[Submission]:
+        """Open submissions to a model, the oldest first."""
+        matches = (submission for submission in self._submissions if submission.model == model)
+        return sorted(matches, key=lambda submission: submission.begin)
 
     def watch(self, on: bool) -> None:
         """Have the ranks tell of their steps from now on, or no longer."""
@@ -169,6 +190,7 @@ class AsyncLLMEngine:
             self._link.send(frame)
 
     def _take(self, frame: FromHost) -> None:
+        self._wait = None  # who waits sends nothing but signs of life
         if isinstance(frame, Updates):
             self._last_progress = self._clock()
             for key, update in frame.answers:
@@ -179,6 +201,7 @@ class AsyncLLMEngine:
             self._requests.refuse(frame)
         elif isinstance(frame, Beat) and self._link is not None:
             self._link.note(frame)
+            self._wait = (frame.wait, self._clock()) if frame.wait else None
         elif isinstance(frame, Stats):
             num_steps = sum(stats.num_steps for stats in frame.engines)
             if num_steps != self._num_steps:  # of a long prompt, which brings no token yet

@@ -126,6 +126,20 @@ class Call:
             self.warn(f"unknown fields were left out: {', '.join(ignored)}")
         return body
 
+    def query(self, *names: str) -> dict[str, str]:
+        """The parameters that follow the path, by these names.
+
+        Raises:
+            ApiError: it has a name that means nothing, or one twice.
+        """
+        given = self.http.query_params.multi_items()
+        for number, (name, _) in enumerate(given):
+            if name not in names:
+                raise api_errors.bad_request(f"unknown parameter {name!r:.60}; there is {' and '.join(names)}")
+            if name in dict(given[:number]):
+                raise api_errors.bad_request(f"{name} is given twice", name)
+        return dict(given)
+
     def json(
         self, content: Answer | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
     ) -> Response:

@@ -10,11 +10,13 @@ from labinfer.openai.answer import Answer, Count
 
 class RankPoint(Answer):
     """State of a rank at one time: the fraction of the time since the point before in which it computed (null where there is none
-    before), and its memory in bytes."""
+    before), the memory of its process, and how much is in use of all that its device has, in bytes."""
 
     rank: Count
     busy: float | None
     private_memory: Count
+    memory_used: Count
+    memory_total: Count
 
 
 class StatsPoint(Answer, kw_only=True):
@@ -34,8 +36,61 @@ class StatsPoint(Answer, kw_only=True):
     ranks: list[RankPoint]
 
 
+class Link(Answer):
+    """Bytes that one rank has sent to another for a model: in all, a second, and a step of the rank. The last two are over some
+    seconds up to the last news of the rank; null where it has told once only, or ran no step."""
+
+    source: Count
+    destination: Count
+    bytes_sent: Count
+    bytes_per_second: float | None
+    bytes_per_step: float | None
+
+
+class StageLoad(Answer):
+    """Work of the busiest rank of a stage: the fraction of the time with work in which it computed, and the mean seconds of its
+    steps."""
+
+    stage: Count
+    busy: float
+    step_seconds: float
+
+
+class Verdict(Answer, kw_only=True):
+    """The bound of a model's speed, by what was measured in the last seconds in which it had work.
+
+    ``stage``: one stage computes much longer than the others. ``stages``: all stages compute nearly all the time. ``requests``:
+    fewer sequences ran than there are stages. ``hops``: a hop takes most of the time that the busiest stage waits in a step.
+    ``models``: the stages wait, and other models ran on the ranks meanwhile. ``outside``: the stages wait for something else, such
+    as scheduling.
+    """
+
+    time_us: Count
+    """Microseconds since 1970, of the last of these seconds."""
+    seconds: float
+    """Time with work that was measured."""
+    bound: Literal["stage", "stages", "requests", "hops", "models", "outside"]
+    stages: list[StageLoad]
+    busiest: Count
+    """Number of a stage."""
+    lead: float
+    """Time that it computes, as a multiple of the other stages' mean; 1 where there are no others."""
+    move_to: Count | None
+    """With ``stage``: the least busy one, where the busiest has a layer to give away."""
+    hop_seconds: float | None
+    """Time of a hop between two stages, measured at the start; null where it was not."""
+    running: float | None
+    """Sequences, on the mean; null where none was seen."""
+    full: Literal["kv_cache", "max_num_seqs"] | None
+    """Resource that keeps further sequences waiting; null where none wait, or nothing is full."""
+
+
 class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
-    """The same as an event."""
+    """The same as an event, with what is told of the present alone."""
+
+    links: list[Link]
+    verdict: Verdict | None
+    """Null until there has been work for some seconds."""
 
 
 class StepSequence(Answer):
@@ -115,12 +170,19 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     num_blocks: Count
     max_model_len: Count
     """Tokens."""
+    max_num_seqs: Count
+    """Sequences that run at once."""
     pipeline_schedule: str
+    hop_seconds: float | None
+    """Time of a hop between two stages, measured at the start; null where it was not."""
     ranks: list[ClusterRank]
     experts: list[LayerExperts]
     """One entry for each layer that has any."""
     expert_reads: list[RankExpertReads]
     """One entry for each rank that keeps experts in a file."""
+    links: list[Link]
+    verdict: Verdict | None
+    """Null until there has been work for some seconds."""
     history: list[StatsPoint]
     """Oldest first."""
 

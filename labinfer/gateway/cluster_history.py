@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from labinfer.gateway.cluster_answers import (
+    Link,
     RankPoint,
     RankTrace,
     StatsEvent,
@@ -20,9 +21,11 @@ from labinfer.gateway.cluster_answers import (
     Step,
     StepSequence,
     TraceEvent,
+    Verdict,
 )
 from labinfer.gateway.event_stream import event
-from labinfer.link.frames import RankFacts, Trace
+from labinfer.gateway.verdict import find_verdict
+from labinfer.link.frames import ModelFacts, RankFacts, Trace
 from labinfer.link.stats import EngineStats, RankStats, TracedStep
 from labinfer.observe.trace import WAIT_PREFIX, Slice, Track, read_slices
 from labinfer.rank_stats import Slices
@@ -31,6 +34,8 @@ HISTORY_SECONDS = 300.0
 """Age of the oldest point, and of the oldest slice against the latest."""
 POINT_SECONDS = 0.4
 """Between two points. An engine sends stats more often where requests are short: whenever work begins and ends."""
+VERDICT_SECONDS = 10.0
+"""Time that verdicts and the speeds of links are about."""
 KEPT_BYTES = 4 << 20
 """Bytes of a model's slices: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0
@@ -70,7 +75,12 @@ class ModelHistory:
     last: EngineStats
     last_time: float
     """Time of the last point, in seconds since 1970."""
+    facts: ModelFacts | None = None
+    """None until a host has loaded it."""
     points: deque[StatsPoint] = field(default_factory=deque)
+    recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
+    """Stats of the points of the last ``VERDICT_SECONDS`` up to the latest one, each with the time when it came."""
+    verdict: Verdict | None = None
     slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
     """Each with the time when it came, and its rank."""
     slice_bytes: int = 0
@@ -101,8 +111,15 @@ class ClusterHistory:
         self._ended = False
         for name, model in self._models.items():
             model.last, model.last_time = EngineStats(model=name), self._clock()
+            model.recent.clear()
+            model.verdict = None
         if self._is_watched:
             self._watch(True)
+
+    def attach(self, models: Iterable[ModelFacts]) -> None:
+        """Know the models that a host has loaded."""
+        for facts in models:
+            self._models[facts.name].facts = facts
 
     def add_stats(self, stats: EngineStats) -> None:
         """Take in stats of a model that have just come."""
@@ -114,8 +131,15 @@ class ClusterHistory:
         model.last, model.last_time = stats, now
         model.points.append(point)
         self._forget_points(model)
+        if model.recent and model.recent[-1][0] > now:
+            model.recent.clear()
+        model.recent.append((now, stats))
+        while model.recent[0][0] < now - VERDICT_SECONDS:
+            model.recent.popleft()
+        model.verdict = self._judge(model, point.time_us) or model.verdict
         if model.watchers:
-            _hand_out(model, StatsEvent(**msgspec.structs.asdict(point)))
+            present = {"links": self.links(stats.model), "verdict": model.verdict}
+            _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **present))
 
     def add_trace(self, trace: Trace) -> None:
         """Take in steps and slices of a model that have just come."""
@@ -147,6 +171,17 @@ class ClusterHistory:
         """The last stats of each rank, by its number."""
         return {stats.rank: stats for stats in self._models[name].last.ranks}
 
+    def links(self, name: str) -> list[Link]:
+        """Bytes that every rank has sent to others."""
+        recent = self._models[name].recent
+        before = {rank.rank: rank for rank in recent[0][1].ranks} if recent else {}
+        ranks = self._models[name].last.ranks
+        return [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)]
+
+    def verdict(self, name: str) -> Verdict | None:
+        """The latest verdict on a model, as long as its engine lives."""
+        return self._models[name].verdict
+
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:
         """Have the ranks tell of their steps as long as this lasts."""
@@ -177,6 +212,16 @@ class ClusterHistory:
             if when >= since:
                 slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
+
+    def _judge(self, model: ModelHistory, time_us: int) -> Verdict | None:
+        if model.facts is None:
+            return None
+        others = [other.recent for other in self._models.values() if other is not model]
+        begin = model.recent[0][0]
+        others_ran = any(
+            recent and recent[-1][0] > begin and recent[-1][1].num_steps > recent[0][1].num_steps for recent in others
+        )
+        return find_verdict([stats for _, stats in model.recent], model.facts, time_us, others_ran)
 
     @property
     def _is_watched(self) -> bool:
@@ -218,10 +263,21 @@ def _point(before: EngineStats, stats: EngineStats, seconds: float, now: float) 
         tokens_per_step=(stats.step_tokens - before.step_tokens) / num_steps if num_steps else 0.0,
         prompt_tokens_per_second=(stats.prompt_tokens - before.prompt_tokens) / seconds,
         generation_tokens_per_second=(stats.generation_tokens - before.generation_tokens) / seconds,
-        ranks=[
-            RankPoint(rank.rank, _busy(ranks_before.get(rank.rank), rank), rank.private_memory) for rank in stats.ranks
-        ],
+        ranks=[_rank_point(ranks_before.get(rank.rank), rank) for rank in stats.ranks],
     )
+
+
+def _rank_point(before: RankStats | None, rank: RankStats) -> RankPoint:
+    return RankPoint(rank.rank, _busy(before, rank), rank.private_memory, rank.memory_used, rank.memory_total)
+
+
+def _link(before: RankStats | None, now: RankStats, destination: int) -> Link:
+    sent, seconds, steps = now.bytes_sent[destination], 0.0, 0
+    new = sent
+    if before is not None:
+        new -= before.bytes_sent.get(destination, 0)
+        seconds, steps = now.when - before.when, now.num_steps - before.num_steps
+    return Link(now.rank, destination, sent, new / seconds if seconds > 0 else None, new / steps if steps > 0 else None)
 
 
 def _busy(before: RankStats | None, now: RankStats) -> float | None:

@@ -290,6 +290,16 @@ API = (
     ),
     Endpoint(
         method="GET",
+        path="/v1/requests",
+        handler=requests.list_open,
+        logged=False,
+        summary="Open requests to a model, their ages and how far they are.",
+        answer=requests.RequestList,
+        query=(("model", STRING),),
+        errors=LOOKING,
+    ),
+    Endpoint(
+        method="GET",
         path="/v1/models",
         handler=models.list_models,
         logged=False,

@@ -81,6 +81,12 @@ class HostLink:
         """Whether some signs of life are missing."""
         return self._heartbeat.age(self) > self._fault_timeout / 2
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life, 0 as long as at most one is late."""
+        age = self._heartbeat.age(self)
+        return age if age > 2.5 * self._heartbeat.interval else 0.0
+
     def note(self, beat: Beat) -> None:
         """Keep what the host said of itself."""
         self._state = beat.state

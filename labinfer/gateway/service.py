@@ -122,6 +122,7 @@ class Service:
         self.history.add_stats(stats)
 
     def _attach(self, models: list[ModelFacts]) -> None:
+        self.history.attach(models)
         self._attached.put_nowait((self._num_hosts, models))
 
     def _end(self, is_final: bool) -> None:

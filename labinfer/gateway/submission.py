@@ -70,6 +70,8 @@ class Submission:
         seconds: float,
     ):
         self._engine, self.id, self.model, self.owner = engine, id, model, owner
+        self.begin = asyncio.get_running_loop().time()
+        """By the clock of its event loop."""
         self.opened: list[RequestState] = []
         """State of each request, when they are known."""
         self._timer: asyncio.TimerHandle | None = None

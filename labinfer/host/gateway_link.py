@@ -70,21 +70,21 @@ class GatewayLink:
             seconds = 0.0
         return frames
 
-    def watch(self, timeout: float, describe: Callable[[], str], on_silence: Callable[[], None]) -> None:
+    def watch(self, timeout: float, make_beat: Callable[[], Beat], on_silence: Callable[[], None]) -> None:
         """Give signs of life from now on, and expect them, in a thread: the main one may be in a long step, or loading.
 
         Args:
             timeout: seconds of silence, after which ``on_silence`` is called.
-            describe: this rank's step and wait in words.
+            make_beat: returns a sign of life, with this rank's step and wait.
         """
-        threading.Thread(target=self._watch, args=(timeout, describe, on_silence), name="gateway", daemon=True).start()
+        threading.Thread(target=self._watch, args=(timeout, make_beat, on_silence), name="gateway", daemon=True).start()
 
-    def _watch(self, timeout: float, describe: Callable[[], str], on_silence: Callable[[], None]) -> None:
+    def _watch(self, timeout: float, make_beat: Callable[[], Beat], on_silence: Callable[[], None]) -> None:
         heartbeat, num_come = Heartbeat([self], timeout), 0
         while True:
             time.sleep(heartbeat.interval)
             try:
-                self._beat(describe())
+                self._beat(make_beat())
                 # What has come may not have been read yet: that is for the main thread.
                 unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
             except (OSError, ValueError):
@@ -97,11 +97,11 @@ class GatewayLink:
                 on_silence()
                 return
 
-    def _beat(self, state: str) -> None:
+    def _beat(self, beat: Beat) -> None:
         """Send a sign of life, unless there is something on its way that is one."""
         if self._sending.acquire(blocking=False):
             try:
-                self._socket.send(pack(Beat(state)), socket.MSG_DONTWAIT)
+                self._socket.send(pack(beat), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 pass  # a full socket takes none, or all of so small a frame (``unix(7)``)
             finally:

@@ -89,6 +89,7 @@ class HostedModel:
             num_blocks=llm.facts.num_blocks,
             max_num_seqs=options.scheduler.max_num_seqs,
             pipeline_schedule=options.scheduler.pipeline_schedule,
+            hop_seconds=llm.facts.step_times.hop if llm.facts.step_times else 0.0,
             ranks=list(self._ranks()),
         )
 

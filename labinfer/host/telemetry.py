@@ -185,6 +185,8 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
                 private_memory=rank.private_memory,
                 peak_memory=rank.peak_memory,
                 when=rank.when,
+                memory_total=rank.memory_total,
+                memory_used=rank.memory_used,
             )
             for rank in ranks
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -48,3 +49,14 @@ class ModelInputBatch:
     state_slots_B: torch.Tensor | None = None
     """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
     begins with a state of zeros, whatever its slot holds."""
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Addresses of its tensors, after the numbers of sequences and of rows to sample."""
+        attention = self.attention
+        tensors = (
+            *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, self.state_slots_B),
+            *(attention.tables_N, attention.row_ptr_B, attention.context_lens_B, attention.table_ptr_B),
+        )
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+        return len(attention.context_lens), len(self.sample_rows_B), *addresses

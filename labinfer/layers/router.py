@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from labinfer.functions.routing_rule import RoutingRule
 from labinfer.layers.context import StageContext
@@ -45,6 +46,13 @@ class Router(WeightedModule):
 
     def pack(self) -> None:
         self.num_tokens_E.zero_()
+        if self.weight.is_meta:
+            return
+        narrow_ED = self.weight.bfloat16()
+        if torch.equal(
+            narrow_ED.float(), self.weight
+        ):  # the checkpoint has no more digits: half as much to read in every step
+            self.weight = nn.Parameter(narrow_ED, requires_grad=False)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         experts, hidden_size = self.weight.shape

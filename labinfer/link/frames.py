@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from labinfer.engine.request import AnswerUpdate, Request
+from labinfer.heartbeat import Wait
 from labinfer.link.stats import EngineStats, TracedStep
 from labinfer.rank_stats import Slices
 
@@ -14,6 +15,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
     state: str = ""
     """The host's step, and what it waits for, in words."""
+    wait: Wait | None = None
+    """The same in numbers; None while the host works."""
 
 
 # From the gateway.
@@ -106,6 +109,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     """Sequences that run at once."""
     pipeline_schedule: str
+    hop_seconds: float = 0.0
+    """Time between two stages, measured at the start; 0 where there is one stage, or nothing was measured."""
     ranks: list[RankFacts]
 
 

@@ -50,6 +50,10 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """None where all experts are in memory."""
     when: float = 0.0
     """Seconds by a clock of the rank that never goes back, at which these were read."""
+    memory_total: int = 0
+    """Bytes of the memory that the rank computes in: its accelerator's, or its machine's, within the container's limit."""
+    memory_used: int = 0
+    """Bytes of that in use now: an accelerator's by this rank, a machine's by all its processes."""
 
 
 class TracedStep(msgspec.Struct, frozen=True, array_like=True):

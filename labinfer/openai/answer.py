@@ -24,6 +24,15 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """
 
 
+class ListPage(Answer, kw_only=True):
+    """A part of a list, beside its items; see ``gateway/page.py``."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class CachedTokens(Answer):
     """Prompt tokens that were in the KV cache."""
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from labinfer.openai.answer import Answer, Count
+from labinfer.openai.answer import Answer, Count, ListPage
 from labinfer.protocol import Metadata
 
 BATCH_WINDOW = "24h"
@@ -34,14 +34,10 @@ class FileForm(msgspec.Struct, forbid_unknown_fields=True):
     """Lines of JSON."""
 
 
-class FileList(Answer, kw_only=True):
+class FileList(ListPage, kw_only=True):
     """A page of files."""
 
-    object: Literal["list"] = "list"
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileDeleted(Answer):
@@ -116,11 +112,7 @@ class Batch(Answer, kw_only=True):
         return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
 
-class BatchList(Answer, kw_only=True):
+class BatchList(ListPage, kw_only=True):
     """A page of batches."""
 
-    object: Literal["list"] = "list"
     data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

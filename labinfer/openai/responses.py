@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from labinfer.openai.answer import Answer, Count, Usage
+from labinfer.openai.answer import Answer, Count, ListPage, Usage
 from labinfer.openai.response_body import ResponseBody
 from labinfer.sampling_params import SamplingParams
 
@@ -157,14 +157,10 @@ class ResponseDeleted(Answer):
     deleted: bool = True
 
 
-class ItemList(Answer, kw_only=True):
+class ItemList(ListPage, kw_only=True):
     """A page of the input of a response."""
 
-    object: Literal["list"] = "list"
     data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class InputTokens(Answer):

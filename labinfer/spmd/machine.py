@@ -123,12 +123,35 @@ def cpu_limit() -> int:
 def free_memory(device: torch.device) -> int:
     """Bytes free on a device; for the CPU, those the kernel calls available, within the container's limit."""
     if device.type == "cpu":
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    available = int(line.split()[1]) * 1024
-                    return min(available, _cgroup_memory_left(available))
+        available = _meminfo("MemAvailable")
+        return min(available, _cgroup_memory_left(available))
     return torch.accelerator.get_memory_info(device)[0]
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes that a device has; for the CPU, those of the machine within the container's limit (cgroup v2)."""
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[1]
+    total = _meminfo("MemTotal")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit:
+            return min(total, int(limit.read()))
+    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        return total
+
+
+def used_memory(device: torch.device, total: int) -> int:
+    """Bytes in use of the ``total_memory`` of a device: of the CPU's by all processes, of an accelerator's by this one, whose
+    other threads may record a graph: the device itself is not asked."""
+    if device.type != "cpu":
+        return torch.accelerator.memory_reserved(device)
+    return max(0, total - free_memory(device))
+
+
+def _meminfo(name: str) -> int:
+    """Bytes of one line of ``/proc/meminfo``."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
 
 
 def _cgroup_memory_left(default: int) -> int:

@@ -1,8 +1,9 @@
 // Answering: one request, from the sending of a conversation to the end of the answer, whatever that is.
 
 import { ApiFailure } from "./api.js";
+import { beginOf } from "./context.js";
 import { newId } from "./identity.js";
-import { thoughtOf } from "./thinking.js";
+import { requestBody, sentPart } from "./request_body.js";
 
 const SAVE_EVERY_MS = 400;
 const TOO_SHORT_MS = 100; // to tell a rate from: tokens that come so close together may come in one piece
@@ -11,13 +12,16 @@ export class Answering extends EventTarget {
   /**
    * Listeners hear "change" when the message has grown, "wait" when it waits for the server, and "unsaved" when the
    * browser does not keep it.
-   * @param {import("./conversation.js").Conversation} conversation whose last message is the empty answer
+   * @param {import("./conversation.js").Conversation} conversation whose last message is the answer
    * @param {object} message that answer
+   * @param {boolean} goesOn whether it has begun, and is to be gone on with
    */
-  constructor(api, serverState, store, conversation, message) {
+  constructor(api, serverState, store, conversation, message, goesOn = false) {
     super();
     Object.assign(this, { api, serverState, store, conversation, message });
     this._abort = new AbortController();
+    this._goesOn = goesOn;
+    this._tokensBefore = goesOn ? message.stats?.tokens ?? 0 : 0;
     this._saved = 0;
     /** Why it has to wait, while it does: an ApiFailure. */
     this.waitsFor = null;
@@ -27,7 +31,8 @@ export class Answering extends EventTarget {
 
   /** Until the answer is complete, has failed, or was stopped. */
   async run() {
-    const body = bodyOf(this.conversation, this.message);
+    const body = requestBody(this.conversation, this.message, this._goesOn);
+    this.message.from = beginOf(sentPart(this.conversation.path));
     for (;;) {
       try {
         await this._once(body);
@@ -40,7 +45,7 @@ export class Answering extends EventTarget {
         const failure = error instanceof ApiFailure ? error : new ApiFailure("failed", error.message);
         if (!failure.passes || this._begun) {
           this.message.status = this._begun ? "interrupted" : "failed";
-          this.message.failure = { kind: failure.kind, message: failure.message };
+          this.message.failure = { kind: failure.kind, message: failure.message, code: failure.code };
           break;
         }
         await this._wait(failure);
@@ -129,35 +134,12 @@ export class Answering extends EventTarget {
     const tokens = message.usage?.completion_tokens ?? this._chunks;
     const afterFirstMs = this._last - this._first;
     const [counted, ms] = afterFirstMs < TOO_SHORT_MS ? [tokens, this._last - this._sent] : [tokens - 1, afterFirstMs];
-    message.stats = { tokens, about: !message.usage, firstMs: this._first - this._sent, perSecond: (1000 * counted) / ms };
+    message.stats = { tokens: this._tokensBefore + tokens, about: !message.usage, firstMs: this._first - this._sent, perSecond: (1000 * counted) / ms };
   }
 
   async _save() {
     await this.store.saveMessage(structuredClone(this.message)).catch(() => this.dispatchEvent(new Event("unsaved")));
   }
-}
-
-/** The request for an answer: what was said before it, and the conversation's settings. */
-function bodyOf({ record, path }, answer) {
-  const messages = path.slice(0, path.indexOf(answer)).map(sent);
-  if (record.system) messages.unshift({ role: "system", content: record.system });
-  const { logprobs, extra, ...sampling } = record.settings;
-  const body = { messages, ...sampling, ...extra };
-  if (record.model) body.model = record.model;
-  if (logprobs !== undefined) Object.assign(body, { logprobs: true, top_logprobs: logprobs });
-  return body;
-}
-
-function sent(said) {
-  const { role, content, toolCalls } = said;
-  if (role === "user") return { role, content };
-  const message = { role, content: thoughtOf(said).answer };
-  if (toolCalls?.length) {
-    message.tool_calls = toolCalls.map((call) => ({
-      id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
-    }));
-  }
-  return message;
 }
 
 function shortened({ token, logprob, top_logprobs }) {

@@ -10,10 +10,12 @@ export class ApiFailure extends Error {
    * @param {"away"|"busy"|"limited"|"draining"|"key"|"cancelled"|"broken"|"failed"} kind
    * @param {string} message the server's own words
    * @param {number} retryAfter seconds
+   * @param {string} code the error for programs
    */
-  constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS) {
+  constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS, code = "") {
     super(message);
     this.kind = kind;
+    this.code = code;
     this.retryAfter = retryAfter;
   }
 
@@ -38,6 +40,12 @@ export class Api {
     await this._ask("/ready");
   }
 
+  /** The wait that holds up the engine, null where there is none. @returns {Promise<{seconds: number, rank: number|null, peers: string, step: number|null}|null>} */
+  async wait() {
+    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // 503 where it is long
+    return (await response?.json().catch(() => null))?.wait ?? null;
+  }
+
   /**
    * A streamed chat answer: yields OpenAI's chunks.
    * @param {string} id of the request; with it, it can be cancelled
@@ -54,6 +62,11 @@ export class Api {
   /** End a request in the engine; it may be over already. */
   async cancel(id) {
     await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch(() => {});
+  }
+
+  /** Open requests to a model. */
+  async requests(model) {
+    return (await this._ask(`/v1/requests?${query({ model })}`)).json();
   }
 
   /** The ranks of a model, and its figures of the last minutes. */
@@ -114,5 +127,5 @@ function failureOf(error, status = 0, retryAfter = undefined) {
   if (code === "overloaded") return new ApiFailure("busy", message, retryAfter);
   if (status === 502 || status === 503 || status === 504) return new ApiFailure("away", message, retryAfter);
   if (code === "request_cancelled") return new ApiFailure("cancelled", message);
-  return new ApiFailure("failed", message);
+  return new ApiFailure("failed", message, undefined, code ?? "");
 }

@@ -2,14 +2,14 @@
 
 import { byId, make } from "./element.js";
 
-/** @param {() => void} onkey opens where a key is entered @param {() => void} onretry */
-export function showBanner(trouble, preferences, onkey, onretry) {
+/** @param {object|null} wait of ranks, see `ServerState` @param {() => void} onkey opens where a key is entered @param {() => void} onretry */
+export function showBanner({ trouble, wait }, preferences, onkey, onretry) {
   const { words } = preferences, banner = byId("banner");
-  banner.hidden = !trouble;
+  banner.hidden = !trouble && !wait;
   const texts = {
     away: words.away, loading: words.loading, draining: words.draining,
     key: preferences.key ? words.keyRefused : words.keyWanted, failed: words.failed(""),
   };
   const [label, onclick] = trouble === "key" ? [words.enterKey, onkey] : [words.tryNow, onretry];
-  banner.replaceChildren(make("span", {}, texts[trouble] ?? ""), make("button", { type: "button", className: "quiet", onclick }, label));
+  banner.replaceChildren(make("span", {}, wait ? words.rankWaits(wait) : texts[trouble] ?? ""), make("button", { type: "button", className: "quiet", onclick }, label));
 }

@@ -2,16 +2,19 @@
 
 import { Answering } from "./answering.js";
 import { Composer } from "./composer.js";
+import { contextUse } from "./context.js";
+import { ContextBar } from "./context_bar.js";
 import { Conversation, newRecord } from "./conversation.js";
-import { openDialog } from "./dialog.js";
-import { byId, make } from "./element.js";
-import { explain } from "./figures.js";
-import { fromJson, toJson } from "./exchange.js";
-import { saveFile } from "./save_file.js";
+import { byId } from "./element.js";
+import { Examples } from "./examples.js";
+import { explainWait, outcome } from "./figures.js";
+import { MessageActions } from "./message_actions.js";
+import { Presets } from "./presets.js";
 import { openSettings } from "./settings_dialog.js";
 import { Sidebar } from "./sidebar.js";
 import { Tabs } from "./tabs.js";
 import { ThreadView } from "./thread_view.js";
+import { exportRecords, importFile } from "./transfer.js";
 
 const NEW = "new";
 const NEW_SETTINGS = "new.settings"; // among the drafts: of a conversation without a message
@@ -19,23 +22,22 @@ const NEW_SETTINGS = "new.settings"; // among the drafts: of a conversation with
 export class Chat {
   constructor(api, serverState, store, preferences) {
     Object.assign(this, { _api: api, _serverState: serverState, _store: store, _preferences: preferences });
+    this._presets = new Presets(preferences);
+    this._examples = new Examples(byId("examples"), (text) => this._send(text, []));
     this._answerings = new Map(); // by id of the conversation
     this._wishes = new Map(); // likewise: what is to take the place of an answer that is being stopped
     this._conversation = new Conversation(newRecord());
     this._records = [];
-    this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), {
-      edit: (message, text) => this._edit(message, text),
-      again: (message) => this._again(message),
-      select: (message, isNext) => this._select(message, isNext),
-    });
-    this._sidebar = new Sidebar(store, {
-      open: (id) => { location.hash = id; this._sidebar.show(false); },
+    this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), new MessageActions(this));
+    this._contextBar = new ContextBar(api, (conversation, first, summary) => this._leaveOut(conversation, first, summary));
+    this.sidebar = new Sidebar(store, preferences, {
+      open: (id) => { location.hash = id; this.sidebar.show(false); },
       rename: (id, title) => this._rename(id, title),
       remove: (id) => this._remove(id),
-      export: (id) => this._export([id]),
+      export: (id) => exportRecords(store, [this._record(id)]),
     });
     this._tabs = new Tabs(() => this._answerings.keys(), (id) => this._changedElsewhere(id));
-    this._composer = new Composer(preferences, (text) => this._send(text), () => this.stop());
+    this.composer = new Composer(preferences, (text, attachments) => this._send(text, attachments), () => this.stop());
     this._connect();
   }
 
@@ -53,20 +55,20 @@ export class Chat {
     if (round !== this._round) return; // another one was asked for meanwhile
     const { model } = this._conversation.record; // which a new conversation goes on with
     this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? this._fresh(model), messages);
-    this._composer.open(record ? id : NEW);
+    this.composer.open(record ? id : NEW);
     this.render();
-    if (takesFocus) this._composer.focus();
+    if (takesFocus) this.composer.focus();
   }
 
   /** The preferences may have changed. */
   preferencesChanged() {
-    if (this._shownWords !== this._words) this.render();
+    if (this._shownWords !== this.words) this.render();
   }
 
   /** Everything anew. */
   render() {
-    this._shownWords = this._words;
-    this._thread.open(this._conversation, this._words);
+    this._shownWords = this.words;
+    this._thread.open(this._conversation, this.words);
     if (this._answering) this._showGrowth(this._answering);
     this._renderFrame();
   }
@@ -77,33 +79,38 @@ export class Chat {
     this._answering?.stop();
   }
 
-  focusSearch() {
-    this._sidebar.focusSearch();
+  openNew() {
+    this.sidebar.endSearch(); // what is written now might not be found
+    if (location.hash) location.hash = "";
+    else this.show(NEW);
+    this.sidebar.show(false);
   }
 
   async importFile(file) {
-    const { words } = this._preferences;
-    try {
-      const found = fromJson(await file.text());
-      await this._store.saveAll(found.map((one) => one.record), found.flatMap((one) => one.messages));
-      for (const { record } of found) {
-        this._records.push(record);
-        this._tell(record.id);
-      }
-      this._sort();
-      this._say(words.imported(found.length));
-      if (found.length) location.hash = found[0].record.id;
-    } catch (error) {
-      openDialog(words.import, [make("p", {}, words.importFailed), make("p", { className: "hint" }, error.message)], [{ label: words.close, run() {} }], words.close);
-    }
+    const count = await importFile(this, file);
+    if (count) this._say(this.words.imported(count));
     this._renderFrame();
   }
 
-  exportAll() {
-    return this._export(this._records.map((one) => one.id));
+  /** Keep new conversations, and open the first. @param {{record: object, messages: object[]}[]} whole */
+  async take(whole) {
+    await this._store.saveAll(whole.map((one) => one.record), whole.flatMap((one) => one.messages));
+    for (const { record } of whole) {
+      this._records.push(record);
+      this._tell(record.id);
+    }
+    this._sort();
+    if (whole.length) location.hash = whole[0].record.id;
   }
 
-  get _words() { return this._preferences.words; }
+  exportAll() {
+    return exportRecords(this._store, this._records);
+  }
+
+  get words() { return this._preferences.words; }
+
+  /** The one that is open. */
+  get conversation() { return this._conversation; }
 
   get _answering() { return this._answerings.get(this._conversation.record.id); }
 
@@ -158,15 +165,10 @@ export class Chat {
       event.preventDefault(); // what follows "#" in the address is the conversation
       byId("input").focus();
     };
-    byId("new").onclick = () => {
-      this._sidebar.endSearch(); // what is written now might not be found
-      if (location.hash) location.hash = "";
-      else this.show(NEW);
-      this._sidebar.show(false);
-    };
+    byId("new").onclick = () => this.openNew();
     byId("settings").onclick = () => {
       const { record } = this._conversation; // another one may be open when they are saved
-      openSettings(record, this._defaults(), this._words, (chosen) => this._change(record, chosen));
+      openSettings(record, this._defaults(), this._presets, this.words, (chosen) => this._change(record, chosen));
     };
     byId("model").onchange = ({ target }) => this._change(this._conversation.record, { model: target.value });
   }
@@ -190,7 +192,7 @@ export class Chat {
 
   /** A new record, with what was set for it before a reload. */
   _fresh(model) {
-    return Object.assign(newRecord(model), JSON.parse(this._preferences.draft(NEW_SETTINGS) || "{}"));
+    return Object.assign(newRecord(model), this._presets.forNew, JSON.parse(this._preferences.draft(NEW_SETTINGS) || "{}"));
   }
 
   async _start() {
@@ -198,27 +200,17 @@ export class Chat {
     await this.show(location.hash.slice(1));
   }
 
-  async _send(text) {
+  async _send(text, attachments) {
     await this._started; // who is quick may have written already
     const conversation = this._conversation;
     const parent = conversation.path.at(-1)?.id ?? null;
-    const message = conversation.add("user", parent, { content: text });
+    const message = conversation.add("user", parent, attachments.length ? { content: text, attachments } : { content: text });
     this._thread.toEnd();
-    await this._answer(conversation, message);
+    await this.answer(conversation, message);
   }
 
-  async _edit(message, text) {
-    if (!text.trim()) return;
-    const conversation = await this._atRest();
-    if (conversation) await this._answer(conversation, conversation.add("user", message.parent, { content: text.trim() }));
-  }
-
-  async _again(message) {
-    const conversation = await this._atRest();
-    if (conversation) await this._answer(conversation, conversation.messages.get(message.parent));
-  }
-
-  _select(message, isNext) {
+  /** Show another version of a message. */
+  select(message, isNext) {
     const { record } = this._conversation;
     this._conversation.select(message);
     this._thread.sync();
@@ -227,11 +219,38 @@ export class Chat {
     this._change(record, { leaf: record.leaf });
   }
 
+  /** Keep messages that have changed or are new, and show them; `again` is drawn anew. */
+  async keep({ record }, messages, again = null) {
+    this._thread.sync();
+    this._thread.view(again ?? {})?.render();
+    this._change(record, { leaf: record.leaf });
+    await this._store.saveAll([], messages.map((one) => structuredClone(one))).catch(() => this._storageFailed());
+    this._tell(record.id);
+  }
+
+  /** Forget messages that have been taken out of a conversation; with the last one, itself. */
+  async drop(conversation, gone) {
+    const { record } = conversation;
+    if (!conversation.messages.size) return this._remove(record.id);
+    await this._store.removeMessages(gone.map(({ id }) => id));
+    await this.keep(conversation, []);
+    if (document.activeElement === document.body) this.composer.focus(); // the button that was pressed is gone
+  }
+
+  /** From now on what is before this message is not sent, but perhaps a summary of it. An answer that failed for that is asked for again. */
+  async _leaveOut(conversation, first, summary) {
+    const failed = contextUse(conversation, this._model()?.max_model_len)?.overflows && conversation.path.at(-1);
+    first.begins = { summary };
+    await this.keep(conversation, [first], first);
+    this.composer.focus();
+    if (failed) await this.answer(conversation, conversation.messages.get(failed.parent));
+  }
+
   /**
    * The open conversation, without an answer under way: another one was asked for in its place. null where that was given
    * up before its turn came: the last wish counts.
    */
-  async _atRest() {
+  async atRest() {
     const conversation = this._conversation, answering = this._answering, { id } = conversation.record, wish = {};
     this._wishes.set(id, wish);
     answering?.stop();
@@ -241,13 +260,13 @@ export class Chat {
     return conversation;
   }
 
-  /** Ask for an answer to this message. */
-  async _answer(conversation, question) {
+  /** Ask for an answer to this message, or go on with the one that is `begun`. */
+  async answer(conversation, question, begun = null) {
     const { record } = conversation;
     Object.assign(record, entered(this._record(record.id) ?? record)); // what another tab has kept is perhaps not shown yet
     record.model = this._model()?.id ?? record.model;
-    const message = conversation.add("assistant", question.id, { status: "streaming" });
-    const answering = new Answering(this._api, this._serverState, this._store, conversation, message);
+    const message = begun ?? conversation.add("assistant", question.id, { status: "streaming" });
+    const answering = new Answering(this._api, this._serverState, this._store, conversation, message, begun !== null);
     this._answerings.set(record.id, answering);
     answering.finished = this._accompany(answering, question);
     await answering.finished;
@@ -260,7 +279,7 @@ export class Chat {
     this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // in place of what another tab has kept
     if (isNew) {
       history.replaceState(null, "", `#${record.id}`);
-      this._composer.open(record.id);
+      this.composer.open(record.id);
       this._preferences.keepDraft(NEW_SETTINGS, "");
     }
     this._sort();
@@ -268,8 +287,8 @@ export class Chat {
     this._showGrowth(answering);
     this._thread.toEnd();
     this._renderFrame();
-    if (document.activeElement === document.body) this._composer.focus(); // the button that was pressed is gone
-    this._say(this._words.writing);
+    if (document.activeElement === document.body) this.composer.focus(); // the button that was pressed is gone
+    this._say(this.words.writing);
     await this._store.saveAll([record], [question, message].map((one) => structuredClone(one))).catch(() => this._storageFailed());
     this._tell(record.id);
     let drawn = 0;
@@ -278,7 +297,7 @@ export class Chat {
     answering.addEventListener("wait", () => {
       draw();
       const { waitsFor } = answering;
-      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(this._explain(waitsFor)); // the banner tells of others
+      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(explainWait(waitsFor, this._preferences)); // the banner tells of others
     });
     answering.addEventListener("unsaved", () => this._storageFailed());
     await answering.run();
@@ -287,7 +306,7 @@ export class Chat {
     this._tell(record.id);
     if (conversation === this._conversation) {
       this._thread.update(() => this._thread.view(message)?.finish());
-      this._say(this._outcome(message));
+      this._say(outcome(message, this.words));
     }
     this._renderFrame();
   }
@@ -297,23 +316,9 @@ export class Chat {
     const view = this._thread.view(answering.message);
     const { message, waitsFor } = answering;
     this._thread.update(() => {
-      if (waitsFor || !(message.content || message.reasoning || message.toolCalls)) view?.showWaiting(waitsFor ? this._explain(waitsFor) : "");
+      if (waitsFor || !(message.content || message.reasoning || message.toolCalls)) view?.showWaiting(waitsFor ? explainWait(waitsFor, this._preferences) : "");
       else view?.grow();
     });
-  }
-
-  /** How an answer has ended. */
-  _outcome({ status, failure }) {
-    if (failure) return explain(failure, this._words);
-    return status === "done" ? this._words.finished : this._words.reasons[status];
-  }
-
-  _explain({ kind, retryAfter }) {
-    const words = this._words;
-    if (kind === "busy") return words.busy(retryAfter);
-    if (kind === "limited") return words.limited(retryAfter);
-    if (kind === "key") return this._preferences.key ? words.keyRefused : words.keyWanted;
-    return kind === "draining" ? words.draining : words.away;
   }
 
   _rename(id, title) {
@@ -334,12 +339,6 @@ export class Chat {
     this._preferences.keepDraft(id, "");
     if (id === this._conversation.record.id) location.hash = "";
     this._renderFrame();
-  }
-
-  async _export(ids) {
-    const records = this._records.filter((one) => ids.includes(one.id));
-    const whole = await Promise.all(records.map(async (record) => ({ record, messages: await this._store.messages(record.id) })));
-    saveFile(new Blob([toJson(whole)], { type: "application/json" }), `labinfer-${new Date().toISOString().slice(0, 10)}.json`);
   }
 
   /** Change and keep a record that was shown. */
@@ -370,7 +369,7 @@ export class Chat {
   /** All but the messages. */
   _renderFrame() {
     this._frameDue = 0;
-    const { record } = this._conversation, words = this._words;
+    const { record } = this._conversation, words = this.words;
     byId("title").textContent = record.title || words.untitled;
     document.title = record.title ? `${record.title} · LABInfer` : "LABInfer";
     byId("welcome").hidden = Boolean(record.leaf);
@@ -379,8 +378,10 @@ export class Chat {
     select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
     select.hidden = !models.length;
     if (models.length) select.value = this._model().id;
-    this._composer.answering = Boolean(this._answering);
-    this._sidebar.render(this._records, record.id, new Set([...this._answerings.keys(), ...this._tabs.answering]), words);
+    this.composer.answering = Boolean(this._answering);
+    this._contextBar.render(this._conversation, this._model()?.max_model_len, Boolean(this._answering), words);
+    this._examples.render(this._model()?.id, words);
+    this.sidebar.render(this._records, record.id, new Set([...this._answerings.keys(), ...this._tabs.answering]), words);
   }
 
   /** The server tells of other models. */

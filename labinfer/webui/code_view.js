@@ -3,6 +3,7 @@
 import { copy } from "./clipboard.js";
 import { icon } from "./icon.js";
 import { make } from "./element.js";
+import { canPreview, previewOf } from "./preview/preview.js";
 
 /** Puts `pre` into a frame where it stands. */
 export function frameCode(pre, words) {
@@ -14,10 +15,23 @@ export function frameCode(pre, words) {
     setTimeout(() => (button.lastChild.textContent = words.copy), 1500);
   };
   const language = pre.dataset.language ?? "";
-  const frame = make("div", { className: "code" }, make("div", { className: "code-head" }, make("span", {}, language || words.code), button));
+  const head = make("div", { className: "code-head" }, make("span", {}, language || words.code), button);
+  const frame = make("div", { className: "code" }, head);
   pre.tabIndex = 0;
   pre.setAttribute("role", "region");
   pre.setAttribute("aria-label", `${words.code} ${language}`.trim());
   pre.replaceWith(frame);
   frame.append(pre);
+  if (canPreview(language, text)) button.before(previewButton(frame, text, words));
+}
+
+function previewButton(frame, text, words) {
+  const button = make("button", { type: "button", className: "quiet preview-toggle", "aria-expanded": "false" }, icon("eye"), make("span", {}, words.preview));
+  button.onclick = () => {
+    const shown = frame.querySelector("iframe");
+    if (shown) shown.remove();
+    else frame.append(previewOf(text, words));
+    button.setAttribute("aria-expanded", String(!shown));
+  };
+  return button;
 }

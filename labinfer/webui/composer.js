@@ -1,13 +1,15 @@
 // Composer: where a message is written. What is not sent yet survives a reload.
 
+import { Attachments } from "./attachments.js";
 import { byId } from "./element.js";
 import { sends } from "./enter_key.js";
 
 export class Composer {
-  /** @param {(text: string) => void} onsend @param {() => void} onstop */
+  /** @param {(text: string, files: {name: string, text: string}[]) => void} onsend @param {() => void} onstop */
   constructor(preferences, onsend, onstop) {
     Object.assign(this, { _preferences: preferences, _onsend: onsend });
     this._input = byId("input");
+    this._attachments = new Attachments(byId("attached"), byId("not-attached"), preferences, () => this._fit());
     this._conversation = null;
     this._answering = false;
     this._input.oninput = () => {
@@ -21,6 +23,16 @@ export class Composer {
     };
     byId("send").onclick = () => this._send();
     byId("stop").onclick = onstop;
+    byId("attach").onclick = () => byId("attach-files").click();
+    byId("attach-files").onchange = async ({ target }) => {
+      await this.attach(target.files);
+      target.value = "";
+    };
+    this._input.onpaste = (event) => {
+      if (!event.clipboardData.files.length || event.clipboardData.getData("text")) return;
+      event.preventDefault();
+      this.attach(event.clipboardData.files);
+    };
     addEventListener("resize", () => this._fit());
   }
 
@@ -28,8 +40,15 @@ export class Composer {
   open(id) {
     if (id === this._conversation) return;
     this._conversation = id;
+    this._attachments.clear();
     this._input.value = this._preferences.draft(id);
     this._fit();
+  }
+
+  /** Files that go with the next message. */
+  async attach(files) {
+    await this._attachments.add(files);
+    this.focus();
   }
 
   /** While an answer is written, the button stops it. */
@@ -48,15 +67,17 @@ export class Composer {
 
   _send() {
     const text = this._input.value.trim();
-    if (!text || this._answering) return;
+    const { files } = this._attachments;
+    if (!(text || files.length) || this._answering) return;
+    this._attachments.clear();
     this._input.value = "";
     this._preferences.keepDraft(this._conversation, "");
     this._fit();
-    this._onsend(text);
+    this._onsend(text, files);
   }
 
   _fit() {
-    byId("send").disabled = !this._input.value.trim();
+    byId("send").disabled = !(this._input.value.trim() || this._attachments.files.length);
     this._input.style.height = "auto";
     this._input.style.height = `${Math.min(this._input.scrollHeight, innerHeight * 0.4)}px`;
   }

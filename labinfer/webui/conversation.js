@@ -44,7 +44,7 @@ export class Conversation {
     this.messages.set(message.id, message);
     this.record.leaf = message.id;
     this.record.updated = Date.now();
-    if (role === "user" && !this.record.title) this.record.title = titleOf(message.content);
+    if (role === "user" && !this.record.title) this.record.title = titleOf(message.content || message.attachments[0].name);
     return message;
   }
 
@@ -58,6 +58,36 @@ export class Conversation {
     }
     this.record.leaf = leaf.id;
   }
+
+  /** This message and all that follow it, on all branches. */
+  under(message) {
+    const found = [message];
+    for (const one of found) found.push(...[...this.messages.values()].filter(({ parent }) => parent === one.id));
+    return found;
+  }
+
+  /** Take a message out with what follows it, and show another version of it or else what is before it. @returns {object[]} what went */
+  remove(message) {
+    const gone = this.under(message), { path } = this;
+    for (const { id } of gone) this.messages.delete(id);
+    if (path.includes(message)) {
+      const other = this.siblings(message).at(-1);
+      if (other) this.select(other);
+      else this.record.leaf = message.parent;
+    }
+    return gone;
+  }
+}
+
+/** A new record and its messages: the way through a conversation up to one message. @param {(title: string) => string} entitle */
+export function forkOf({ record, path }, message, entitle) {
+  const { title, model, system, settings } = record;
+  const copy = { ...newRecord(model), title: entitle(title), named: true, system, settings: structuredClone(settings) };
+  const part = path.slice(0, path.indexOf(message) + 1), ids = new Map(part.map(({ id }) => [id, newId()]));
+  const messages = part.map((one) => ({
+    ...structuredClone(one), id: ids.get(one.id), conversation: copy.id, parent: ids.get(one.parent) ?? null, from: ids.get(one.from) ?? null,
+  }));
+  return { record: Object.assign(copy, { leaf: ids.get(message.id) }), messages };
 }
 
 function titleOf(text) {

@@ -18,6 +18,7 @@ const MESSAGE_FIELDS = {
   failure: objectOf({ kind: text, message: text }),
   stats: objectOf({ tokens: number, about: boolean, firstMs: number, perSecond: number }),
   usage: objectOf({ prompt_tokens: number, completion_tokens: number, prompt_tokens_details: objectOf({ cached_tokens: number }) }),
+  edited: boolean, begins: objectOf({ summary: text }), attachments: listOf(objectOf({ name: text, text })),
   toolCalls: listOf(objectOf({ id: text, name: text, arguments: text })),
   logprobs: listOf(objectOf({ token: text, logprob: number, top: listOf((pair) => Array.isArray(pair) && text(pair[0]) && number(pair[1])) })),
 };

@@ -11,6 +11,7 @@ export function figures(message, words) {
     parts.push(words.rate(stats.perSecond.toFixed(stats.perSecond < 10 ? 1 : 0)));
     parts.push(words.firstToken(duration(stats.firstMs)));
   }
+  if (message.edited) parts.push(words.edited);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   if (cached) parts.push(words.cached(cached, usage.prompt_tokens));
   const reason = status === "done" ? finishReason : status;
@@ -25,7 +26,22 @@ export function explain(failure, words) {
   if (!failure) return words.reloaded;
   if (failure.kind === "broken" || failure.kind === "away" || failure.kind === "draining") return words.broken;
   if (failure.kind === "key") return words.keyRefused;
+  if (Object.hasOwn(words.errors, failure.code ?? "")) return words.errors[failure.code];
   return words.failed(failure.message);
+}
+
+/** How an answer has ended. */
+export function outcome({ status, failure }, words) {
+  if (failure) return explain(failure, words);
+  return status === "done" ? words.finished : words.reasons[status];
+}
+
+/** Why an answer has not begun. @param {import("./api.js").ApiFailure} failure that passes @param {import("./preferences.js").Preferences} preferences */
+export function explainWait({ kind, retryAfter }, { words, key }) {
+  if (kind === "busy") return words.busy(retryAfter);
+  if (kind === "limited") return words.limited(retryAfter);
+  if (kind === "key") return key ? words.keyRefused : words.keyWanted;
+  return kind === "draining" ? words.draining : words.away;
 }
 
 /** A time for people. */

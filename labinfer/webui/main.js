@@ -3,12 +3,13 @@
 import { Api } from "./api.js";
 import { showBanner } from "./banner.js";
 import { Chat } from "./chat.js";
+import { takeDroppedFiles } from "./dropped_files.js";
 import { byId } from "./element.js";
-import { composes } from "./enter_key.js";
 import { MemoryStore } from "./memory_store.js";
 import { openPreferences } from "./preferences_dialog.js";
 import { Preferences } from "./preferences.js";
 import { ServerState } from "./server_state.js";
+import { connectShortcuts, openShortcuts } from "./shortcuts.js";
 import { showIcons, showPreferences } from "./skeleton.js";
 import { Store } from "./store.js";
 
@@ -24,7 +25,7 @@ const chat = new Chat(api, serverState, store ?? new MemoryStore(), preferences)
 await chat.start();
 
 const askPreferences = (forKey) => openPreferences(preferences, () => serverState.check(true), forKey);
-const renderBanner = () => showBanner(serverState.trouble, preferences, () => askPreferences(true), () => serverState.check(true));
+const renderBanner = () => showBanner(serverState, preferences, () => askPreferences(true), () => serverState.check(true));
 
 preferences.addEventListener("change", () => {
   showPreferences(preferences);
@@ -42,11 +43,7 @@ byId("import-file").onchange = async ({ target }) => {
   if (target.files.length) await chat.importFile(target.files[0]);
   target.value = "";
 };
-addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !composes(event) && !document.querySelector("dialog[open]")) chat.stop();
-  if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
-    event.preventDefault();
-    chat.focusSearch();
-  }
-});
+byId("shortcuts").onclick = () => openShortcuts(preferences);
+connectShortcuts(chat, preferences);
+takeDroppedFiles(document.body, (files) => chat.composer.attach(files));
 await serverState.check();

@@ -25,6 +25,10 @@ export class MemoryStore {
     for (const one of messages) await this.saveMessage(one);
   }
 
+  async removeMessages(ids) {
+    for (const id of ids) this._messages.delete(id);
+  }
+
   async remove(id) {
     this._conversations.delete(id);
     for (const message of await this.messages(id)) this._messages.delete(message.id);

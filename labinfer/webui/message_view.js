@@ -1,10 +1,12 @@
 // MessageView: one message in the page, with its buttons, its figures, and the versions beside it.
 
+import { attachmentViews } from "./attachments.js";
 import { copy } from "./clipboard.js";
 import { frameCode } from "./code_view.js";
 import { iconButton, make } from "./element.js";
 import { composes, sends } from "./enter_key.js";
 import { logprobsView } from "./logprobs_view.js";
+import { icon } from "./icon.js";
 import { GrowingMarkdown, renderMarkdown } from "./markdown.js";
 import { duration, figures } from "./figures.js";
 import { thoughtOf } from "./thinking.js";
@@ -13,7 +15,7 @@ export class MessageView {
   /**
    * @param {object} message
    * @param {object[]} siblings its versions
-   * @param {object} actions what buttons do: edit(message, text), again(message), select(message, isNext)
+   * @param {import("./message_actions.js").MessageActions} actions what buttons do
    */
   constructor(message, siblings, words, actions) {
     Object.assign(this, { message, words, _siblings: siblings, _actions: actions });
@@ -27,9 +29,10 @@ export class MessageView {
     this._growing = null;
     this._body = make("div", { className: "body" });
     this._foot = make("div", { className: "foot" });
-    this.element.replaceChildren(this._body, this._foot);
+    this.element.replaceChildren(...this._cut(), this._body, this._foot);
     if (this.message.role === "user") {
-      this._body.append(make("p", { className: "said" }, this.message.content));
+      this._body.append(...attachmentViews(this.message.attachments ?? [], this.words));
+      if (this.message.content) this._body.append(make("p", { className: "said" }, this.message.content));
       this._foot.append(this._buttons(), this._branches());
       return;
     }
@@ -148,8 +151,19 @@ export class MessageView {
     });
     const buttons = make("span", { className: "buttons" });
     if (shown.trim()) buttons.append(copyButton);
-    if (message.role === "user") buttons.append(iconButton("edit", words.edit, () => this._edit()));
-    else buttons.append(iconButton("again", words.again, () => this._actions.again(message)));
+    const again = iconButton("again", words.again, () => this._actions.again(message));
+    if (message.role === "user") {
+      again.classList.add("of-last"); // its answer was deleted
+      buttons.append(iconButton("edit", words.edit, () => this._edit()), again);
+    } else {
+      const fork = iconButton("fork", words.fork, () => this._actions.fork(message));
+      buttons.append(again, iconButton("edit", words.editAnswer, () => this._edit()), fork);
+    }
+    buttons.append(iconButton("trash", words.removeMessage, () => this._actions.remove(message)));
+    if (this._canGoOn) {
+      const goOn = () => this._actions.goOn(message);
+      buttons.append(make("button", { type: "button", className: "quiet of-last", onclick: goOn }, icon("play"), words.goOn));
+    }
     if (message.logprobs?.length) {
       const toggle = iconButton("bars", words.probabilities, () => {
         const shownNow = this._body.querySelector(".logprobs");
@@ -163,13 +177,37 @@ export class MessageView {
     return buttons;
   }
 
+  /** Whether an answer ends where its model did not end it. */
+  get _canGoOn() {
+    const { status, finishReason, edited, content, toolCalls } = this.message;
+    const isCut = edited || finishReason === "length" || ["stopped", "interrupted", "failed"].includes(status);
+    return this.message.role === "assistant" && isCut && !toolCalls && Boolean(content && thoughtOf(this.message).answer.trim());
+  }
+
+  /** Says that messages before this one are not sent, where that is so. */
+  _cut() {
+    const { words, message } = this;
+    if (!message.begins) return [];
+    const all = make("button", { type: "button", className: "quiet", onclick: () => this._actions.sendAll(message) }, words.sendAll);
+    const { summary } = message.begins;
+    return [make("div", { className: "cut" },
+      make("p", {}, summary ? words.summarised : words.leftOut, " ", all),
+      ...(summary ? [make("details", {}, make("summary", {}, words.summary), make("p", { className: "said" }, summary))] : []))];
+  }
+
   _edit() {
-    const { words } = this;
-    const area = make("textarea", { value: this.message.content, "aria-label": words.editMessage });
-    const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, words.sendEdited);
-    const cancel = make("button", { type: "button", onclick: () => { this.render(); this.element.querySelector(".buttons").lastChild.focus(); } }, words.cancel);
+    const { words } = this, isAnswer = this.message.role !== "user";
+    const [began, label, done] = isAnswer ? [words.editAnswer, words.editAnswer, words.keepEdited] : [words.edit, words.editMessage, words.sendEdited];
+    const area = make("textarea", { value: this.message.content, "aria-label": label });
+    const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, done);
+    const giveUp = () => {
+      this.render();
+      this.element.querySelector(`.buttons [title="${began}"]`).focus();
+    };
+    const cancel = make("button", { type: "button", onclick: giveUp }, words.cancel);
     area.onkeydown = (event) => {
-      if (sends(event)) { event.preventDefault(); send.click(); }
+      const isLine = isAnswer && !event.ctrlKey && !event.metaKey; // an answer has many
+      if (sends(event) && !isLine) { event.preventDefault(); send.click(); }
       if (event.key === "Escape" && !composes(event)) { event.stopPropagation(); cancel.click(); }
     };
     this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));

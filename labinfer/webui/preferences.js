@@ -39,6 +39,10 @@ export class Preferences extends EventTarget {
   draft(id) { return this._get(`draft.${id}`); }
   keepDraft(id, text) { this._write(`draft.${id}`, text); }
 
+  /** A text of this browser under this name; nobody is told that it has changed. */
+  kept(name) { return this._get(name); }
+  keep(name, text) { this._write(name, text); }
+
   _get(name) {
     try { return this._storage.getItem(`labinfer.${name}`) ?? ""; } catch { return ""; }
   }

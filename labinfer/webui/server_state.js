@@ -12,6 +12,8 @@ export class ServerState extends EventTarget {
     this._waiting = 0; // requests
     /** "" where all is well, else the kind of an ApiFailure. */
     this.trouble = "";
+    /** The wait of ranks that holds up all answers; null where there is none. See ``Api.wait``. */
+    this.wait = null;
     this.models = [];
     document.addEventListener("visibilitychange", () => document.hidden || this.check());
     addEventListener("online", () => this.check());
@@ -24,15 +26,17 @@ export class ServerState extends EventTarget {
   async check(fresh = false) {
     clearTimeout(this._timer);
     const round = ++this._round;
-    let trouble = "", models = this.models;
+    let trouble = "", models = this.models, wait = null;
     try {
       await this._api.ready();
       if (fresh || this.trouble || !models.length) models = await this._api.models();
     } catch (failure) {
       trouble = failure.kind === "busy" ? "loading" : failure.kind ?? "failed"; // /ready is never merely busy
     }
+    if (trouble !== "away") wait = await this._api.wait();
     if (round !== this._round) return; // a later check is on its way
-    const changed = trouble !== this.trouble || models !== this.models;
+    const changed = trouble !== this.trouble || models !== this.models || wait !== this.wait;
+    this.wait = wait;
     this.trouble = trouble;
     this.models = models;
     if (changed) this.dispatchEvent(new Event("change"));

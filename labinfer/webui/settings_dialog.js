@@ -2,38 +2,53 @@
 
 import { choice, field, openDialog } from "./dialog.js";
 import { make } from "./element.js";
+import { presetRow } from "./preset_row.js";
 
 const FIELDS = {
-  temperature: [0, 2, 0.05], top_p: [0, 1, 0.05], top_k: [-1, 1000, 1], min_p: [0, 1, 0.01], max_tokens: [1, 1000000, 1],
-  repetition_penalty: [0.1, 2, 0.05], presence_penalty: [-2, 2, 0.1], frequency_penalty: [-2, 2, 0.1], seed: [0, 2 ** 31 - 1, 1],
-}; // least, most, step of the arrows; what the server allows, it says itself
+  temperature: [0, 100, 0.05], top_p: [0, 1, 0.05], top_k: [-1, 2 ** 31 - 1, 1], min_p: [0, 1, 0.01], max_tokens: [1, 2 ** 31 - 1, 1],
+  repetition_penalty: [0.01, 100, 0.05], presence_penalty: [-2, 2, 0.1], frequency_penalty: [-2, 2, 0.1], seed: [0, 2 ** 53 - 1, 1],
+}; // least, most, step of the arrows; the bounds are the server's, see sampling_params.py
+const ABOVE_LEAST = ["top_p"]; // 0 would leave no token
+const WHOLE = ["top_k", "max_tokens", "seed"];
 const TOP_LOGPROBS = [0, 1, 3, 5];
 
 /**
  * @param {object} record of the conversation
  * @param {object} defaults of the server, by field
+ * @param {import("./presets.js").Presets} presets
  * @param {(chosen: {system: string, settings: object}) => void} onsave
  */
-export function openSettings(record, defaults, words, onsave) {
-  const { settings } = record;
-  const system = make("textarea", { rows: 3, value: record.system });
+export function openSettings(record, defaults, presets, words, onsave) {
+  const system = make("textarea", { rows: 3 });
   const numbers = Object.entries(FIELDS).map(([name, [min, max, step]]) => {
     const shown = name === "seed" ? words.random : defaults[name] !== undefined ? words.defaultIs(defaults[name]) : words.serverDecides;
-    const input = make("input", { type: "number", min, max, step, placeholder: shown, value: settings[name] ?? "", name });
+    const input = make("input", { type: "number", min, max, step, placeholder: shown, name });
     input.inputMode = min < 0 ? "text" : "decimal"; // telephones have no minus among their numbers
+    input.oninput = () => refused?.control === input && tell(null);
     return [name, input];
   });
-  const stop = make("textarea", { rows: 2, value: (settings.stop ?? []).join("\n") });
-  const logprobs = choice(
-    [["", words.logprobsOff], ...TOP_LOGPROBS.map((n) => [String(n), words.logprobsTop(n)])], String(settings.logprobs ?? ""),
-  );
-  const extra = make("textarea", { rows: 2, value: settings.extra ? JSON.stringify(settings.extra) : "", spellcheck: false, className: "mono" });
-  const wrong = make("p", { className: "failure", role: "alert" });
+  const stop = make("textarea", { rows: 2 });
+  const logprobs = choice([["", words.logprobsOff], ...TOP_LOGPROBS.map((n) => [String(n), words.logprobsTop(n)])], "");
+  const extra = make("textarea", { rows: 2, spellcheck: false, className: "mono" });
+  const forNew = make("input", { type: "checkbox" });
+  const wrong = make("p", { className: "failure", role: "alert", id: "settings-wrong" });
+  let refused = null;
 
-  function save() {
+  function show({ system: told = "", settings = {} }) {
+    tell(null);
+    system.value = told;
+    for (const [name, input] of numbers) input.value = settings[name] ?? "";
+    stop.value = (settings.stop ?? []).join("\n");
+    logprobs.value = String(settings.logprobs ?? "");
+    extra.value = settings.extra ? JSON.stringify(settings.extra) : "";
+  }
+
+  /** What is entered; null where that cannot be, of which it is told. */
+  function read() {
     const chosen = {};
     for (const [name, input] of numbers) {
-      if (input.validity.badInput) return refuse(input, `${words.fields[name]}: ${words.numberWrong}`);
+      const why = wrongNumber(name, input, words);
+      if (why) return tell({ control: input, why: `${words.fields[name]}${words.colon}${why}` });
       if (input.value !== "") chosen[name] = Number(input.value);
     }
     const strings = stop.value.split("\n").filter(Boolean);
@@ -41,22 +56,47 @@ export function openSettings(record, defaults, words, onsave) {
     if (logprobs.value) chosen.logprobs = Number(logprobs.value);
     if (extra.value.trim()) {
       try { chosen.extra = JSON.parse(extra.value); } catch { /* told below */ }
-      if (chosen.extra?.constructor !== Object) return refuse(extra, words.extraWrong);
+      if (chosen.extra?.constructor !== Object) return tell({ control: extra, why: words.extraWrong });
     }
-    onsave({ system: system.value.trim(), settings: chosen });
+    tell(null);
+    return { system: system.value.trim(), settings: chosen };
+  }
+
+  /** Say what is wrong, at the control that it is of; null where nothing is. */
+  function tell(now) {
+    refused?.control.removeAttribute("aria-invalid");
+    refused = now;
+    wrong.textContent = now?.why ?? "";
+    now?.control.setAttribute("aria-invalid", "true");
+    now?.control.focus();
+    return null;
+  }
+
+  function save() {
+    const chosen = read();
+    if (!chosen) return false;
+    if (forNew.checked) presets.forNew = chosen;
+    onsave(chosen);
     return true;
   }
 
-  function refuse(control, why) {
-    wrong.textContent = why;
-    control.focus();
-    return false;
-  }
-
+  show(record);
   openDialog(words.settings, [
+    presetRow(presets, words, show, read),
     field(words.systemPrompt, system, words.systemHint),
-    make("div", { className: "grid" }, ...numbers.map(([name, input]) => field(words.fields[name], input))),
+    make("div", { className: "grid two" }, ...numbers.map(([name, input]) => field(words.fields[name], input, words.fieldHints[name]))),
     make("div", { className: "grid two" }, field(words.stopStrings, stop), field(words.logprobs, logprobs)),
-    field(words.extra, extra), wrong,
+    field(words.extra, extra),
+    make("label", { className: "check" }, forNew, words.forNewChats), wrong,
   ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.close);
+}
+
+/** Why the server would not take this number; "" where it would. */
+function wrongNumber(name, input, words) {
+  const [least, most] = FIELDS[name], value = Number(input.value);
+  if (input.validity.badInput) return words.numberWrong;
+  if (input.value === "") return "";
+  if (WHOLE.includes(name) && !Number.isInteger(value)) return words.numberNotWhole;
+  if (ABOVE_LEAST.includes(name) && value === least) return words.numberNotAbove(least, most);
+  return value < least || value > most ? words.numberOutside(least, most) : "";
 }

@@ -1,6 +1,7 @@
 // Sidebar: the list of conversations, with search, names, and removal.
 
 import { openDialog } from "./dialog.js";
+import { dayGroup } from "./day_group.js";
 import { byId, iconButton, make } from "./element.js";
 import { composes } from "./enter_key.js";
 import { search } from "./search.js";
@@ -10,8 +11,8 @@ const TRASH = 3; // among the buttons of a conversation
 
 export class Sidebar {
   /** @param {object} actions open(id), rename(id, title), remove(id), export(id) */
-  constructor(store, actions) {
-    Object.assign(this, { _store: store, _actions: actions, _list: byId("conversations"), _search: byId("search") });
+  constructor(store, preferences, actions) {
+    Object.assign(this, { _store: store, _preferences: preferences, _actions: actions, _list: byId("conversations"), _search: byId("search") });
     this._records = [];
     this._busy = new Set();
     this._renaming = false;
@@ -27,8 +28,9 @@ export class Sidebar {
       this.endSearch(); // not every browser does
       this.render(this._records, this._current, this._busy, this._words);
     };
-    byId("open-sidebar").onclick = () => this.show(true);
+    byId("open-sidebar").onclick = () => this.toggle();
     byId("close-sidebar").onclick = () => this.show(false, true);
+    byId("collapse").onclick = () => this.toggle();
     byId("veil").onclick = () => this.show(false);
     this._narrow = matchMedia("(max-width: 760px)");
     this._narrow.onchange = () => this.show(false);
@@ -41,15 +43,24 @@ export class Sidebar {
     this.show(false);
   }
 
-  /** On a narrow screen, over the page or away. */
+  /** On a narrow screen, over the page or away; on a wide one it is there, unless it was folded away. */
   show(open, giveFocusBack = false) {
-    const narrow = this._narrow.matches;
+    const narrow = this._narrow.matches, folded = !narrow && Boolean(this._preferences.kept("folded"));
     document.body.classList.toggle("sidebar-open", narrow && open);
-    byId("sidebar").inert = narrow && !open;
+    document.body.classList.toggle("sidebar-folded", folded);
+    byId("sidebar").inert = folded || (narrow && !open);
     document.querySelector("main").inert = narrow && open;
-    byId("open-sidebar").setAttribute("aria-expanded", String(open));
+    byId("open-sidebar").setAttribute("aria-expanded", String(narrow ? open : !folded));
     if (narrow && open) byId("close-sidebar").focus();
     if (narrow && giveFocusBack) byId("open-sidebar").focus();
+  }
+
+  /** Fold it away, or have it there again. */
+  toggle() {
+    const narrow = this._narrow.matches;
+    if (!narrow) this._preferences.keep("folded", this._preferences.kept("folded") ? "" : "yes");
+    this.show(!document.body.classList.contains("sidebar-open"), true);
+    if (!narrow) byId(this._preferences.kept("folded") ? "open-sidebar" : "collapse").focus();
   }
 
   /** All conversations are listed again. */
@@ -59,6 +70,7 @@ export class Sidebar {
   }
 
   focusSearch() {
+    this._preferences.keep("folded", "");
     this.show(true);
     this._search.focus();
     this._search.select();
@@ -72,12 +84,25 @@ export class Sidebar {
     const focused = document.activeElement.closest("#conversations li");
     const button = focused && [...focused.querySelectorAll("button")].indexOf(document.activeElement);
     const shown = records.filter(({ id }) => !this._found || this._found.has(id));
-    this._list.replaceChildren(...shown.map((record) => this._item(record)));
+    this._list.replaceChildren(...this._items(shown));
     const none = byId("none-found");
     none.hidden = shown.length > 0;
     none.textContent = this._found ? words.noneFound : words.noConversations;
     if (focused) this._giveFocusBack(focused.dataset.id, button);
     if (opened) this._place(current)?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Conversations, each day's or month's under its name. */
+  _items(records) {
+    const items = [];
+    let group = "";
+    for (const record of records) {
+      const own = dayGroup(record.updated, this._words);
+      if (own !== group) items.push(make("li", { className: "day" }, own));
+      group = own;
+      items.push(this._item(record));
+    }
+    return items;
   }
 
   async _seek() {

@@ -55,6 +55,11 @@ export class Store {
     });
   }
 
+  async removeMessages(ids) {
+    const messages = this._write("messages");
+    await Promise.all(ids.map((id) => done(messages.delete(id))));
+  }
+
   async remove(id) {
     await done(this._write("conversations").delete(id));
     const messages = this._write("messages");

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.graph import Capture
 from labinfer.functions.protocols import Functions
 from labinfer.layers.input_batch import ModelInputBatch, PooledRows, PromptRow
 from labinfer.plan import BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
@@ -16,6 +17,7 @@ from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
 from labinfer.worker.sampler import Sampler, measure
+from labinfer.worker.step_graphs import StepGraphs
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
@@ -43,6 +45,7 @@ class ModelRunner:
         cache: its KV blocks.
         dtype: of the activations inside this stage.
         functions: what tokens are chosen with.
+        capture: see ``StepGraphs``.
     """
 
     def __init__(
@@ -53,8 +56,11 @@ class ModelRunner:
         device: torch.device,
         dtype: torch.dtype,
         functions: Functions,
+        capture: Capture | None = None,
     ):
         self.model, self._cache = model, cache
+        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
+        self._head = StepGraphs(lambda batch, hidden_TD: model.logits(hidden_TD[batch.sample_rows_B]), capture)
         self._dtype, self._indices = dtype, IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
@@ -105,10 +111,10 @@ class ModelRunner:
             slots_T=[slots],
             sample_rows_B=[sample_rows],
             state_slots_B=[[self._sequences[entry.seq_id].state_slot for entry in plan.entries]] if has_states else [],
-            tables_N=block_tables,
             row_ptr_B=[row_ptr],
             context_lens_B=[context_lens],
             table_ptr_B=[table_ptr],
+            tables_N=block_tables,  # the last, so that the others stay in their places as contexts grow
         )
         return ModelInputBatch(
             token_ids_T=tensors["token_ids_T"],
@@ -131,11 +137,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out."""
+        """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out,
+        which may hold only until the next step."""
         self._cache.move(plan.moves)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
-        return self.model(batch, hidden_TD, self._cache.layers)
+        return self._layers(batch, hidden_TD)
 
     @torch.inference_mode()
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
@@ -148,7 +155,7 @@ class ModelRunner:
         num_entries = len(plan.entries)
         token_ids, logprobs = [], [()] * num_entries
         if len(batch.sample_rows_B):
-            logits_BV = self.model.logits(hidden_TD[batch.sample_rows_B])
+            logits_BV = self._head(batch, hidden_TD)
             if logits_BV is None:
                 return None
             rows = self._sampled_rows(plan)

@@ -15,11 +15,18 @@ START = 1_700_000_000_000_000
 """When the made-up news begin, in microseconds since 1970."""
 
 FAKE_FEED = """
-window.fake = { cluster: %CLUSTER%, streams: [], asked: 0, opened: 0, failure: null };
+window.fake = { cluster: %CLUSTER%, streams: [], asked: 0, opened: 0, failure: null, requests: [], cancelled: [] };
 fake.push = (event) => fake.streams.at(-1).enqueue(new TextEncoder().encode(`data: ${JSON.stringify(event)}\\n\\n`));
 const realFetch = window.fetch;
 window.fetch = async (url, options = {}) => {
     const { pathname } = new URL(url, location.href);
+    if (pathname === "/v1/models" && fake.models) return Response.json({ data: fake.models.map((id) => ({ id })) });
+    if (pathname === "/v1/requests") return Response.json({ object: "list", data: fake.requests, total: fake.requests.length });
+    if (pathname.startsWith("/v1/requests/")) {
+        fake.cancelled.push(pathname.split("/")[3]);
+        fake.requests = fake.requests.filter(({ id }) => !fake.cancelled.includes(id));
+        return Response.json({});
+    }
     if (!pathname.startsWith("/v1/cluster")) return realFetch(url, options);
     if (pathname === "/v1/cluster") {
         fake.asked += 1;
@@ -70,8 +77,12 @@ def cluster(*ranks: Event, **fields: Any) -> Event:
         "block_size": 16,
         "num_blocks": 8192,
         "max_model_len": 2048,
+        "max_num_seqs": 64,
+        "hop_seconds": 0.0001,
         "pipeline_schedule": "1f1b",
         "ranks": list(ranks) or [rank(0, 0), rank(1, 1)],
+        "links": [],
+        "verdict": None,
         "history": [],
     } | fields
 
@@ -88,7 +99,12 @@ def stats(seconds: float, **fields: Any) -> Event:
         "tokens_per_step": 17.5,
         "prompt_tokens_per_second": 40.0,
         "generation_tokens_per_second": 1234.0,
-        "ranks": [{"rank": number, "busy": 0.5, "private_memory": 200 << 20} for number in (0, 1)],
+        "ranks": [
+            {"rank": number, "busy": 0.5, "private_memory": 200 << 20, "memory_used": 6 << 30, "memory_total": 16 << 30}
+            for number in (0, 1)
+        ],
+        "links": [],
+        "verdict": None,
     } | fields
 
 

@@ -117,6 +117,7 @@ def test_all_of_it_by_keyboard(page):
             page.keyboard.press(key)
         raise AssertionError(f"{name} cannot be reached by {key}")
 
+    tab_to("Answer again", "Shift+Tab")
     tab_to("Edit", "Shift+Tab")
     page.keyboard.press("Enter")
     page.keyboard.press("Control+A")

@@ -87,6 +87,13 @@ def test_traffic_moves_picture_and_charts(cluster, server):
     expect(cluster.locator("#summary")).not_to_have_text(seen)  # it moves
     cluster.get_by_label("In view").select_option(label="5 s")
     expect(cluster.locator("#summary")).to_contain_text("5 s from")
+    expect(cluster.locator("#verdict-says")).to_have_text(re.compile(r"bounds?\b.*\d "))
+    expect(cluster.locator("#links tbody tr")).to_have_text([re.compile(r"iB/s.*iB$")] * 2)
+    rows = cluster.locator("#requests tbody tr")
+    expect(rows).to_have_text([re.compile(r"[1-9]\d* of at most 1,500Cancel$")] * 3)
+    rows.nth(1).get_by_role("button").click()
+    expect(rows).to_have_count(2)
+    assert streams[1].finish().error["code"] == "request_cancelled"
     for stream in streams:
         stream.hang_up()
     expect(state(cluster)).to_have_text("No request is running")

@@ -7,9 +7,10 @@ import signal
 import time
 
 import pytest
-from launchers import LAUNCH, command, descendants, finish, matrix, start
+from launchers import LAUNCH, command, descendants, finish, matrix, run, start
 from serving import is_running, rank_number, serving, wait_for
 
+FAULTY = "tests/cluster/faulty_launch.py"
 TIMEOUT = 4.0
 FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
 END_SECONDS = 6.0
@@ -31,7 +32,10 @@ def test_stopped_process_of_a_server_is_named(launcher, stopped, busy):
         os.kill(pid, signal.SIGSTOP)
         begin = time.monotonic()
         if stopped == 0:
-            wait_for(lambda: server.get("/health") == (503, {"status": "stalled"}), TIMEOUT)
+            wait_for(lambda: server.get("/health")[0] == 503, TIMEOUT)
+            status, health = server.get("/health")
+            assert health["status"] == "stalled" and health["wait"]["seconds"] >= TIMEOUT / 4
+            assert (health["wait"]["rank"], health["wait"]["peers"], health["wait"]["step"]) == (None, "0", None)
             assert server.get("/ready")[0] == 503
         assert server.wait_end(tree, TIMEOUT + 1 + END_SECONDS) != 0
         print(f"{launcher}: {NAMES[stopped]} stopped, all ended after {time.monotonic() - begin:.1f} s")
@@ -88,3 +92,12 @@ def test_rank_that_stops_before_the_others_have_met_it_is_named(rank, model):
     assert done.returncode != 0
     assert f"stopped: process {pid}" in done.our_errors[0]
     wait_for(lambda: not is_running(pid), 5)
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_rank_that_stops_after_its_goodbye_is_ended(rank, model):
+    flags = ("--model", model, "--prompt", "x", "--max-tokens", "2", "-pp", "2", "--fault-timeout", "2")
+    done = run("mpirun", 2, FAULTY, *flags, timeout=40, FAULT="leave", FAULT_RANK=str(rank))
+    assert done.returncode != 0
+    assert f"rank {1 - rank} on " in done.our_errors[0] and "waited 2 s (--fault-timeout)" in done.our_errors[0]
+    assert done.stdout.strip()

@@ -75,6 +75,12 @@ class TestKeys:
 
     def test_only_its_own_caller_cancels_a_request(self, guarded):
         stream = guarded.stream({}, ALICE, **{"x-request-id": "mine"}).wait_begun()
+        for key in (ALICE, BOB):
+            status, listed = guarded.get("/v1/requests", key)
+            (request,) = listed["data"]
+            assert (status, listed["total"], request["id"], request["own"]) == (200, 1, "mine", key == ALICE)
+            assert 0 < request["generated_tokens"] < request["max_tokens"] == 1500 and 0 < request["age"] < 20
+            assert request["model"] == "demo" and request["prompt_tokens"] > 0
         for key in (BOB, CAROL):
             reply = guarded.ask("POST", "/v1/requests/cmpl-mine/cancel", b"", key)
             reply.check_error(404, "invalid_request_error", "request_not_found")

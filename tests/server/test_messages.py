@@ -197,13 +197,15 @@ class TestTools:
         assert ask(**self.FIELDS | {"tool_choice": {"type": "none"}, "max_tokens": 5})["stop_reason"] != "tool_use"
 
 
+CALL = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
 REFUSED = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "needs a name"),
     ({"messages": []}, "messages"),
+    ({"messages": [QUESTION, {"role": "assistant", "content": [CALL]}]}, "the last one calls tools"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}]}, "role"),
+    ({"messages": [{"role": "user", "content": [CALL]}]}, "role"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"messages": [{"role": "user", "content": "red " * 600}]}, "prompt is too long"),
 ]

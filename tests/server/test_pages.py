@@ -63,6 +63,14 @@ def test_page_may_load_from_its_own_server_only(client):
         assert "unsafe" not in str(policy) and "http" not in str(policy)
 
 
+def test_frame_of_previews_reaches_nothing(client):
+    policy = client.get("/webui/preview/frame.html").headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; ")
+    assert policy.endswith("sandbox allow-scripts")
+    assert "connect-src" not in policy
+    assert "http" not in policy
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_comes_as_what_it_is(client, name):
     answer = client.get(f"/webui/{name}")

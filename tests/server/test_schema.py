@@ -201,9 +201,9 @@ def ask(server: Server, case, *unchecked):
         if case.operation.path.endswith("/completions") and not body.get("min_tokens"):
             body["max_tokens"] = body.get("max_tokens") or MAX_TOKENS
             body.pop("max_completion_tokens", None)  # which would go before it
-    if case.operation.path.startswith("/v1/cluster"):
+    if case.operation.path.startswith(("/v1/cluster", "/v1/requests")):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
-        if case.operation.path != "/v1/cluster" and can_look(query.get("seconds", 1)):
+        if case.operation.path.startswith("/v1/cluster/") and can_look(query.get("seconds", 1)):
             query["seconds"] = "0"  # not for a minute, or until this goes
         case.query = query  # in which an empty list would leave no trace
     response = case.call(base_url=server.url, timeout=60)

@@ -14,6 +14,7 @@ from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions
 from labinfer.cli import COMMANDS, build_parser, program_name, split_command
 from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
 from labinfer.errors import UserError
+from labinfer.flags import OTHER_ENGINES
 from labinfer.gateway.options import ServerOptions
 from labinfer.option_fields import check_bounds, convert_section
 from labinfer.terminal.options import ChatOptions
@@ -312,11 +313,44 @@ def test_quantizations_that_make_no_sense_are_refused(options, complaint):
         EngineOptions.from_flat(options)
 
 
-@pytest.mark.parametrize("words", [["bench"], ["serves"], ["plan", "comm"]])
+@pytest.mark.parametrize("words", [["bench"], ["serves"], ["comm", "plan"]])
 def test_words_that_are_no_command_are_refused(words):
     with pytest.raises(UserError) as caught:
         split_command([*words, "--threads", "1"])
     assert repr(" ".join(words)) in str(caught.value) and "bench comm" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "complaint"),
+    [
+        ("generate", ["-m", "DIR"], "unknown option -m (did you mean --model?)"),
+        ("serve", ["-c", "2048"], "unknown option -c (did you mean --max-model-len?)"),
+        ("serve", ["-np=4"], "unknown option -np (did you mean --max-num-seqs?)"),
+        ("generate", ["-t", "4"], "unknown option -t (did you mean --threads?)"),  # no abbreviation of -tp
+        ("generate", ["-p", "Hello"], "unknown option -p (did you mean --prompt?)"),
+        ("serve", ["--gpu-memory-utilization=0.9"], "(did you mean --memory-utilization?)"),
+        ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
+        ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),
+    ],
+)
+def test_flags_of_other_engines_lead_to_ours(command, arguments, complaint):
+    with pytest.raises(UserError) as caught:
+        build_parser(command).parse_args(arguments)
+    assert complaint in str(caught.value)
+
+
+def test_flags_of_other_engines_are_none_of_ours():
+    ours = {flag for command in COMMANDS for flag in build_parser(command)._option_string_actions}
+    assert not ours & OTHER_ENGINES.keys() and {name.split()[0] for name in OTHER_ENGINES.values()} <= ours
+
+
+def test_short_option_may_be_joined_to_its_value():
+    assert build_parser().parse_args(["-qint8"]).quantization == "int8"
+
+
+def test_model_after_the_command_leads_to_its_flag():
+    with pytest.raises(UserError, match="serve: unexpected 'DIR'; a model is given as --model DIR"):
+        split_command(["serve", "DIR", "-tp", "2"])
 
 
 def test_wrong_flag_is_a_usage_error_without_importing_torch():

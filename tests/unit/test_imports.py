@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
     "host": "link llm recommended_sampling outputs pooling engine comm heartbeat rank_stats",
-    "link": "engine rank_stats",
+    "link": "engine heartbeat rank_stats",
     "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_params",
     "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
     "bench": "option_fields llm jsonl outputs engine prompts observe config sampling_params",

@@ -1,5 +1,6 @@
 // Attention over a paged KV cache, for one query token of a sequence or many: both products run through linear's panels.
 #include "panel.h"
+#include "replay.h"
 
 namespace {
 
@@ -184,7 +185,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
       int64_t width = std::min(filled, up_to(visible, PANEL));
       Panel<Kernel> multiply = panel_of<Kernel>(some);
       for (int64_t key = 0; key < width; key += PANEL) {
-        multiply(query + row * size, size, keys + key * size, size / 2, block);
+        multiply(query + row * size, size, keys + key * size, size / 2, block, {});
         for (int r = 0; r < some; ++r) std::memcpy(scores + r * step + key, block + r * PANEL, sizeof(float) * PANEL);
       }
       for (int r = 0; r < some; ++r) {
@@ -197,7 +198,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
           for (int64_t i = 0; i < padded; i += WIDTH) store(sums + i, load<floats>(sums + i) * correction);
       }
       for (int64_t i = 0; i < padded; i += PANEL) {
-        multiply(weights, step, values + i * filled, width / 2, block);
+        multiply(weights, step, values + i * filled, width / 2, block, {});
         for (int r = 0; r < some; ++r)
           for (int j = 0; j < PANEL; j += WIDTH) {
             float* sums = total + (row + r) * padded + i + j;
@@ -283,9 +284,11 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
         write(batch, tiles[i], own.total.data(), own.mass.data());
       }
     }
+    if (divided) {
 #pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < tiles.size(); ++i)
-      if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
+      for (size_t i = 0; i < tiles.size(); ++i)
+        if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
+    }
   }
 }
 
@@ -305,7 +308,8 @@ extern "C" {
     Batch batch{q, {k_cache, k_scales}, {v_cache, v_scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out,    \
                 heads, kv_heads, size, block_size, scale, window};                                                       \
     attend_all<KERNEL>(batch, sequences, threads);                                                                       \
-  }
+  }                                                                                                                      \
+  REPLAYABLE(NAME)
 
 ATTEND(attend, Fma)
 #ifdef __AVX512BF16__

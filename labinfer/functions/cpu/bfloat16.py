@@ -8,13 +8,14 @@ from collections.abc import Callable
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.cpu.library import Library
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import DenseWeight
 from labinfer.functions.reference import attention, linear
 
 
-def has_dot(library: ctypes.CDLL) -> bool:
+def has_dot(library: Library) -> bool:
     """Whether the processor has a dot product in bfloat16, so that it was compiled."""
     return hasattr(library, "linear_dot")
 
@@ -46,7 +47,7 @@ class CpuFunctions:
 
     dtypes = (torch.bfloat16,)
 
-    def __init__(self, library: ctypes.CDLL, dot: bool = False):
+    def __init__(self, library: Library, dot: bool = False):
         self._library = library
         self._linear = library.linear_dot if dot else library.linear
         self._attend = library.attend_dot if dot else library.attend

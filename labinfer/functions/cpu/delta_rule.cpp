@@ -3,6 +3,7 @@
 // and columns: all tokens of a sequence in turn, while the columns stay in a cache.
 #include <vector>
 
+#include "replay.h"
 #include "vectors.h"
 
 namespace {
@@ -264,7 +265,10 @@ extern "C" {
   void gated_norm_##NAME(const T* x, const T* gate, const T* weight, T* out, int64_t stride, int64_t tokens,           \
                          int64_t heads, int64_t size, float eps, int threads) {                                        \
     norm_and_gate(x, gate, stride, weight, out, tokens, heads, size, eps, threads);                                    \
-  }
+  }                                                                                                                    \
+  REPLAYABLE(causal_conv_##NAME)                                                                                       \
+  REPLAYABLE(delta_rule_##NAME)                                                                                        \
+  REPLAYABLE(gated_norm_##NAME)
 OF_TYPE(bf16, bfloat16)
 OF_TYPE(float, float32)
 #undef OF_TYPE

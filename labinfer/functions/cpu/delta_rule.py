@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.cpu.library import Library
 
 
 class CpuDeltaRule:
@@ -19,7 +19,7 @@ class CpuDeltaRule:
 
     dtypes = (torch.bfloat16, torch.float32)
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: Library):
         self._library = library
 
     def calls(self) -> dict[str, Callable]:

@@ -20,14 +20,15 @@ inline ints dot4(ints total, words weight, int32_t x) {
 // Panels of 32 outputs: for each 4 inputs the 4 bytes of every output. out (ROWS, 32) = start of a row + its products.
 template <int ROWS>
 inline void panel_int8(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t quads, const int32_t* start,
-                       float* out) {
+                       float* out, const Stream& stream) {
   ints low[ROWS], high[ROWS];
   for (int row = 0; row < ROWS; ++row) low[row] = high[row] = start[row] - ints{};
   for (int64_t quad = 0; quad < quads; ++quad) {
     const uint8_t* at = weight + quad * 4 * PANEL;
     words first = load<words>(at), second = load<words>(at + 4 * WIDTH);
-    __builtin_prefetch(at + AHEAD);
-    __builtin_prefetch(at + AHEAD + 64);
+    const char* ahead = stream.ahead(at);
+    __builtin_prefetch(ahead);
+    __builtin_prefetch(ahead + 64);
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; ++row) {
       int32_t input = load<int32_t>(x + row * stride + 4 * quad);
@@ -47,7 +48,7 @@ inline void panel_int8(const int8_t* x, int64_t stride, const uint8_t* weight, i
 // the group's x. A group has a multiple of 8 inputs.
 template <int ROWS, int BITS, bool ZEROS>
 inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
-                         const int32_t* start, float* out) {
+                         const int32_t* start, float* out, const Stream& stream) {
   for (int i = 0; i < 2 * ROWS; ++i) store(out + i * WIDTH, floats{});
   for (int64_t number = 0; number < groups; ++number) {
     floats low_scale = widen_float16(load<halves>(weight)), high_scale = widen_float16(load<halves>(weight + 2 * WIDTH));
@@ -67,7 +68,8 @@ inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight,
       } else {
         odd_first = load<words>(weight + 4 * PANEL), odd_second = load<words>(weight + 4 * PANEL + 4 * WIDTH);
       }
-      for (int ahead = 0; ahead < BITS * PANEL; ahead += 64) __builtin_prefetch(weight + AHEAD + ahead);
+      const char* ahead = stream.ahead(weight);
+      for (int line = 0; line < BITS * PANEL; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 16
       for (int row = 0; row < ROWS; ++row) {
         const int8_t* at = x + row * stride + input;
@@ -88,12 +90,6 @@ inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight,
       store(to + WIDTH, load<floats>(to + WIDTH) + high_sum * high_scale);
     }
   }
-}
-
-template <int ROWS>
-inline void panel_int4(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
-                       const int32_t* start, float* out) {
-  panel_groups<ROWS, 4, false>(x, stride, weight, groups, group, start, out);
 }
 
 }  // namespace

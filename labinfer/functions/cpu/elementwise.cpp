@@ -2,6 +2,7 @@
 #include <cfloat>
 #include <vector>
 
+#include "replay.h"
 #include "vectors.h"
 
 namespace {
@@ -129,6 +130,7 @@ void add_rms_norm(bf16* hidden, const bf16* delta, const void* weight, bf16* out
   if (is_wide) add_norm(hidden, delta, (const float*)weight, out, tokens, size, eps, threads);
   else add_norm(hidden, delta, (const bf16*)weight, out, tokens, size, eps, threads);
 }
+REPLAYABLE(add_rms_norm)
 
 // out (tokens, size) = silu(gate) * up of the halves of (tokens, 2 size).
 void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
@@ -148,6 +150,7 @@ void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, 
     }
   }
 }
+REPLAYABLE(silu_and_mul)
 
 // From qkv (tokens, (heads + 2 kv_heads) size): rotated queries to q (tokens, heads, size), rotated keys and values to
 // their slots of (slots, kv_heads, size): in bfloat16, or in int8 where there are scales (slots, kv_heads). See Positions.
@@ -175,5 +178,6 @@ void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const H
     }
   }
 }
+REPLAYABLE(rotate_and_write)
 
 }  // extern "C"

@@ -1,5 +1,6 @@
 // The gated MLPs of a layer's experts, each for the tokens that chose it, in one call.
 #include "experts.h"
+#include "replay.h"
 
 namespace {
 
@@ -81,8 +82,8 @@ class Rows {
   }
 
   static void multiply(const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
-                       const float* scales, float unit, float* out) {
-    whole_panel<Form>(count)(form, in.q + first * form.padded(), panel, in.start + first * form.groups(), out);
+                       const float* scales, float unit, float* out, const Stream& stream) {
+    whole_panel<Form>(count)(form, in.q + first * form.padded(), panel, in.start + first * form.groups(), out, stream);
     for (int row = 0; row < count; ++row, out += PANEL)
       for (int half = 0; half < PANEL; half += WIDTH)
         store(out + half, scaled(out + half, in.scale[first + row] * unit, scales ? scales + half : nullptr));
@@ -121,9 +122,9 @@ class Rows<Dense<Kernel>> {
   }
 
   static void multiply(const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel, const float*,
-                       float, float* out) {
+                       float, float* out, const Stream& stream) {
     panel_of<Kernel>(count)(in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
-                            form.padded() / Kernel::STEP, out);
+                            form.padded() / Kernel::STEP, out, stream);
   }
 
  private:
@@ -137,13 +138,21 @@ struct Panels {
   const float* scales;  // null where there are none, or they are among the data
   float unit;
   int64_t begin, end;
+  const uint8_t* next;  // what the same thread reads afterwards; null for nothing
 };
 
 template <typename Form>
-Panels panels_of(const uint8_t* expert, const Layout<Form>& layout, bool is_down, int64_t begin, int64_t end) {
+Panels panels_of(const uint8_t* expert, const Layout<Form>& layout, bool is_down, int64_t begin, int64_t end,
+                 const uint8_t* next) {
   int64_t scales = is_down ? layout.down_scales() : layout.gate_scales();
   return {expert + (is_down ? layout.down_begin() : 0), Form::OUTPUT_SCALES ? (const float*)(expert + scales) : nullptr,
-          load<float>(expert + layout.units() + is_down * sizeof(float)), begin, end};
+          load<float>(expert + layout.units() + is_down * sizeof(float)), begin, end, next};
+}
+
+// Where a panel of an expert's down is.
+template <typename Form>
+const uint8_t* down_panel(const uint8_t* expert, const Layout<Form>& layout, int64_t panel) {
+  return expert + layout.down_begin() + panel * layout.down.panel_bytes();
 }
 
 // Products of rows with panels. take(first, count) is a block of rows; each(panel, row, sums) is given 32 outputs of a row.
@@ -153,6 +162,8 @@ template <typename Form, typename Take, typename Each>
 void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Each each) {
   constexpr int ROWS = Form::ROWS;
   alignas(64) float block[ROWS * PANEL];
+  const char* end = (const char*)panels.data + panels.end * form.panel_bytes();
+  Stream stream{end, panels.next ? (const char*)panels.next - end : -2 * AHEAD};  // what was read takes no time
   int64_t blocks = std::max<int64_t>(1, (rows * form.padded() * Rows<Form>::NUMBER + CACHE / 2) / CACHE);
   int64_t together = (rows + blocks - 1) / blocks;
   for (int64_t first = 0; first < rows; first += together) {
@@ -163,7 +174,7 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, E
       for (int64_t row = 0; row < count; row += step) {
         int now = int(std::min(step, count - row));
         Rows<Form>::multiply(form, rows_in, row, now, panels.data + panel * form.panel_bytes(),
-                             panels.scales ? panels.scales + panel * PANEL : nullptr, panels.unit, block);
+                             panels.scales ? panels.scales + panel * PANEL : nullptr, panels.unit, block, stream);
         for (int i = 0; i < now; ++i) each(panel, first + row + i, block + i * PANEL);
       }
   }
@@ -178,12 +189,17 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
   for (int64_t i = 0; i < active; ++i) total += (routing.begin[i + 1] - routing.begin[i] + READING) * panels;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int part = 0; part < threads; ++part) {
-    int64_t from = total * part / threads, to = total * (part + 1) / threads, passed = 0;
+    int64_t from = total * part / threads, to = total * (part + 1) / threads;
+    auto panel_at = [&](int64_t i, int64_t at) {  // the first of an expert from this place in the list on
+      int64_t passed = (routing.begin[i] + i * READING) * panels, cost = routing.begin[i + 1] - routing.begin[i] + READING;
+      return std::clamp<int64_t>((at - passed + cost - 1) / cost, 0, panels);
+    };
     for (int64_t i = 0; i < active; ++i) {
-      int64_t first = routing.begin[i], rows = routing.begin[i + 1] - first, cost = rows + READING;
-      auto panel_at = [&](int64_t at) { return std::clamp<int64_t>((at - passed + cost - 1) / cost, 0, panels); };
-      Panels own = panels_of(experts[routing.experts[i]], layout, false, panel_at(from), panel_at(to));
-      passed += cost * panels;
+      int64_t first = routing.begin[i], rows = routing.begin[i + 1] - first;
+      bool goes_on = i + 1 < active && panel_at(i + 1, to) > 0;
+      const uint8_t* next = goes_on ? experts[routing.experts[i + 1]]
+                                    : down_panel(experts[routing.experts[0]], layout, layout.down_panels * part / threads);
+      Panels own = panels_of(experts[routing.experts[i]], layout, false, panel_at(i, from), panel_at(i, to), next);
       if (own.begin >= own.end) continue;
       auto take = [&](int64_t row, int64_t count) {
         return rows_in.gather(layout.gate_up, &routing.token[first + row], count);
@@ -212,7 +228,8 @@ void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, c
     for (int64_t i = 0; i < active; ++i) {
       int64_t first = routing.begin[i], rows = routing.begin[i + 1] - first;
       auto take = [&](int64_t row, int64_t count) { return rows_in.take(layout.down, first + row, count); };
-      multiply(layout.down, panels_of(experts[routing.experts[i]], layout, true, begin, end), rows, take,
+      const uint8_t* next = i + 1 < active ? down_panel(experts[routing.experts[i + 1]], layout, begin) : nullptr;
+      multiply(layout.down, panels_of(experts[routing.experts[i]], layout, true, begin, end, next), rows, take,
                [&](int64_t panel, int64_t row, const float* products) {
                  float* to = sums + routing.token[first + row] * width + panel * PANEL;
                  float weight = routing.weight[first + row];
@@ -271,9 +288,11 @@ extern "C" {
 // out (tokens, hidden) = for each token of x the weighted sum of what the experts give that its ids name; ids are those of
 // the model, of which the first here is given, and others add nothing.
 void experts(const Experts* experts, const Call* call, int threads) { run_experts<Fma>(*experts, *call, threads); }
+REPLAYABLE(experts)
 
 #ifdef __AVX512BF16__
 void experts_dot(const Experts* experts, const Call* call, int threads) { run_experts<Dot>(*experts, *call, threads); }
+REPLAYABLE(experts_dot)
 #endif
 
 }  // extern "C"

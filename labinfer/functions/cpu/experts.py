@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from labinfer.functions.cpu.bfloat16 import has_dot
-from labinfer.functions.cpu.library import new_bytes, readable
+from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.cpu.quantized import PANEL
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
@@ -65,7 +65,7 @@ class CpuPackedExperts:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        library: Library,
         quantization: str,
         group: int,
         *,
@@ -151,7 +151,7 @@ class CpuExperts:
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
-    def __init__(self, library: ctypes.CDLL, dot: bool = False):
+    def __init__(self, library: Library, dot: bool = False):
         self._library = library
         self._experts = library.experts_dot if dot and has_dot(library) else library.experts
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,9 +24,34 @@ def build(cache: Path, on_progress: compiler.OnProgress = lambda done, total: No
     return compiler.build("kernels", SOURCES, cache, ["-fopenmp"], on_progress)
 
 
-def load(path: Path) -> ctypes.CDLL:
+Observer = Callable[[Callable | None, Sequence[type], Sequence[Any]], None]
+"""Is told of each call: of the function that makes it again with arguments from memory (``replay.h``), or None where there is
+none, and of the arguments with their types."""
+
+
+class Library:
+    """The compiled functions by their names in C++, but for those whose instructions this processor has not."""
+
+    def __init__(self, compiled: ctypes.CDLL):
+        self.file_name = Path(compiled._name).name
+        """Says what the library was made of."""
+        self.observer: Observer | None = None
+        self.replay = compiled.replay
+
+    def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
+        """Make a function without result an attribute."""
+
+        def call(*arguments):
+            if self.observer is not None:
+                self.observer(again, function.argtypes, arguments)
+            function(*arguments)
+
+        setattr(self, name, call)
+
+
+def load(path: Path) -> Library:
     """The library's functions. Its OpenMP is torch's, which is loaded already: one pool of threads."""
-    library = ctypes.CDLL(str(path))
+    compiled = ctypes.CDLL(str(path))
     pointer, size, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     arguments = {
         "pack_weight": [pointer, size, size, count],
@@ -43,7 +70,7 @@ def load(path: Path) -> ctypes.CDLL:
         "pack_expert": [pointer, size] + [pointer] * 2 + [real] * 2 + [count] * 2,
         "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
         "experts": [pointer] * 2 + [count],
-        "route": [pointer] * 7 + [size] * 2 + [count] * 2,
+        "route": [pointer] * 7 + [size] * 2 + [count] * 3,
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
         "rotate_and_write": [pointer] * 10 + [size] * 5 + [count] * 2,
@@ -67,10 +94,18 @@ def load(path: Path) -> ctypes.CDLL:
         "ceiling_dot": [size, count],
         "ceiling_int8": [size, count],
     }
-    present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(library, name)}
+    present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(compiled, name)}
+    library = Library(compiled)
     for name, types in (arguments | counted | present).items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, size if name in counted or name.startswith("ceiling_") else None
+        function = getattr(compiled, name)
+        function.argtypes = types
+        if name in counted or name.startswith("ceiling_"):
+            function.restype = size
+            setattr(library, name, function)
+        else:
+            function.restype = None
+            library.add(name, function, getattr(compiled, f"replay_{name}", None))
+    library.replay.argtypes, library.replay.restype = [pointer, size], None
     return library
 
 

@@ -1,5 +1,6 @@
 // Products with packed weights.
 #include "panel.h"
+#include "replay.h"
 
 namespace {
 
@@ -34,7 +35,7 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
         }
         for (int64_t token = 0; token < count; token += step) {
           int rows = int(std::min(step, count - token));
-          panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block);
+          panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block, {});
           for (int row = 0; row < rows; ++row) {
             bf16* to = out + (first + token + row) * outputs + number * PANEL;
             store(to, narrow(load<floats>(block + row * PANEL) + add_low));
@@ -43,11 +44,13 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
         }
       }
     }
-#pragma omp for schedule(static)
-    for (int64_t output = panels * PANEL; output < outputs; ++output)
-      for (int64_t token = 0; token < tokens; ++token)
-        out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
-                                               (bias ? widen(bias[output]) : 0.0f));
+    if (panels * PANEL < outputs) {  // another loop is another barrier
+#pragma omp for nowait schedule(static)
+      for (int64_t output = panels * PANEL; output < outputs; ++output)
+        for (int64_t token = 0; token < tokens; ++token)
+          out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
+                                                 (bias ? widen(bias[output]) : 0.0f));
+    }
   }
 }
 
@@ -78,12 +81,14 @@ void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int6
             int64_t inputs, int threads) {
   multiply<Fma>(x, weight, bias, out, tokens, outputs, inputs, threads);
 }
+REPLAYABLE(linear)
 
 #ifdef __AVX512BF16__
 void linear_dot(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
                 int64_t inputs, int threads) {
   multiply<Dot>(x, weight, bias, out, tokens, outputs, inputs, threads);
 }
+REPLAYABLE(linear_dot)
 #endif
 
 // out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.
@@ -104,5 +109,6 @@ void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens,
     }
   }
 }
+REPLAYABLE(embedding)
 
 }  // extern "C"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
+
+from labinfer.functions.cpu.library import Library
 
 
 class CpuLoading:
@@ -14,7 +14,7 @@ class CpuLoading:
         library: see ``library.load``.
     """
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: Library):
         self._library = library
 
     def read_rows(self, file: int, position: int, stride: int, rows_RB: torch.Tensor) -> bool:

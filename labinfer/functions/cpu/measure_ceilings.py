@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 
 import torch
 
 from labinfer.functions.ceilings import Ceilings
+from labinfer.functions.cpu.library import Library
 
 BYTES = 256 * 2**20
 """Size of the buffer that is read: more than the caches hold."""
@@ -17,7 +17,7 @@ REPEATS = 30
 """Short and many, since other processes may disturb some of them."""
 
 
-def measure_ceilings(library: ctypes.CDLL, num_bytes: int = BYTES, rounds: int = ROUNDS) -> Ceilings:
+def measure_ceilings(library: Library, num_bytes: int = BYTES, rounds: int = ROUNDS) -> Ceilings:
     """The best of some runs of each loop."""
     threads = torch.get_num_threads()
     data = torch.ones(num_bytes, dtype=torch.uint8)

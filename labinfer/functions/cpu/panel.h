@@ -124,7 +124,7 @@ struct FloatKernel {
   }
 
   template <int COUNT>
-  static void panel(const float* x, int64_t stride, const Stored* weight, int64_t steps, float* out) {
+  static void panel(const float* x, int64_t stride, const Stored* weight, int64_t steps, float* out, const Stream& stream) {
     constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
     constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
     for (int column = 0; column < ACROSS; column += TOGETHER) {
@@ -132,7 +132,8 @@ struct FloatKernel {
       for (int64_t step = 0; step < steps; ++step) {
         const Stored* at = weight + (step * PANEL + column * LANES) * STEP;
         constexpr int BYTES = TOGETHER * LANES * STEP * sizeof(Stored);
-        for (int ahead = 0; ahead < BYTES; ahead += 64) __builtin_prefetch((const char*)at + AHEAD + ahead);
+        const char* ahead = stream.ahead(at);
+        for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 2
         for (int odd = 0; odd < STEP; ++odd) {
           lanes wide[TOGETHER];
@@ -165,14 +166,15 @@ struct Dot {
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
   template <int COUNT>
-  static void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out) {
+  static void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
     __m512 low[COUNT], high[COUNT];
     for (int row = 0; row < COUNT; ++row) low[row] = high[row] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < pairs; ++pair) {
       const bf16* at = weight + pair * 2 * PANEL;
       __m512bh first = (__m512bh)_mm512_loadu_si512(at), second = (__m512bh)_mm512_loadu_si512(at + PANEL);
-      __builtin_prefetch((const char*)at + AHEAD);
-      __builtin_prefetch((const char*)at + AHEAD + 64);
+      const char* ahead = stream.ahead(at);
+      __builtin_prefetch(ahead);
+      __builtin_prefetch(ahead + 64);
 #pragma GCC unroll 16
       for (int row = 0; row < COUNT; ++row) {
         __m512bh input = (__m512bh)_mm512_set1_epi32(load<int32_t>(x + row * stride + 2 * pair));
@@ -190,7 +192,7 @@ struct Dot {
 
 // x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
 template <typename Kernel>
-using Panel = void (*)(const typename Kernel::Input*, int64_t, const typename Kernel::Stored*, int64_t, float*);
+using Panel = void (*)(const typename Kernel::Input*, int64_t, const typename Kernel::Stored*, int64_t, float*, const Stream&);
 
 template <typename Kernel, int... ROWS>
 constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...>) {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -14,11 +12,13 @@ from labinfer.functions.cpu import library
 from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.experts import CpuExperts
+from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
+from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
 from labinfer.functions.registry import EXPERT_FUNCTIONS, MATRIX_FUNCTIONS, FunctionRegistry
 from labinfer.native import compiler
@@ -36,7 +36,7 @@ class CpuProvider(Provider):
         compiled: the library, where it is loaded already.
     """
 
-    def __init__(self, compiled: ctypes.CDLL | None = None):
+    def __init__(self, compiled: library.Library | None = None):
         self._library = compiled
         self._processor: str | None = None
 
@@ -83,10 +83,13 @@ class CpuProvider(Provider):
 
     def fingerprint(self) -> tuple[object, ...]:
         """The file's name says what it was made of; the processor counts also where there is none."""
-        return self._processor, Path(self._library._name).name if self._library is not None else None
+        return self._processor, self._library.file_name if self._library is not None else None
 
     def ceilings(self) -> Ceilings | None:
         return measure_ceilings(self._library) if self._library is not None else None
+
+    def capture(self) -> Capture | None:
+        return partial(capture, self._library) if self._library is not None else None
 
     def loading(self) -> CpuLoading | None:
         return CpuLoading(self._library) if self._library is not None else None

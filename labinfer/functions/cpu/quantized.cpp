@@ -1,4 +1,5 @@
 // Products with weights as whole numbers, and rows of a rounded table.
+#include "replay.h"
 #include "rounded.h"
 
 namespace {
@@ -41,7 +42,7 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
         for (int64_t token = first; token < last; token += ROWS) {
           int rows = int(std::min<int64_t>(ROWS, last - token));
           whole_panel<Form>(rows)(form, rows_in.q + token * padded, weight + number * form.panel_bytes(),
-                                  rows_in.start + token * groups, block);
+                                  rows_in.start + token * groups, block, {});
           for (int row = 0; row < rows; ++row)
             finish(out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
                    Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
@@ -114,6 +115,7 @@ void linear_int8(const void* x, const uint8_t* data, const float* scales, const 
   if (wide) multiply(form, (const float*)x, data, scales, (const float*)bias, (float*)out, tokens, outputs, 1.0f, threads);
   else multiply(form, (const bf16*)x, data, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, 1.0f, threads);
 }
+REPLAYABLE(linear_int8)
 
 // The same with weights in groups, before whose first input lead others are held.
 void linear_groups(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
@@ -123,6 +125,7 @@ void linear_groups(const void* x, const uint8_t* data, const void* bias, void* o
     else multiply(form, (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
   });
 }
+REPLAYABLE(linear_groups)
 
 // out (tokens, inputs): row id - first of a quantised table of so many outputs, zeros for ids outside.
 void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales, void* out, int64_t tokens,
@@ -130,5 +133,6 @@ void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales
   if (wide) rows_of_int8(ids, data, scales, (float*)out, tokens, outputs, inputs, first, threads);
   else rows_of_int8(ids, data, scales, (bf16*)out, tokens, outputs, inputs, first, threads);
 }
+REPLAYABLE(embedding_int8)
 
 }  // extern "C"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import torch
 
-from labinfer.functions.cpu.library import new_bytes, readable
+from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.packed_weight import QuantizedWeight
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
@@ -28,7 +27,7 @@ class CpuQuantized:
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
     """Dtypes of activations; float16 is widened on the way in."""
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: Library):
         self._library = library
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:

@@ -26,8 +26,9 @@ struct Int8 {
   int64_t panel_bytes() const { return PANEL * padded(); }
 
   template <int COUNT>
-  static void panel(const Int8& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out) {
-    panel_int8<COUNT>(x, form.padded(), weight, form.padded() / 4, start, out);
+  static void panel(const Int8& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+                    const Stream& stream) {
+    panel_int8<COUNT>(x, form.padded(), weight, form.padded() / 4, start, out, stream);
   }
 };
 
@@ -46,8 +47,9 @@ struct Grouped {
   int64_t panel_bytes() const { return groups() * group_bytes(); }
 
   template <int COUNT>
-  static void panel(const Grouped& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out) {
-    panel_groups<COUNT, BITS, ZEROS>(x, form.padded(), weight, form.groups(), form.group, start, out);
+  static void panel(const Grouped& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+                    const Stream& stream) {
+    panel_groups<COUNT, BITS, ZEROS>(x, form.padded(), weight, form.groups(), form.group, start, out, stream);
   }
 };
 
@@ -63,7 +65,7 @@ void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, bool zer
 }
 
 template <typename Form>
-using WholePanel = void (*)(const Form&, const int8_t*, const uint8_t*, const int32_t*, float*);
+using WholePanel = void (*)(const Form&, const int8_t*, const uint8_t*, const int32_t*, float*, const Stream&);
 
 template <typename Form, int... ROWS>
 constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int, ROWS...>) {
@@ -87,11 +89,11 @@ struct RoundedRows {
 // The memory of such rows.
 class Rounded {
  public:
-  // Each row of x, which are a stride apart, by all threads together; one row is not worth a barrier.
+  // Each row of x, which are a stride apart, by all threads together; a few are not worth a barrier.
   template <typename Form, typename T>
   void round(const Form& form, const T* x, int64_t rows, int64_t stride, int threads) {
     resize(form, rows);
-#pragma omp parallel for num_threads(threads) if (rows > 1)
+#pragma omp parallel for num_threads(threads) if (rows * form.inputs >= SHARED)
     for (int64_t row = 0; row < rows; ++row) round_row(form, x + row * stride, row);
   }
 
@@ -113,6 +115,8 @@ class Rounded {
   std::vector<int8_t> q;
   std::vector<float> scale;
   std::vector<int32_t> start;
+
+  static constexpr int64_t SHARED = 1 << 13;  // numbers that take longer to round than threads to meet
 
   template <typename Form>
   void resize(const Form& form, int64_t rows) {

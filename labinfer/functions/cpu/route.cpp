@@ -2,6 +2,7 @@
 #include <limits>
 #include <vector>
 
+#include "replay.h"
 #include "vectors.h"
 
 namespace {
@@ -15,40 +16,57 @@ struct Rule {
   float least_sum, scale;
 };
 
-// Products of TOKENS rows of x with up to TOGETHER experts. Each sum is taken in one order, however many there are at once.
-template <int TOKENS, typename T>
-void dot_products(const T* x, const float* weight, int64_t size, int64_t experts, float* logits, int64_t stride) {
-  for (int64_t expert = 0; expert < experts; ++expert) {
-    const float* row = weight + expert * size;
-    floats total[TOKENS] = {};
-    float rest[TOKENS] = {};
-    int64_t i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) {
-      floats factor = load<floats>(row + i);
-      for (int token = 0; token < TOKENS; ++token) total[token] += load_floats(x + token * size + i) * factor;
+// Products of TOKENS rows of x with EXPERTS rows of weights. Each sum is taken in one order, however many there are at once.
+template <int TOKENS, int EXPERTS, typename T, typename Weight>
+void dot_products(const T* x, const Weight* weight, int64_t size, float* logits, int64_t stride) {
+  floats total[TOKENS][EXPERTS] = {};
+  float rest[TOKENS][EXPERTS] = {};
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH)
+    for (int expert = 0; expert < EXPERTS; ++expert) {
+      const Weight* at = weight + expert * size + i;
+      __builtin_prefetch((const char*)at + AHEAD);
+      floats factor = load_floats(at);
+      for (int token = 0; token < TOKENS; ++token) total[token][expert] += load_floats(x + token * size + i) * factor;
     }
-    for (; i < size; ++i)
-      for (int token = 0; token < TOKENS; ++token) rest[token] += as_float(x[token * size + i]) * row[i];
-    for (int token = 0; token < TOKENS; ++token) logits[token * stride + expert] = sum(total[token]) + rest[token];
-  }
+  for (; i < size; ++i)
+    for (int expert = 0; expert < EXPERTS; ++expert)
+      for (int token = 0; token < TOKENS; ++token)
+        rest[token][expert] += as_float(x[token * size + i]) * as_float(weight[expert * size + i]);
+  for (int token = 0; token < TOKENS; ++token)
+    for (int expert = 0; expert < EXPERTS; ++expert)
+      logits[token * stride + expert] = sum(total[token][expert]) + rest[token][expert];
 }
 
 // logits (tokens, experts) = x (tokens, size) times weight (experts, size).
-template <typename T>
-void multiply(const T* x, const float* weight, float* logits, int64_t tokens, int64_t experts, int64_t size, int threads) {
+template <typename T, typename Weight>
+void multiply(const T* x, const Weight* weight, float* logits, int64_t tokens, int64_t experts, int64_t size, int threads) {
   int64_t token_blocks = (tokens + TOGETHER - 1) / TOGETHER, expert_blocks = (experts + TOGETHER - 1) / TOGETHER;
 #pragma omp parallel for num_threads(threads) collapse(2)
   for (int64_t i = 0; i < token_blocks; ++i)
     for (int64_t j = 0; j < expert_blocks; ++j) {
-      int64_t token = i * TOGETHER, expert = j * TOGETHER, count = std::min<int64_t>(TOGETHER, experts - expert);
-      const float* rows = weight + expert * size;
-      if (token + TOGETHER <= tokens) {
-        dot_products<TOGETHER>(x + token * size, rows, size, count, logits + token * experts + expert, experts);
-      } else {
-        for (; token < tokens; ++token)
-          dot_products<1>(x + token * size, rows, size, count, logits + token * experts + expert, experts);
-      }
+      int64_t first = i * TOGETHER, last = std::min(tokens, first + TOGETHER), begin = j * TOGETHER;
+      int64_t end = std::min(experts, begin + TOGETHER);
+      const Weight* rows = weight + begin * size;
+      float* out = logits + begin;
+      if (last - first == TOGETHER)
+        for (int64_t expert = begin; expert < end; ++expert, rows += size, ++out)
+          dot_products<TOGETHER, 1>(x + first * size, rows, size, out + first * experts, experts);
+      else if (end - begin == TOGETHER)
+        for (int64_t token = first; token < last; ++token)
+          dot_products<1, TOGETHER>(x + token * size, rows, size, out + token * experts, experts);
+      else
+        for (int64_t expert = begin; expert < end; ++expert, rows += size, ++out)
+          for (int64_t token = first; token < last; ++token)
+            dot_products<1, 1>(x + token * size, rows, size, out + token * experts, experts);
     }
+}
+
+template <typename T>
+void multiply(const T* x, const void* weight, bool is_narrow, float* logits, int64_t tokens, int64_t experts, int64_t size,
+              int threads) {
+  if (is_narrow) multiply(x, (const bf16*)weight, logits, tokens, experts, size, threads);
+  else multiply(x, (const float*)weight, logits, tokens, experts, size, threads);
 }
 
 // The largest number of those that are not taken yet; where none is larger than another, the first.
@@ -107,21 +125,22 @@ void choose(float* scores, const float* bias, const Rule& rule, int64_t* ids, fl
 // Plain C functions over pointers, called through ctypes. They check nothing: routing.py checks shapes and types.
 extern "C" {
 
-// ids and weights (tokens, chosen) of x (tokens, size), bfloat16 or, with wide, float32; weight (experts, size); bias (experts)
-// or null. counts (experts), if there are any, grow by the tokens that each expert is given.
-void route(const Rule* rule, const void* x, const float* weight, const float* bias, int64_t* ids, float* weights,
-           int64_t* counts, int64_t tokens, int64_t size, int wide, int threads) {
+// ids and weights (tokens, chosen) of x (tokens, size), bfloat16 or, with wide, float32; weight (experts, size), float32 or, if
+// narrow, bfloat16; bias (experts) or null. counts (experts), if there are any, grow by the tokens that each expert is given.
+void route(const Rule* rule, const void* x, const void* weight, const float* bias, int64_t* ids, float* weights,
+           int64_t* counts, int64_t tokens, int64_t size, int wide, int narrow, int threads) {
   static thread_local std::vector<float> memory;
   int64_t experts = rule->experts, chosen = rule->chosen;
   if (int64_t(memory.size()) < tokens * experts) memory.resize(tokens * experts);
   float* logits = memory.data();  // the threads of the team share the caller's
-  if (wide) multiply((const float*)x, weight, logits, tokens, experts, size, threads);
-  else multiply((const bf16*)x, weight, logits, tokens, experts, size, threads);
+  if (wide) multiply((const float*)x, weight, narrow, logits, tokens, experts, size, threads);
+  else multiply((const bf16*)x, weight, narrow, logits, tokens, experts, size, threads);
 #pragma omp parallel for num_threads(threads) if (tokens > 1)
   for (int64_t token = 0; token < tokens; ++token)
     choose(logits + token * experts, bias, *rule, ids + token * chosen, weights + token * chosen);
   if (counts)
     for (int64_t i = 0; i < tokens * chosen; ++i) ++counts[ids[i]];
 }
+REPLAYABLE(route)
 
 }  // extern "C"

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from labinfer.functions.cpu.library import readable
+from labinfer.functions.cpu.library import Library, readable
 from labinfer.functions.routing_rule import RoutingRule
 
 
@@ -35,7 +35,7 @@ class CpuRouting:
 
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: Library):
         self._library = library
 
     def route(
@@ -59,6 +59,7 @@ class CpuRouting:
             None if num_tokens_E is None else num_tokens_E.data_ptr(),
             *x_TD.shape,
             x_TD.dtype == torch.float32,
+            weight_ED.dtype == torch.bfloat16,
             torch.get_num_threads(),
         )
         return ids_TA, weights_TA

@@ -20,6 +20,8 @@ constexpr int BOUNDS = 7;                         // these, and the far one
 
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 
+constexpr int64_t SHARED = 1 << 18;  // logits that take longer to read than another thread takes to wake up
+
 const ints PLACES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // As functions/draw.py has it; log_min_p is the logarithm of min_p.
@@ -187,7 +189,7 @@ struct Row {
   std::vector<Top> tops(int64_t wanted) const {
     int64_t length = block_length(wanted), blocks = (size + length - 1) / length;
     std::vector<Top> found(blocks);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
+#pragma omp parallel for num_threads(threads) if (threads > 1 && size >= SHARED)
     for (int64_t b = 0; b < blocks; ++b) found[b] = largest_of(logits, b * length, std::min(size, (b + 1) * length));
     return found;
   }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from labinfer.functions.cpu.library import readable
+from labinfer.functions.cpu.library import Library, readable
 from labinfer.functions.reference import sampling
 from labinfer.functions.sample_params import SampleParams
 
@@ -36,7 +36,7 @@ class CpuSampling:
 
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: Library):
         self._argmax = {torch.float32: library.argmax_float32, torch.bfloat16: library.argmax_bfloat16}
         self._sample = {torch.float32: library.sample_float32, torch.bfloat16: library.sample_bfloat16}
 

@@ -30,6 +30,17 @@ constexpr int REGISTER = 16, REGISTERS = 16;
 #endif
 constexpr int LANES = REGISTER / 4;  // floats in a register
 
+// A stream of weights that is read to its end, whence it jumps to where the next one begins: what is fetched ahead follows it.
+struct Stream {
+  const char* end = (const char*)UINTPTR_MAX;
+  int64_t jump = 0;
+
+  const char* ahead(const void* at) const {
+    const char* soon = (const char*)at + AHEAD;
+    return soon < end ? soon : soon + jump;
+  }
+};
+
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));

@@ -16,7 +16,7 @@ def route(
     num_tokens_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts of each token and their weights, (T, A)."""
-    ids_TA, weights_TA = choose(F.linear(x_TD.float(), weight_ED), bias_E, rule)
+    ids_TA, weights_TA = choose(F.linear(x_TD.float(), weight_ED.float()), bias_E, rule)
     if num_tokens_E is not None:
         counts = torch.ones((), dtype=torch.int64, device=ids_TA.device).expand(ids_TA.numel())
         num_tokens_E.scatter_add_(0, ids_TA.flatten(), counts)

@@ -26,7 +26,7 @@ TRACE_NAME = "labinfer-trace.json"
 
 async def show(call: Call) -> Response:
     """``GET /v1/cluster``: the ranks, and figures of the last minutes."""
-    info, history = call.service.loaded_model(_query(call, "model").get("model")).info, call.service.history
+    info, history = call.service.loaded_model(call.query("model").get("model")).info, call.service.history
     stats = history.rank_stats(info.name)
     return call.json(
         Cluster(
@@ -36,10 +36,14 @@ async def show(call: Call) -> Response:
             block_size=info.block_size,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
+            max_num_seqs=info.max_num_seqs,
+            hop_seconds=info.hop_seconds or None,
             pipeline_schedule=info.pipeline_schedule,
             ranks=[_describe_rank(info, rank, stats.get(rank.rank)) for rank in info.ranks],
             experts=_describe_experts(stats.values()),
             expert_reads=_describe_reads(stats.values()),
+            links=history.links(info.name),
+            verdict=history.verdict(info.name),
             history=history.points(info.name),
         )
     )
@@ -108,24 +112,9 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
 
 def _read_query(call: Call, most: float) -> tuple[ModelFacts, float | None]:
     """The model to be looked at, and the seconds; see ``_seconds``. For a HEAD nobody has to look at all."""
-    query = _query(call, "model", "seconds")
+    query = call.query("model", "seconds")
     info, seconds = call.service.loaded_model(query.get("model")).info, _seconds(query, most)
     return info, 0.0 if call.http.method == "HEAD" else seconds
-
-
-def _query(call: Call, *names: str) -> dict[str, str]:
-    """The parameters that follow the path.
-
-    Raises:
-        ApiError: it has a name that means nothing, or one twice.
-    """
-    given = call.http.query_params.multi_items()
-    for number, (name, _) in enumerate(given):
-        if name not in names:
-            raise api_errors.bad_request(f"unknown parameter {name!r:.60}; there is {' and '.join(names)}")
-        if name in dict(given[:number]):
-            raise api_errors.bad_request(f"{name} is given twice", name)
-    return dict(given)
 
 
 def _seconds(query: dict[str, str], most: float) -> float | None:

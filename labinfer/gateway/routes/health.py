@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 import labinfer
 from labinfer.gateway.call import Call
 from labinfer.gateway.service import LOADING_SECONDS, Service
+from labinfer.heartbeat import Wait
 from labinfer.openai import api_errors
 from labinfer.openai.answer import Answer, Count
 
 State = Literal["ok", "idle", "loading", "stalled", "recovering", "draining"]
+
+
+class RankWait(Answer):
+    """A wait of some seconds: of a rank, or of the gateway (null), for others; ``peers`` is ``1``, ``1-3`` or ``0, 2``."""
+
+    seconds: float
+    rank: Count | None
+    peers: str
+    step: Count | None
+    """The step that does not get on; null where there is none yet."""
 
 
 class Health(Answer):
@@ -20,6 +32,8 @@ class Health(Answer):
     ends no step (stalled); another engine takes up the work of one that died; or the server comes to its end."""
 
     status: State
+    wait: RankWait | UnsetType = UNSET
+    """The wait that holds up the open requests, from some 5 s on."""
 
 
 class Readiness(Answer):
@@ -49,7 +63,12 @@ async def health(call: Call) -> Response:
     """``GET /health``: the gateway is alive, and so is the engine behind it, or another one is on its way; 503 of one that is
     stalled."""
     state = _state(call.service)
-    return call.json(Health(state), 503 if state == "stalled" else 200)
+    wait = call.service.engine.wait
+    return call.json(Health(state, _describe_wait(wait) if wait else UNSET), 503 if state == "stalled" else 200)
+
+
+def _describe_wait(wait: Wait) -> RankWait:
+    return RankWait(round(wait.seconds, 1), wait.rank, wait.peers, wait.step if wait.step >= 0 else None)
 
 
 def _state(service: Service) -> State:

@@ -42,16 +42,25 @@ POLICY = {
     "font-src": "'self'",
     "img-src": "'self' data:",
     "connect-src": "'self'",
+    "frame-src": "'self'",
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
 """Content Security Policy Level 3 (W3C): nothing from elsewhere, nothing written into the page by an answer."""
-HEADERS = {
-    "content-security-policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+PREVIEW = "preview/frame.html"
+PREVIEW_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'unsafe-inline'",
+    "img-src": "data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'self'",
+    "sandbox": "allow-scripts",
 }
+"""Policy of the frame in which HTML of an answer is shown: an origin of its own, its styles, and no script but ``frame.js``."""
+HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 NEVER_KEPT = {"cache-control": "no-store"}
 ASKED_AGAIN = {"cache-control": "no-cache"}  # kept, and used when the server says that it is still the same
 KEPT_FOR_GOOD = {"cache-control": "public, max-age=31536000, immutable"}  # RFC 8246
@@ -92,7 +101,8 @@ def _file(call: Call, name: str) -> Response:
     except OSError:
         raise api_errors.not_found_route(call.http.method, call.http.scope["path"]) from None
     kept = KEPT_FOR_GOOD if version == _version()[0] else ASKED_AGAIN
-    return _answer(call, file, kept | {"etag": file.etag}, content_type)
+    policy = PREVIEW_POLICY if name == PREVIEW else POLICY
+    return _answer(call, file, kept | {"etag": file.etag}, content_type, policy)
 
 
 class PackedFile(NamedTuple):
@@ -104,8 +114,14 @@ class PackedFile(NamedTuple):
     """Weak: the same whether it is compressed or not (RFC 9110, 8.8.1)."""
 
 
-def _answer(call: Call, file: PackedFile, kept: dict[str, str], content_type: str) -> Response:
-    headers = call.headers | HEADERS | kept | {"vary": "accept-encoding"}
+def _policy(policy: dict[str, str]) -> dict[str, str]:
+    return {"content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items())}
+
+
+def _answer(
+    call: Call, file: PackedFile, kept: dict[str, str], content_type: str, policy: dict[str, str] = POLICY
+) -> Response:
+    headers = call.headers | HEADERS | _policy(policy) | kept | {"vary": "accept-encoding"}
     if "etag" in kept and file.etag in call.http.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     headers |= {"content-type": content_type}

@@ -1,20 +1,53 @@
-"""``/v1/requests``: open requests, by their ids."""
+"""``/v1/requests``: open requests, and their ends."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from starlette.responses import Response
 
 from labinfer.anthropic.messages import MESSAGE_PREFIX
+from labinfer.engine.request import Request
 from labinfer.gateway.call import Call
+from labinfer.gateway.submission import Submission
+from labinfer.link.frames import ModelFacts
 from labinfer.openai import api_errors
-from labinfer.openai.answer import Answer
+from labinfer.openai.answer import Answer, Count
 from labinfer.openai.chat import CHAT_PREFIX
 from labinfer.openai.completions import COMPLETION_PREFIX
 from labinfer.openai.responses import RESPONSE_PREFIX
 
 PREFIXES = (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX)
+MAX_LISTED = 200
+"""Requests; of more, the oldest."""
+
+
+class ListedRequest(Answer, kw_only=True):
+    """An open request: its age in seconds, and how far it is. No text of it."""
+
+    id: str
+    object: Literal["request"] = "request"
+    model: str
+    own: bool
+    """Whether the caller sent it, and so may cancel it."""
+    age: float
+    prompt_tokens: Count
+    """Tokens of all its prompts; 0 until they have been read."""
+    cached_tokens: Count
+    """Prompt tokens that were in the KV cache."""
+    generated_tokens: Count
+    max_tokens: Count
+    """Generated tokens of all its answers, at most."""
+
+
+class RequestList(Answer, kw_only=True):
+    """Open requests to a model, the oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedRequest]
+    total: Count
+    """Open requests, those that are not listed included."""
 
 
 class Cancelled(Answer, kw_only=True):
@@ -35,3 +68,35 @@ async def cancel(call: Call) -> Response:
     if not any(call.service.engine.cancel(id, call.caller.name) for id in ids):
         raise api_errors.not_found_request(given)
     return call.json(Cancelled(id=given))
+
+
+async def list_open(call: Call) -> Response:
+    """``GET /v1/requests``: open requests to a model, everybody's, as their steps under ``/v1/cluster`` are."""
+    model = call.service.loaded_model(call.query("model").get("model")).info
+    submissions, now = call.service.engine.submissions(model.name), asyncio.get_running_loop().time()
+    listed = [_describe(submission, call.caller.name, now, model) for submission in submissions[:MAX_LISTED]]
+    return call.json(RequestList(data=listed, total=len(submissions)))
+
+
+def _describe(submission: Submission, caller: str, now: float, model: ModelFacts) -> ListedRequest:
+    opened = submission.opened
+    return ListedRequest(
+        id=submission.id,
+        model=submission.model,
+        own=submission.owner == caller,
+        age=now - submission.begin,
+        prompt_tokens=sum(len(state.request.prompt_token_ids) for state in opened),
+        cached_tokens=sum(state.num_cached_tokens for state in opened),
+        generated_tokens=sum(state.num_output_tokens for state in opened),
+        max_tokens=sum(_max_tokens(state.request, model) for state in opened),
+    )
+
+
+def _max_tokens(request: Request, model: ModelFacts) -> int:
+    """Tokens that all answers of a request may have, in the context that there is."""
+    if request.pooling:
+        return 0
+    most = request.sampling.max_tokens
+    if not model.context_shift:
+        most = min(most, max(0, model.max_model_len - len(request.prompt_token_ids)))
+    return most * max(request.sampling.num_choices, request.sampling.num_beams)

@@ -91,7 +91,8 @@ export class Chart {
   }
 }
 
-function element(tag, attributes) {
+/** A new element of SVG. */
+export function element(tag, attributes) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   return made;

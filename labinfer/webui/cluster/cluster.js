@@ -9,14 +9,18 @@ import { Feed } from "./feed.js";
 import { GanttView } from "./gantt_view.js";
 import { fittingSpan, SPANS } from "./geometry.js";
 import { History } from "./history.js";
+import { LinksView } from "./links_view.js";
 import { RanksView } from "./ranks_view.js";
+import { RequestsView } from "./requests_view.js";
 import { describe, StepView } from "./step_view.js";
 import { StepsView } from "./steps_view.js";
 import { Timeline } from "./timeline.js";
 import { duration, grouped, percent, timeOfDay } from "./units.js";
+import { VerdictView } from "./verdict_view.js";
 
 const PAUSE_MS = 1600; // without work, which is worth a word: the last steps come up to so much later than figures that say all is over
 const MOVE_MS = 5000; // how often charts move on while no figures come, and experts' loads are asked for
+const ASK_MS = 1000; // how often the open requests are asked for while there are any
 const ENOUGH_STEPS = 5; // to choose how much time is in view
 
 export class Cluster {
@@ -35,11 +39,15 @@ export class Cluster {
     this._feed = new Feed(api, {
       opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: (failure) => this._closed(failure),
     });
-    this._gantt = new GanttView(byId("gantt"), byId("rows"), this._timeline, {
+    this._gantt = new GanttView(byId("gantt"), byId("rows"), byId("hover"), this._timeline, {
       hold: () => this._pause("user"), select: (step) => this._select(step), drawn: (picture) => this._drawn(picture),
     });
     this._charts = new ChartsView(byId("charts"), this._history);
-    this._ranks = new RanksView(byId("ranks"));
+    this._ranks = new RanksView(byId("ranks"), this._history);
+    this._links = new LinksView(byId("links"));
+    this._verdict = new VerdictView();
+    this._requests = new RequestsView(byId("requests"), (id) => this._cancel(id));
+    this._open = { data: [], total: 0 }; // requests
     this._experts = new ExpertsView(byId("experts"));
     this._step = new StepView(byId("step"), (step) => this._select(step));
     this._steps = new StepsView(byId("steps"), (step) => this._showFromTable(step), () => this._read());
@@ -54,7 +62,7 @@ export class Cluster {
     document.title = `${words.cluster} · LABInfer`;
     byId("span").replaceChildren(...SPANS.map((span) => new Option(duration(span), String(span))));
     byId("span").value = String(this._gantt.span);
-    byId("minutes").hidden = byId("everyone").hidden = !this._cluster;
+    for (const id of ["verdict", "open", "minutes", "everyone"]) byId(id).hidden = !this._cluster;
     if (this._cluster) this._renderCluster();
     this._charts.render(words);
     this._renderState();
@@ -90,11 +98,13 @@ export class Cluster {
     byId("download").onclick = () => this._download();
     document.addEventListener("visibilitychange", () => this._follow());
     setInterval(() => this._connection === "open" && this._move(), MOVE_MS);
+    setInterval(() => this._connection === "open" && !this._isQuiet && this._askForRequests(), ASK_MS);
   }
 
   /** What moves on without events: the charts' time, and what experts were given. */
   _move() {
     this._charts.render(this._words);
+    this._ranks.update(this._words);
     if (!this._isQuiet) this._askForLoads();
   }
 
@@ -104,6 +114,22 @@ export class Cluster {
     const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // that it is gone, the feed says
     Object.assign(this._cluster, { experts, expert_reads });
     this._experts.render(this._cluster, this._words);
+  }
+
+  async _askForRequests() {
+    const model = this._model, open = await this._api.requests(model).catch(() => this._open);
+    if (model !== this._model) return; // another one was chosen meanwhile
+    this._open = open;
+    this._renderRequests();
+  }
+
+  async _cancel(id) {
+    await this._api.cancel(id);
+    await this._askForRequests();
+  }
+
+  _renderRequests() {
+    this._requests.render(this._open, (id) => this._timeline.promptTokens(id), this._words);
   }
 
   /** News are wanted while somebody looks and the picture moves. */
@@ -155,7 +181,7 @@ export class Cluster {
   }
 
   _describe(step) {
-    return step < 0 ? this._words.noStep : `${this._words.step(step)}: ${describe(this._timeline, step, this._words)}`;
+    return step < 0 ? this._words.noStep : `${this._words.step(step)}${this._words.colon}${describe(this._timeline, step, this._words)}`;
   }
 
   _opened(cluster) {
@@ -165,19 +191,23 @@ export class Cluster {
       this._history.clear();
       this._spanIsChosen = false;
     }
+    if (cluster.model !== this._cluster?.model) this._open = { data: [], total: 0 };
     this._cluster = cluster;
     this._history.add(cluster.history, cluster.time_us);
     this._isRunning = isAtWork(cluster.history.at(-1));
     if (this._isRunning) this._worked();
     else this._setQuiet(true);
     this.render();
+    this._askForRequests();
   }
 
   _take(event) {
     if (event.object === "cluster.stats") {
-      this._history.add([event]);
+      const { links, verdict, ...point } = event;
+      Object.assign(this._cluster, { links, verdict });
+      this._history.add([point]);
       this._charts.render(this._words);
-      this._ranks.update(event);
+      this._renderPresent();
       const wasRunning = this._isRunning;
       this._isRunning = isAtWork(event);
       if (wasRunning || this._isRunning) this._worked();
@@ -209,7 +239,9 @@ export class Cluster {
     if (isQuiet === this._isQuiet) return;
     this._isQuiet = isQuiet;
     this._renderState();
-    if (isQuiet) this._askForLoads();
+    if (!isQuiet) return;
+    this._askForLoads();
+    this._askForRequests();
   }
 
   _chooseSpan() {
@@ -244,8 +276,17 @@ export class Cluster {
     this._gantt.setRanks(cluster.ranks, words);
     this._ranks.render(cluster, words);
     this._experts.render(cluster, words);
-    if (this._history.latest) this._ranks.update(this._history.latest);
+    this._renderPresent();
+    this._renderRequests();
     this._showStep(this._gantt.selected);
+  }
+
+  /** What the latest figures have told. */
+  _renderPresent() {
+    const words = this._words;
+    this._ranks.update(words);
+    this._links.render(this._cluster.links, this._cluster, words);
+    this._verdict.render(this._cluster.verdict, words);
   }
 
   _renderModels() {
@@ -258,7 +299,8 @@ export class Cluster {
 
   _renderState() {
     const words = this._words;
-    const state = this._pausedBy ? "paused" : this._connection !== "open" ? this._connection : this._isQuiet ? "idle" : "live";
+    const shown = this._serverState.wait ? "stalled" : this._isQuiet ? "idle" : "live"; // what waits, the banner says
+    const state = this._pausedBy ? "paused" : this._connection !== "open" ? this._connection : shown;
     byId("state").dataset.state = state;
     setText(byId("state"), words.states[state]);
     setText(byId("lost"), state === "lost" && this._failure ? words.failed(this._failure) : "");

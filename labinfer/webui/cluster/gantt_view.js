@@ -4,20 +4,23 @@ import { make } from "../element.js";
 import { computes, findBubbles } from "./bubbles.js";
 import { AXIS_HEIGHT, layOut, Scale, SPANS, stepAt } from "./geometry.js";
 import { GanttPainter } from "./gantt_painter.js";
+import { describe } from "./step_view.js";
 import { percent } from "./units.js";
 
 const DRAG_PX = 6; // less is a click
+const HOVER_PX = 14; // from the pointer to what is told
 const FAR = 10; // steps, by Page Up and Page Down
 
 export class GanttView {
   /**
    * @param {HTMLCanvasElement} canvas
    * @param {HTMLElement} names where the rows' names go, beside it
+   * @param {HTMLElement} hover what is told of the step under the pointer, over it
    * @param {import("./timeline.js").Timeline} timeline
    * @param {object} actions hold(): the picture is to stand still; select(step): -1 for none; drawn(picture): what it shows
    */
-  constructor(canvas, names, timeline, actions) {
-    Object.assign(this, { _canvas: canvas, _names: names, _timeline: timeline, _actions: actions });
+  constructor(canvas, names, hover, timeline, actions) {
+    Object.assign(this, { _canvas: canvas, _names: names, _hover: hover, _timeline: timeline, _actions: actions });
     this._painter = new GanttPainter(canvas);
     this._layout = layOut([]);
     this._shares = new Map(); // where each rank's share is written
@@ -26,6 +29,8 @@ export class GanttView {
     this._heldEnd = null; // of the time in view; null while it follows the news
     canvas.onkeydown = (event) => this._onKey(event);
     canvas.onpointerdown = (event) => this._onPointer(event);
+    canvas.addEventListener("pointermove", (event) => this._point(event.pointerType === "mouse" && !event.buttons ? event : null));
+    canvas.addEventListener("pointerleave", () => this._point(null));
     new ResizeObserver(() => this.render()).observe(canvas);
   }
 
@@ -112,6 +117,7 @@ export class GanttView {
     for (const [rank, place] of this._shares) {
       place.textContent = ofRank.has(rank) ? this._words.bubbleShare(percent(ofRank.get(rank))) : "";
     }
+    this._showHover();
     const steps = this._timeline.stepsIn(begin, end), known = this._timeline.stepsIn();
     this._canvas.setAttribute("aria-valuemin", known[0] ?? 0);
     this._canvas.setAttribute("aria-valuemax", known.at(-1) ?? 0);
@@ -163,6 +169,22 @@ export class GanttView {
       end();
       if (!drags) this._actions.select(pressed);
     };
+  }
+
+  /** @param {{offsetX: number, offsetY: number} | null} at the pointer, where it is over the picture */
+  _point(at) {
+    this._pointed = at && { x: at.offsetX, y: at.offsetY };
+    this._showHover();
+  }
+
+  _showHover() {
+    const at = this._pointed, step = at ? this._stepAt(at.x, at.y) : -1;
+    this._hover.hidden = step < 0;
+    if (step < 0) return;
+    this._hover.textContent = `${this._words.step(step)}${this._words.colon}${describe(this._timeline, step, this._words)}`;
+    const room = this._canvas.clientWidth - this._hover.offsetWidth;
+    this._hover.style.left = `${Math.max(0, Math.min(room, at.x + HOVER_PX))}px`;
+    this._hover.style.top = `${at.y + HOVER_PX}px`;
   }
 
   _stepAt(x, y) {

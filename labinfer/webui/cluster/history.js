@@ -57,13 +57,14 @@ export class History {
     return found && away(found) <= GAP_US ? found : undefined;
   }
 
-  /** The values of one figure, cut where there was a gap. @param {(point: object) => number} figure @returns {[number, number][][]} */
+  /** The values of one figure where it is known, cut where there was a gap. @param {(point: object) => number | null | undefined} figure @returns {[number, number][][]} */
   runs(figure) {
     const found = [], { begin } = this;
     for (const point of this.points.filter(({ time_us }) => time_us >= begin)) {
-      const run = found.at(-1);
-      if (run && point.time_us - run.at(-1)[0] <= GAP_US) run.push([point.time_us, figure(point)]);
-      else found.push([[point.time_us, figure(point)]]);
+      const run = found.at(-1), value = figure(point);
+      if (value === null || value === undefined) continue;
+      if (run && point.time_us - run.at(-1)[0] <= GAP_US) run.push([point.time_us, value]);
+      else found.push([[point.time_us, value]]);
     }
     return found;
   }

@@ -18,7 +18,7 @@ showPreferences(preferences);
 const cluster = new Cluster(api, serverState, preferences);
 
 const askPreferences = (forKey) => openPreferences(preferences, () => serverState.check(true), forKey);
-const renderBanner = () => showBanner(serverState.trouble, preferences, () => askPreferences(true), () => serverState.check(true));
+const renderBanner = () => showBanner(serverState, preferences, () => askPreferences(true), () => serverState.check(true));
 
 preferences.addEventListener("change", () => {
   showPreferences(preferences);

@@ -1,13 +1,14 @@
 // RanksView: who holds what, and how busy they are.
 
 import { make } from "../element.js";
+import { Spark } from "./spark.js";
 import { table } from "./table.js";
-import { bytes, percent } from "./units.js";
+import { bytes } from "./units.js";
 
 export class RanksView {
-  /** @param {HTMLElement} place */
-  constructor(place) {
-    this._place = place;
+  /** @param {HTMLElement} place @param {import("./history.js").History} history */
+  constructor(place, history) {
+    Object.assign(this, { _place: place, _history: history });
     this._live = new Map(); // by rank, where its changing figures are written
   }
 
@@ -19,20 +20,23 @@ export class RanksView {
     this._place.replaceChildren(table(words.ranks, names.map((name) => words.columns[name]), rows));
   }
 
-  /** @param {object} stats the latest; a rank's share is null where it is not known yet */
-  update(stats) {
-    for (const { rank, busy, private_memory } of stats.ranks) {
+  /** The latest figures, and how busy the ranks were until now. */
+  update(words) {
+    for (const [rank, { busy }] of this._live) busy.render(this._history, words.busyRank(rank), words);
+    for (const { rank, private_memory, memory_used, memory_total } of this._history.latest?.ranks ?? []) {
       const places = this._live.get(rank);
       if (!places) continue;
-      places.busy.textContent = percent(busy);
-      places.bar.style.width = `${Math.min(1, busy) * 100}%`;
       places.memory.textContent = bytes(private_memory);
+      places.used.textContent = memory_total ? places.saysUsed(bytes(memory_used), bytes(memory_total)) : "";
+      places.bar.style.width = `${memory_total ? Math.min(1, memory_used / memory_total) * 100 : 0}%`;
     }
   }
 
   _row(rank, cluster, words) {
-    const busy = make("span", {}, "–"), bar = make("span", { className: "bar" }), memory = make("span", {}, "–");
-    this._live.set(rank.rank, { busy, bar, memory });
+    const busy = new Spark((point) => point.ranks.find((one) => one.rank === rank.rank)?.busy);
+    const memory = make("span", {}, "–"), bar = make("span", { className: "bar" }), used = make("span", { className: "more" });
+    const saysUsed = rank.device === "cpu" ? words.usedOfHost : words.usedOfDevice;
+    this._live.set(rank.rank, { busy, bar, memory, used, saysUsed });
     const alone = cluster.ranks.filter(({ stage }) => stage === rank.stage).length === 1;
     const cores = rank.device === "cpu" ? [rank.threads && words.threads(rank.threads), rank.cpus && words.cores(rank.cpus)] : [];
     const types = [rank.dtype, ...(rank.quantization && rank.quantization !== "none" ? [rank.quantization] : []),
@@ -44,8 +48,9 @@ export class RanksView {
       cell(rank.device, cores.filter(Boolean).join(" · ")),
       make("td", {}, layerStrip(rank, cluster.num_layers), layerNumbers(rank)),
       cell(types[0], types.slice(1).join(" · ")),
-      cell(bytes(rank.weight_bytes)), cell(bytes(rank.kv_bytes)), make("td", {}, memory),
-      make("td", {}, make("span", { className: "meter", "aria-hidden": "true" }, bar), busy),
+      cell(bytes(rank.weight_bytes)), cell(bytes(rank.kv_bytes)),
+      make("td", {}, memory, make("span", { className: "meter", "aria-hidden": "true" }, bar), used),
+      make("td", { className: "busy" }, busy.place, busy.value, busy.time),
     );
   }
 }

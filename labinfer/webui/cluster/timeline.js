@@ -72,6 +72,13 @@ export class Timeline {
     return this._steps.get(number);
   }
 
+  /** How many tokens of a request's prompt were run by the latest step that is known of; 0 where none is. @param {string} request */
+  promptTokens(request) {
+    const chunks = [...this._steps.values()].flatMap(({ sequences }) => sequences.filter((one) => one.request === request && !one.decode));
+    const { context = 0, tokens = 0 } = chunks.at(-1) ?? {};
+    return context + tokens;
+  }
+
   /** Whether enough is known of a slice to show it: its step, or all that happened beside it. @param {Slice} slice */
   isClear({ begin, end, step }) {
     return this._steps.has(step) || this.covered.some(([from, to]) => begin < to && end > from);

@@ -183,8 +183,9 @@ def step_at_random(bench: Bench, draw: random.Random) -> None:
         fitting = NUM_BLOCKS // -(-(num_prompt + max_tokens) // BLOCK_SIZE)
         beams = min(draw.choice([1, 1, 1, 2, 3]), fitting)
         bench.add(num_prompt, max_tokens, shared=draw.choice([0, num_prompt // 2, num_prompt]), num_beams=beams)
-    elif event < 0.13 and scheduler.has_work:
-        scheduler.finish(draw.choice([*scheduler.waiting, *scheduler.running]), FinishReason.ABORT)
+    elif event < 0.13:
+        if requests := [*scheduler.waiting, *scheduler.running]:
+            scheduler.finish(draw.choice(requests), FinishReason.ABORT)
     elif event < 0.6:
         bench.launch()
     elif bench.results:

@@ -267,7 +267,7 @@ def test_the_keys_of_few_sequences_are_dealt_over_threads(panels, context, windo
 
 @pytest.mark.parametrize("flags", ["-mavx2 -mfma", "-msse2"])
 def test_processors_with_narrower_vectors(load_functions, flags):
-    """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on these with ``-m slow``."""
+    """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on the first with ``-m slow``."""
     compiled = load_functions(flags)
     assert not has_dot(compiled)
     narrow = CpuFunctions(compiled)

@@ -55,6 +55,19 @@ def test_route_is_the_references(cpu, rule, dtype, biased):
     assert torch.equal(counts, ids.flatten().bincount(minlength=EXPERTS))
 
 
+def test_route_by_weights_in_bfloat16_is_that_by_the_same_numbers(cpu):
+    x, weight = torch.randn(7, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN).bfloat16()
+    for rows in (x, x[:1]):
+        (ids, weights), wide = (
+            cpu.route(rows, weight, None, RULES["softmax"]),
+            cpu.route(rows, weight.float(), None, RULES["softmax"]),
+        )
+        assert torch.equal(ids, wide[0]) and torch.equal(weights, wide[1])
+        torch.testing.assert_close(
+            by_id(ids, weights), by_id(*route(rows, weight, None, RULES["softmax"])), rtol=1e-5, atol=1e-7
+        )
+
+
 @pytest.mark.parametrize(("tokens", "experts", "hidden"), [(1, 1, 1), (4, 5, 16), (5, 128, 33), (9, 7, 1024)])
 def test_route_of_any_size(cpu, tokens, experts, hidden):
     x, weight, rule = torch.randn(tokens, hidden), torch.randn(experts, hidden), RoutingRule(num_chosen=1)

@@ -1,0 +1,129 @@
+"""Graphs of compiled calls: a step on one sequence makes a hundred short ones, and Python takes as long as many of them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from labinfer.functions.cpu.library import Library
+
+Tensor = torch.Tensor
+NEW_MEMORY = {torch.empty, torch.empty_like, Tensor.new_empty}
+"""Operations that need not be done again."""
+REPEATED = {
+    Tensor.__getitem__: lambda x, index, out: torch.index_select(x, 0, index, out=out),
+    Tensor.add: torch.add,
+    Tensor.mul: torch.mul,
+    Tensor.sigmoid: torch.sigmoid,
+    Tensor.clone: lambda x, out: out.copy_(x),
+    Tensor.contiguous: lambda x, out: out.copy_(x),
+}
+"""Operations that layers have between functions, and how to do them again; all others but views make a graph impossible."""
+FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
+"""Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
+
+
+class CompiledCall(ctypes.Structure):
+    """A call as replay.cpp has it."""
+
+    _fields_ = [("function", ctypes.c_void_p), ("words", ctypes.c_void_p)]
+
+
+class CpuGraph:
+    """Compiled calls with torch's operations between them.
+
+    Args:
+        kept: objects whose memory the steps use.
+    """
+
+    def __init__(self, steps: Iterable[Callable[[], object]], kept: Sequence[object]):
+        self._steps, self._kept = tuple(steps), kept
+
+    def replay(self) -> None:
+        for step in self._steps:
+            step()
+
+
+def capture(library: Library, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, CpuGraph | None]:
+    """See ``functions.graph.Capture``; what ``run`` calls of this library is captured."""
+    recording = _Recording()
+    library.observer = recording.add_call
+    try:
+        with recording:
+            out = run()
+    finally:
+        library.observer = None
+    return out, recording.graph(library)
+
+
+class _Recording(TorchFunctionMode):
+    """Writes down what is called while it is entered."""
+
+    def __init__(self):
+        super().__init__()
+        self._is_complete = True
+        self._steps: list[CompiledCall | Callable[[], object]] = []
+        self._kept: list[object] = []
+
+    def add_call(self, again: Callable | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
+        if again is None:
+            self._is_complete = False
+            return
+        words = (ctypes.c_int64 * len(arguments))()
+        for index, (kind, argument) in enumerate(zip(types, arguments, strict=True)):
+            value = ctypes.addressof(argument._obj) if hasattr(argument, "_obj") else argument  # that is, by reference
+            kind.from_buffer(words, index * ctypes.sizeof(ctypes.c_int64)).value = value
+        self._kept += [words, arguments]
+        self._steps.append(CompiledCall(ctypes.cast(again, ctypes.c_void_p), ctypes.addressof(words)))
+
+    def __torch_function__(self, operation, types, arguments=(), named=None):
+        out = operation(*arguments, **(named or {}))
+        if not isinstance(out, torch.Tensor):
+            self._is_complete &= operation.__name__ in FACTS
+        elif operation in NEW_MEMORY:
+            self._kept.append(out)
+        elif _is_view(operation, out, arguments):
+            pass
+        elif operation in REPEATED and _are_tensors(arguments) and not named:
+            self._kept.append(out)
+            self._steps.append(partial(REPEATED[operation], *arguments, out=out))
+        else:
+            self._is_complete = False
+        return out
+
+    def graph(self, library: Library) -> CpuGraph | None:
+        if not self._is_complete:
+            return None
+        steps: list[Callable[[], object]] = []
+        for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, CompiledCall)):
+            if is_compiled:
+                calls = list(run)
+                array = (CompiledCall * len(calls))(*calls)
+                self._kept.append(array)
+                steps.append(partial(library.replay, ctypes.addressof(array), len(array)))
+            else:
+                steps += run
+        return CpuGraph(steps, self._kept)
+
+
+def _are_tensors(arguments: Iterable[object]) -> bool:
+    """Whether there are tensors only, also in lists: a number may be another one the next time."""
+    return all(
+        _are_tensors(argument) if isinstance(argument, list | tuple) else isinstance(argument, torch.Tensor)
+        for argument in arguments
+    )
+
+
+def _is_view(operation: Callable, out: torch.Tensor, arguments: Sequence[Any]) -> bool:
+    """Whether the result is another look at an argument's memory, which was not written to."""
+    name = operation.__name__
+    writes = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))  # __iadd__, add_
+    if writes or not arguments or not isinstance(arguments[0], torch.Tensor):
+        return False
+    return out.untyped_storage().data_ptr() == arguments[0].untyped_storage().data_ptr()

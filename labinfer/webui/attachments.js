@@ -1,0 +1,68 @@
+// Attachments: text files that go with a message.
+
+import { iconButton, make } from "./element.js";
+
+const MOST_BYTES = 1 << 20;
+const MOST_FILES = 10;
+const UTF_16 = { "255,254": "utf-16le", "254,255": "utf-16be" }; // by byte order mark
+
+export class Attachments {
+  /** @param {HTMLElement} place where they are listed @param {HTMLElement} trouble where it is said why a file is not taken */
+  constructor(place, trouble, preferences, onchange) {
+    Object.assign(this, { _place: place, _trouble: trouble, _preferences: preferences, _onchange: onchange });
+    /** @type {{name: string, text: string}[]} */
+    this.files = [];
+  }
+
+  /** Take in those files that are text. @param {Iterable<File>} files */
+  async add(files) {
+    const troubles = [];
+    for (const file of [...files]) { // what was dropped is gone after the event
+      try {
+        if (this.files.length >= MOST_FILES) throw new Error(this._preferences.words.tooManyFiles(MOST_FILES));
+        this.files.push({ name: file.name, text: await readText(file, this._preferences.words) });
+      } catch (error) {
+        troubles.push(error.message);
+      }
+    }
+    this._trouble.textContent = troubles.join(" ");
+    this._render();
+  }
+
+  clear() {
+    this.files = [];
+    this._trouble.textContent = "";
+    this._render();
+  }
+
+  _render() {
+    const { words } = this._preferences;
+    this._place.replaceChildren(...this.files.map((file) => make("li", {}, make("span", { className: "name" }, file.name),
+      iconButton("close", words.removeFile(file.name), () => {
+        this.files = this.files.filter((one) => one !== file);
+        this._render();
+      }))));
+    this._trouble.hidden = !this._trouble.textContent;
+    this._onchange();
+  }
+}
+
+/** The files of a message, each unfolded by a click. @param {{name: string, text: string}[]} files */
+export function attachmentViews(files, words) {
+  return files.map(({ name, text }) => make("details", { className: "attachment" },
+    make("summary", {}, name, make("span", { className: "hint" }, ` ${words.characters(text.length)}`)),
+    make("pre", { tabIndex: 0 }, text)));
+}
+
+/** @param {File} file @throws {Error} in words: it is too large, or no text */
+async function readText(file, words) {
+  if (file.size > MOST_BYTES) throw new Error(words.fileTooLarge(file.name));
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const mark = UTF_16[bytes.slice(0, 2)];
+  if (String.fromCharCode(...bytes.slice(0, 5)) === "%PDF-") throw new Error(words.fileIsPdf(file.name));
+  if (!mark && bytes.includes(0)) throw new Error(words.fileIsNoText(file.name));
+  for (const encoding of mark ? [mark] : ["utf-8", words.oldEncoding]) {
+    try { return new TextDecoder(encoding, { fatal: true }).decode(bytes); } catch { /* it has another encoding */ }
+  }
+  throw new Error(words.fileIsNoText(file.name));
+}

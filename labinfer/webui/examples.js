@@ -1,0 +1,22 @@
+// Examples: questions that the model that comes with LABInfer can answer, for whoever sees an empty page.
+
+import { make } from "./element.js";
+
+const MODEL = "demo";
+
+export class Examples {
+  /** @param {HTMLElement} place @param {(question: string) => void} onchoose */
+  constructor(place, onchoose) {
+    Object.assign(this, { _place: place, _onchoose: onchoose, _shown: null });
+  }
+
+  /** @param {string|undefined} model its name */
+  render(model, words) {
+    const shown = model === MODEL ? words : null;
+    if (shown === this._shown) return; // a focused button stays
+    this._shown = shown;
+    this._place.replaceChildren(...(shown?.examples ?? []).map((question) => make("button", {
+      type: "button", onclick: () => this._onchoose(question),
+    }, question)));
+  }
+}

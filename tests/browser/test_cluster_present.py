@@ -1,0 +1,174 @@
+"""What the cluster page says of the present: the verdict, open requests, links, memory, and the step under the pointer."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from axe_findings import findings
+from cluster_page import MS, cluster, picture, push, see, stats, step, steps
+from playwright.sync_api import expect
+
+VERDICT = {
+    "time_us": 1_700_000_000_000_000,
+    "seconds": 9.5,
+    "bound": "stage",
+    "stages": [
+        {"stage": 0, "busy": 0.6, "step_seconds": 0.006},
+        {"stage": 1, "busy": 0.96, "step_seconds": 0.0096},
+    ],
+    "busiest": 1,
+    "lead": 1.6,
+    "move_to": 0,
+    "hop_seconds": 0.0005,
+    "running": 1.2,
+    "full": None,
+}
+ONE_STAGE = {"stages": [{"stage": 0, "busy": 0.5, "step_seconds": 0.002}], "busiest": 0, "lead": 1.0, "move_to": None}
+SAYINGS = [
+    (
+        {},
+        "Stage 1 bounds: it computes 96 % of the time, 1.6 times as long as stage 0.",
+        "Try: layers moved from stage 1 to stage 0 (--layers).",
+        "瓶颈是阶段 1：它有 96 % 的时间在计算，是阶段 0 的 1.6 倍。",
+    ),
+    (
+        {"bound": "stages", "full": "max_num_seqs"},
+        "Computing bounds, on all stages alike: each is busy 60 % to 96 % of the time.",
+        "Try: more ranks (-tp, -pp), or fewer bits (--dtype, --quantization). "
+        "Sequences wait because as many run as may; try: a larger --max-num-seqs.",
+        "瓶颈是计算，各阶段均衡：每个阶段有 60 % 到 96 % 的时间在忙碌。",
+    ),
+    (
+        {"bound": "requests"},
+        "Too few requests at once bound: 1.2 ran on the mean, and 2 stages can work on 2 and more. "
+        "Each stage is busy 60 % to 96 % of the time.",
+        "Try: more requests at once.",
+        "瓶颈是同时运行的请求太少：平均 1.2 个，而 2 个阶段可以同时处理 2 个或更多。每个阶段有 60 % 到 96 % 的时间在忙碌。",
+    ),
+    (
+        {"bound": "hops"},
+        "Waiting bounds, not computing: in a step stage 1, the busiest, computes 9.6 ms and waits 400 µs; a hop between stages "
+        "took 500 µs when it was measured at the start.",
+        "Try: fewer stages, a faster network, or more requests at once.",
+        "瓶颈是等待，不是计算：最忙的阶段 1 每步计算 9.6 ms，等待 400 µs；启动时测得阶段之间每跳 500 µs。",
+    ),
+    (
+        ONE_STAGE | {"bound": "models"},
+        "The ranks are shared: other models ran, too, and the one stage computed for this one 50 % of the time.",
+        "",
+        "各 rank 由多个模型共用：其他模型也在运行，唯一的阶段有 50 % 的时间为本模型计算。",
+    ),
+    (
+        ONE_STAGE | {"bound": "outside", "full": "kv_cache"},
+        "No stage bounds: the one there is computes 50 % of the time. The rest passes outside the model, as in scheduling and "
+        "sending.",
+        "Sequences wait because the KV cache is full; try: more memory for it (--memory-utilization), or --kv-cache-dtype int8.",
+        "没有阶段是瓶颈：唯一的阶段有 50 % 的时间在计算，其余时间在模型之外，例如调度和发送。",
+    ),
+]
+
+
+def request(number: int, **fields) -> dict:
+    return {
+        "id": f"request-{number}",
+        "object": "request",
+        "model": "demo",
+        "own": True,
+        "age": 12.34,
+        "prompt_tokens": 1000,
+        "cached_tokens": 0,
+        "generated_tokens": 250,
+        "max_tokens": 500,
+    } | fields
+
+
+def test_verdict_is_a_sentence_in_both_languages(opened):
+    said = opened.evaluate(
+        """async (verdicts) => {
+            const { saysBound, saysTry } = await import("/webui/cluster/verdict_view.js");
+            const { english } = await import("/webui/words_en.js");
+            const { chinese } = await import("/webui/words_zh.js");
+            return verdicts.map((verdict) => [saysBound(verdict, english), saysTry(verdict, english), saysBound(verdict, chinese)]);
+        }""",
+        [VERDICT | fields for fields, *_ in SAYINGS],
+    )
+    assert [tuple(row) for row in said] == [tuple(texts) for _, *texts in SAYINGS]
+
+
+def test_present_is_told_as_it_comes(opened):
+    """The verdict, links, memory against what there is, and how busy each rank was."""
+    expect(opened.locator("#verdict-says")).to_have_text("Nothing is measured yet: it takes some seconds with work.")
+    expect(opened.locator("#links")).to_be_hidden()
+    links = [
+        {"source": 0, "destination": 1, "bytes_sent": 5 << 20, "bytes_per_second": 2048.0, "bytes_per_step": 512.0},
+        {"source": 1, "destination": 0, "bytes_sent": 300, "bytes_per_second": None, "bytes_per_step": None},
+    ]
+    push(opened, stats(0), stats(1, verdict=VERDICT, links=links))
+    expect(opened.locator("#verdict")).to_contain_text("Stage 1 bounds: it computes 96 % of the time")
+    expect(opened.locator("#verdict-of")).to_contain_text("in 9.5 s with work")
+    rows = opened.locator("#links tbody tr")
+    expect(rows.nth(0)).to_have_text("Rank 0 → rank 1node-0 → node-12 KiB/s512 B5 MiB")
+    expect(rows.nth(1)).to_have_text("Rank 1 → rank 0node-1 → node-0––300 B")
+    expect(opened.locator("#links-say")).to_contain_text("took 100 µs when it was measured at the start")
+    rank = opened.locator("#ranks tbody tr").first
+    expect(rank).to_contain_text("200 MiBhost: 6 GiB of 16 GiB")
+    history = rank.get_by_role("img", name="Rank 0, busy: 50 % now; 50 % at most in the last 5 minutes")
+    expect(history.locator(".curve")).to_have_attribute("d", re.compile("M.*L.*|M1"))
+    history.hover(position={"x": 110, "y": 10})
+    expect(rank.locator(".busy .more")).to_have_text("22:13:21")
+
+
+def test_requests_are_told_and_ones_own_cancelled(opened):
+    expect(opened.locator("#requests p")).to_have_text("No request is open.")
+    others = request(3, own=False, generated_tokens=0, prompt_tokens=2000)
+    opened.evaluate("(requests) => { fake.requests = requests; }", [request(1), request(2, max_tokens=0), others])
+    chunk = step(1, prefill=512) | {
+        "sequences": [{"request": "request-3", "tokens": 512, "context": 512, "decode": False}]
+    }
+    push(opened, stats(0), steps(0, MS, [chunk], [("run", 0, MS, 1)]))
+    rows = opened.locator("#requests tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(0)).to_contain_text("request-112.3 s1,000250 of at most 500Cancel")
+    expect(rows.nth(2)).to_contain_text("request-312.3 s1,024 of 2,0000 of at most 500another key's")
+    expect(rows.nth(2).get_by_role("button")).to_have_count(0)
+    cancel = opened.get_by_role("button", name="Cancel request request-2")
+    cancel.focus()
+    opened.evaluate(
+        "() => { fake.requests[1].age = 99; fake.requests.push({ ...fake.requests[0], id: 'request-4' }); }"
+    )
+    expect(rows.nth(1)).to_contain_text("99 s")
+    expect(rows).to_have_count(4)
+    expect(cancel).to_be_focused()
+    cancel.press("Enter")
+    expect(rows).to_have_count(3)
+    assert opened.evaluate("fake.cancelled") == ["request-2"]
+
+
+def test_step_under_the_pointer_is_told(opened):
+    see(opened, steps(0, 20 * MS, [step(7)], [("run", 0, 10 * MS, 7)]))
+    hover = opened.locator("#hover")
+    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    picture(opened).hover(position={"x": 100, "y": 36})
+    expect(hover).to_have_text(
+        "Step 7: 1 sequence, 1 decoding token, 10 ms from end to end, 10 ms of it computed, on all ranks together."
+    )
+    opened.mouse.move(5, 5)
+    expect(hover).to_be_hidden()
+
+
+@pytest.mark.parametrize("language, title", [("en", "What bounds the speed"), ("zh", "速度的瓶颈")])
+def test_telephone_has_room_for_several_models(opened, language, title):
+    names = ["meta-llama/Llama-3.3-70B-Instruct-with-a-long-name", "Qwen/Qwen3-235B-A22B-Instruct-2507"]
+    told = {"models": names, "requests": [request(1, id="x" * 64)], "cluster": cluster(model=names[0], verdict=VERDICT)}
+    opened.add_init_script(
+        f"localStorage.setItem('labinfer.language', '{language}'); Object.assign(fake, {json.dumps(told)});"
+    )
+    opened.set_viewport_size({"width": 390, "height": 844})
+    opened.reload()
+    expect(opened.get_by_role("region", name=title)).to_contain_text("1.6")
+    expect(opened.locator("#model")).to_be_visible()
+    expect(opened.locator("#requests tbody tr")).to_have_count(1)
+    assert opened.evaluate("document.documentElement.scrollWidth") == 390
+    assert findings(opened) == []

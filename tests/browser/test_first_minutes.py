@@ -1,0 +1,165 @@
+"""What helps whoever is new: examples, explained settings, presets, files, previews, dates, keys, errors in both languages."""
+
+from __future__ import annotations
+
+import json
+
+from axe_findings import findings
+from chat_page import answers, ask, choose, conversations, dictate, long_conversation, questions, start_new, take_in
+from playwright.sync_api import expect
+
+SETTINGS = "Settings of this conversation"
+HTML = """```html
+<!doctype html><html><head><style>p { color: rgb(1, 2, 3) }</style></head>
+<body><p id="said">Hello</p><script>parent.document.title = "reached"; document.body.textContent = "ran"</script></body></html>
+```"""
+ERRORS = {
+    "context_length_exceeded": "超过了模型的上下文",
+    "model_not_found": "已没有此模型",
+    "request_timeout": "超过了服务器允许的时间",
+    "request_too_large": "超过了服务器接受的大小",
+    "engine_failed": "引擎出了故障",
+}
+
+
+def test_example_is_asked_by_a_click(page):
+    page.get_by_role("button", name="17 + 25 = ?").click()
+    expect(answers(page)).to_contain_text("42")
+    start_new(page)
+    expect(page.get_by_role("button", name="17 + 25 = ?", exact=True).last).to_be_visible()
+
+
+def test_settings_are_explained_checked_and_kept_by_name(page):
+    page.get_by_role("button", name=SETTINGS).click()
+    dialog = page.get_by_role("dialog")
+    temperature = dialog.get_by_label("Temperature")
+    expect(dialog).to_contain_text("0 always takes the likeliest token")
+    for name, value, why in (
+        ("Temperature", "-1", "Temperature: This must be from 0 to 100."),
+        ("Top p", "0", "above 0 and at most 1"),
+        ("Max tokens", "1.5", "whole number"),
+    ):
+        dialog.get_by_label(name).fill(value)
+        dialog.get_by_role("button", name="Save").click()
+        expect(dialog.get_by_role("alert")).to_contain_text(why)
+        expect(dialog.get_by_label(name)).to_be_focused()
+        dialog.get_by_label(name).fill("")
+    expect(dialog.get_by_role("alert")).to_be_empty()
+    dialog.get_by_label("System prompt").fill("Be brief.")
+    temperature.fill("0")
+    dialog.get_by_role("button", name="Keep as a preset").click()
+    dialog.get_by_label("Name of the preset").fill("Brief")
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_label("Preset")).to_have_value("Brief")
+    temperature.fill("0.5")
+    dialog.get_by_label("Begin new conversations with these, too").check()
+    assert findings(page) == []
+    dialog.get_by_role("button", name="Save").click()
+    ask(page, "17 + 25 = ?")
+    start_new(page)
+    page.get_by_role("button", name=SETTINGS).click()
+    expect(temperature).to_have_value("0.5")
+    expect(dialog.get_by_label("System prompt")).to_have_value("Be brief.")
+    dialog.get_by_label("Preset").select_option("Brief")
+    expect(temperature).to_have_value("0")
+    dialog.get_by_role("button", name="Remove the preset").click()
+    expect(dialog.get_by_label("Preset").locator("option")).to_have_text(["None"])
+
+
+def test_text_files_go_with_a_message(page):
+    choose(page, temperature=0)
+    chips = page.locator("#attached li")
+    files = [
+        {"name": "note.txt", "mimeType": "text/plain", "buffer": "My name is Alice Young.".encode("utf-16")},
+        {"name": "paper.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7 ..."},
+        {"name": "picture.png", "mimeType": "image/png", "buffer": b"\x89PNG\r\n\x1a\n\x00"},
+    ]
+    page.locator("#attach-files").set_input_files(files)
+    expect(chips).to_have_text(["note.txt"])
+    expect(page.locator("#not-attached")).to_contain_text("paper.pdf is a PDF")
+    expect(page.locator("#not-attached")).to_contain_text("picture.png is no text")
+    page.evaluate(
+        """() => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File(["a = 1\\n"], "code.py"));
+            document.body.dispatchEvent(new DragEvent("dragover", { dataTransfer, bubbles: true, cancelable: true }));
+            document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+        }"""
+    )
+    expect(chips).to_have_text(["note.txt", "code.py"])
+    expect(page.locator("#not-attached")).to_be_hidden()
+    assert findings(page) == []
+    page.get_by_role("button", name="Remove code.py").click()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "What is my name?")
+    assert asked.value.post_data_json["messages"][-1]["content"] == (
+        "File note.txt:\n\nMy name is Alice Young.\n\nWhat is my name?"
+    )
+    expect(chips).to_have_count(0)
+    questions(page).get_by_text("note.txt").click()
+    expect(questions(page).locator("pre")).to_have_text("My name is Alice Young.")
+
+
+def test_html_is_previewed_where_it_reaches_nothing(page):
+    dictate(page, HTML)
+    answer = ask(page, "Go.")
+    expect(answer.locator("iframe")).to_have_count(0)
+    answer.get_by_role("button", name="Preview").click()
+    shown = answer.frame_locator("iframe").locator("#said")
+    expect(shown).to_have_text("Hello")
+    expect(shown).to_have_css("color", "rgb(1, 2, 3)")
+    frame = page.frames[-1]
+    assert frame.evaluate("origin") == "null"
+    expect(page).to_have_title("Go. · LABInfer")
+    assert findings(page) == []
+    answer.get_by_role("button", name="Preview").click()
+    expect(answer.locator("iframe")).to_have_count(0)
+
+
+def test_sidebar_has_dates_and_can_be_folded_away(page):
+    old = long_conversation(1)
+    old["conversations"][0] |= {"created": 1_600_000_000_000, "updated": 1_600_000_000_000}
+    take_in(page, old)
+    expect(conversations(page)).to_have_text(["A long one"])
+    start_new(page)
+    ask(page, "17 + 25 = ?")
+    expect(page.locator("#conversations .day")).to_have_text(["Today", "September 2020"])
+    page.get_by_role("button", name="Hide conversations").click()
+    expect(page.locator("#sidebar")).to_be_hidden()
+    expect(page.get_by_role("button", name="Show conversations")).to_be_focused()
+    page.reload()
+    expect(page.get_by_role("button", name="Show conversations")).to_be_visible()
+    expect(page.locator("#sidebar")).to_be_hidden()
+    assert findings(page) == []
+    page.keyboard.press("Control+Shift+S")
+    expect(conversations(page)).to_have_count(2)
+
+
+def test_keys_are_listed_and_work(page):
+    ask(page, "17 + 25 = ?")
+    page.keyboard.press("Control+/")
+    expect(page.get_by_role("dialog")).to_contain_text("Search all messages")
+    assert findings(page) == []
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+Shift+O")
+    expect(questions(page)).to_have_count(0)
+
+
+def test_errors_and_waits_are_told_in_chinese(page):
+    page.evaluate("localStorage['labinfer.language'] = 'zh'")
+    body, wait = {}, {"seconds": 12.3, "rank": 0, "peers": "1", "step": 481}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=body))
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ok", "wait": wait}))
+    page.reload()
+    expect(page.locator("#banner")).to_contain_text("已等待 12 秒：rank 0 在等 rank 1，第 481 步。")
+    for code, text in ERRORS.items():
+        body["error"] = {"message": "in English", "code": code}
+        page.get_by_role("textbox", name="输入消息").fill(code)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("article", name="回答").last).to_contain_text(text)
+    words = json.dumps(page.locator("body").inner_text(), ensure_ascii=False)
+    assert "in English" not in words
+    page.evaluate("localStorage['labinfer.language'] = 'en'")
+    page.reload()
+    expect(page.locator("#banner")).to_contain_text("Waiting for 12 s: rank 0 for rank 1, step 481.")
+    page.unroute_all()

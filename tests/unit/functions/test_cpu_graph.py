@@ -1,0 +1,93 @@
+"""Graphs of compiled calls: the same again for other numbers in the same memory, and what cannot be captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labinfer.functions.cpu.bfloat16 import CpuFunctions
+from labinfer.functions.cpu.graph import capture
+from labinfer.functions.cpu.routing import CpuRouting
+from labinfer.functions.cpu.sampling import CpuSampling
+from labinfer.functions.routing_rule import RoutingRule
+
+SIZE, OUTPUTS = 48, 70
+
+
+@pytest.fixture
+def step(compiled_functions):
+    """A norm, a product and torch's operations between them, over x, gate and numbers of rows in a table."""
+    torch.manual_seed(0)
+    functions = CpuFunctions(compiled_functions)
+    weight = functions.pack_weight(torch.randn(OUTPUTS, SIZE).bfloat16())
+    scale, table = torch.randn(SIZE).bfloat16(), torch.randn(9, SIZE).bfloat16()
+
+    def run(x: torch.Tensor, gate: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        hidden, normed = functions.add_rms_norm(x.clone(), table[numbers], scale, 1e-5)
+        both = functions.linear(normed, weight)
+        left, right = both[:, : OUTPUTS // 2].contiguous(), both[:, OUTPUTS // 2 :]
+        return (left * right.sigmoid()).view(-1) + hidden[:, :1] * gate
+
+    return run
+
+
+def numbers(rows: int = 2) -> list[torch.Tensor]:
+    x, gate = torch.randn(rows, SIZE).bfloat16(), torch.randn(rows * OUTPUTS // 2).bfloat16()
+    return [x, gate, torch.randint(9, (rows,))]
+
+
+@torch.inference_mode()
+def test_graph_does_the_same_for_other_numbers_in_the_same_places(compiled_functions, step):
+    places = numbers()
+    out, graph = capture(compiled_functions, lambda: step(*places))
+    assert torch.equal(out, step(*places))
+    for _ in range(3):
+        for place, new in zip(places, numbers(), strict=True):
+            place.copy_(new)
+        expected = step(*places)
+        scratch = [
+            torch.full((100, SIZE), float("nan")) for _ in range(50)
+        ]  # memory that was given back is used by others
+        graph.replay()
+        del scratch
+        assert torch.equal(out, expected)
+
+
+@torch.inference_mode()
+def test_graph_keeps_structures_that_calls_are_given_alive(compiled_functions):
+    x, weight, counts = torch.randn(1, SIZE), torch.randn(16, SIZE), torch.zeros(16, dtype=torch.int64)
+    route = CpuRouting(compiled_functions).route
+    out, graph = capture(compiled_functions, lambda: route(x, weight, None, RoutingRule(num_chosen=3), counts)[0])
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(out, route(x, weight, None, RoutingRule(num_chosen=3))[0])
+    assert counts.sum() == 4 * 3
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda library, x: x + x.sum().item(),
+        lambda library, x: x + x[0].tolist()[0],
+        lambda library, x: x + len(x.numpy()),
+        lambda library, x: x * 2.0,
+        lambda library, x: x.add_(x),
+        lambda library, x: x.softmax(dim=-1),
+        lambda library, x: CpuSampling(library).argmax(x),
+    ],
+    ids=["item", "list", "array", "number", "in place", "other operation", "call that is not replayed"],
+)
+@torch.inference_mode()
+def test_what_cannot_be_captured_runs_without_a_graph(compiled_functions, run):
+    x = torch.arange(12.0).view(3, 4)
+    expected = run(compiled_functions, x.clone())
+    out, graph = capture(compiled_functions, lambda: run(compiled_functions, x))
+    assert graph is None and torch.equal(out, expected)
+
+
+@torch.inference_mode()
+def test_error_ends_the_capture(compiled_functions):
+    with pytest.raises(ZeroDivisionError):
+        capture(compiled_functions, lambda: 1 / 0)
+    assert compiled_functions.observer is None

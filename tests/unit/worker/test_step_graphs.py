@@ -1,0 +1,120 @@
+"""StepGraphs: which steps are captured, and that they give what the layers give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_llama import load, write
+
+from labinfer.functions.cpu.graph import capture
+from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.providers import make_registry
+from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
+from labinfer.worker.kv_cache import KVCacheManager
+from labinfer.worker.model_runner import ModelRunner
+from labinfer.worker.step_graphs import MAX_SEQUENCES
+
+CPU, BLOCK, DTYPE = torch.device("cpu"), 4, torch.bfloat16
+
+
+class Captures:
+    """Counts the graphs that are made and replayed."""
+
+    def __init__(self, library):
+        self._library = library
+        self.made = self.failed = 0
+
+    def __call__(self, run):
+        out, graph = capture(self._library, run)
+        self.made, self.failed = self.made + (graph is not None), self.failed + (graph is None)
+        return out, graph
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("graphs"), intermediate_size=96)[0]
+
+
+def make_runner(directory, registry, captures, layers=None) -> ModelRunner:
+    model, _ = load(directory, dtype=DTYPE, registry=registry, layers=layers)
+    specs = model.cache_specs()
+    cache = KVCacheManager(
+        specs, num_blocks=32, block_size=BLOCK, dtype=DTYPE, device=CPU, rotary_table=model.rotary_table
+    )
+    model.make_rotary_tables(64, CPU)
+    functions = registry.select(CPU, DTYPE)
+    return ModelRunner(model, cache, device=CPU, dtype=DTYPE, functions=functions, capture=captures)
+
+
+def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
+    """Tokens ``begin:end`` of sequences, each of which has four blocks."""
+    entries = [
+        BatchEntry(
+            seq_id=seq,
+            num_tokens=end - begin,
+            begin=begin,
+            position=begin,
+            first_block=0,
+            new_blocks=[4 * seq + index for index in range(4)],
+            num_samples=0,
+            new_tokens=[] if new else [(7 * seq + 3 * begin) % 50],
+        )
+        for seq, (begin, end) in lengths.items()
+    ]
+    starts = [
+        SequenceStart(seq, [(5 * seq + i) % 50 for i in range(end)], TokenSampling(num_prompt_tokens=end))
+        for seq, (_, end) in lengths.items()
+        if new
+    ]
+    return BatchPlan(step_id=0, starts=starts, finished=[], moves=[], entries=entries)
+
+
+def run(runner: ModelRunner, step: BatchPlan, hidden_TD: torch.Tensor | None = None) -> torch.Tensor:
+    return runner.run(
+        step, runner.prepare(step), None if hidden_TD is None else hidden_TD.clone()
+    )  # it may be overwritten
+
+
+@pytest.mark.parametrize("layers", [(0, 2), (1, 2)], ids=["whole model", "second stage"])
+def test_captured_steps_give_the_same_bits_while_contexts_grow(directory, compiled_functions, layers):
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain, captured = (make_runner(directory, registry, each, layers) for each in (None, captures))
+    torch.manual_seed(0)
+
+    def hidden(rows: int) -> torch.Tensor | None:
+        return torch.randn(rows, 48).to(DTYPE) if layers[0] else None
+
+    prompts = {0: (0, 5), 1: (0, 2), 2: (0, 3)}
+    lengths = {seq: end for seq, (_, end) in prompts.items()}
+    inputs = hidden(10)
+    assert torch.equal(run(captured, plan(prompts, True), inputs), run(plain, plan(prompts, True), inputs))
+    for turn in range(12):
+        chosen = [0] if turn % 3 == 0 else [0, 2] if turn % 3 == 1 else [0, 1, 2]
+        step = plan({seq: (lengths[seq], lengths[seq] + 1) for seq in chosen if lengths[seq] < 16}, False)
+        for entry in step.entries:
+            lengths[entry.seq_id] += 1
+        inputs = hidden(len(step.entries))
+        assert torch.equal(run(captured, step, inputs), run(plain, step, inputs))
+    assert captures.made == 3 and not captures.failed
+
+
+def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    runner = make_runner(directory, registry, captures)
+    many = range(MAX_SEQUENCES + 1)
+    run(runner, plan(dict.fromkeys(many, (0, 2)), True))
+    run(runner, plan(dict.fromkeys(many, (2, 3)), False))
+    assert captures.made == captures.failed == 0
+
+
+def test_layers_that_cannot_be_captured_are_tried_once(directory, compiled_functions):
+    registry = make_registry([ReferenceProvider()])
+    captures = Captures(compiled_functions)
+    plain, runner = (make_runner(directory, registry, each) for each in (None, captures))
+    for end in range(2, 6):
+        step = plan({0: (end - 1 if end > 2 else 0, end)}, end == 2)
+        assert torch.equal(run(runner, step), run(plain, step))
+    assert (captures.made, captures.failed) == (0, 1)
