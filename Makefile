@@ -24,7 +24,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot soak screenshots demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -147,6 +147,11 @@ bench-gateway: $(VENV)/.setup ## what the server adds to a token, and what it co
 
 soak: $(VENV)/.setup ## twenty minutes of load, cancelled requests, bursts and killed ranks on a supervised server
 	$(BIN)/python benchmarks/soak.py --minutes 20
+
+bench-restart: $(VENV)/.setup ## the pause of open streams when a rank is killed under a supervisor
+	$(BIN)/python benchmarks/restart_pause.py --model demo --dtype float32 --limit 3
+	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
+	$(BIN)/python benchmarks/restart_pause.py --model .qwen2-0.5b --limit 6
 
 bench-engine: $(VENV)/.setup ## what the prefix cache saves, what the scheduler costs, and what a smaller KV cache loses
 	@test -e .small/config.json || $(BIN)/python tools/random_checkpoint.py --shape small .small

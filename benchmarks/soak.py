@@ -4,8 +4,9 @@
 
 Requests arrive at half of the rate that the server was measured to take; one in five hangs up. Every minute ten times as many come
 for some seconds, and every three minutes a rank is killed. The same greedy prompts are asked at the start, all the while and at the
-end. Exit status 1 where a check fails: an answer differs, a refusal is anything but 503 or 429 with Retry-After, an accepted request ends in an
-error, one in a hundred takes twice as long in a burst, KV blocks stay in use, or the gateway's memory grows.
+end. Exit status 1 where a check fails: an answer differs, a refusal is anything but 503 with Retry-After, an accepted request ends in an
+error, one in a hundred takes twice as long in a burst, KV blocks stay in use, a killed rank is not replaced within a minute, or the
+gateway is replaced or its memory grows.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ CALM_SHARE = 0.5
 """Fraction of the rate that was measured."""
 BURST = 10.0
 BURST_SECONDS, BURST_EVERY, KILL_EVERY, CANARY_EVERY, LOOK_EVERY = 4.0, 60.0, 180.0, 20.0, 5.0
+PILED_UP_SECONDS = 5.0
+"""After a burst or a recovery, until what has waited is done. Requests that come in this time count with the burst, or not at all."""
+RECOVERY_SECONDS = 60.0
 SETTLED_SECONDS = 240.0
 """Until the gateway has had every kind of request and burst, its memory is not looked at."""
 MOST_GROWTH = 0.1
 """MB a minute."""
-REFUSALS = (503, 429)
+REFUSAL = 503
 WELL = ("ok", "idle")
 
 
@@ -65,7 +69,10 @@ class Soak:
     """Seconds from each kill until the server was well again."""
     gateway: list[tuple[float, float]] = field(default_factory=list)
     """Minutes since the start, and MB of the gateway's own memory."""
+    gateway_pids: set[int] = field(default_factory=set)
     is_burst: bool = False
+    is_piled_up: bool = False
+    """A burst is on, or was just before."""
     is_hurt: bool = False
     """A rank was killed, and the server is not well again."""
 
@@ -114,7 +121,7 @@ async def ask(client: httpx.AsyncClient, body: dict) -> str:
     """The answer, asked again while the server refuses."""
     while True:
         answer = await client.post("/v1/completions", json=body)
-        if answer.status_code not in REFUSALS:
+        if answer.status_code != REFUSAL:
             answer.raise_for_status()
             return answer.json()["choices"][0]["text"]
         await asyncio.sleep(0.5)
@@ -149,7 +156,7 @@ async def arrive(client: httpx.AsyncClient, soak: Soak, rate: float, until: floa
 
 async def one_request(client: httpx.AsyncClient, soak: Soak, body: dict, hangs_up: float | None) -> None:
     """Stream an answer, or hang up after so many seconds."""
-    when, was_hurt, begin = "burst" if soak.is_burst else "calm", soak.is_hurt, time.monotonic()
+    when, was_hurt, begin = "burst" if soak.is_piled_up else "calm", soak.is_hurt, time.monotonic()
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     try:
         lines = await asyncio.wait_for(stream(client, soak, path, body | {"stream": True}), hangs_up)
@@ -172,7 +179,7 @@ async def stream(client: httpx.AsyncClient, soak: Soak, path: str, body: dict) -
     async with client.stream("POST", path, json=body) as answer:
         soak.statuses[str(answer.status_code)] += 1
         if answer.status_code != 200:
-            if answer.status_code not in REFUSALS or "retry-after" not in answer.headers:
+            if answer.status_code != REFUSAL or "retry-after" not in answer.headers:
                 soak.wrong.append(f"status {answer.status_code}: {(await answer.aread()).decode()[:200]}")
             return []
         return [line async for line in answer.aiter_lines() if line.startswith("data:")] or ["nothing"]
@@ -185,9 +192,11 @@ async def every(seconds: float, until: float, act) -> None:
 
 
 async def burst(soak: Soak) -> None:
-    soak.is_burst = True
+    soak.is_burst = soak.is_piled_up = True
     await asyncio.sleep(BURST_SECONDS)
     soak.is_burst = False
+    await asyncio.sleep(PILED_UP_SECONDS)
+    soak.is_piled_up = False
 
 
 async def kill_rank(client: httpx.AsyncClient, server: Served, soak: Soak, draw: random.Random) -> None:
@@ -196,9 +205,14 @@ async def kill_rank(client: httpx.AsyncClient, server: Served, soak: Soak, draw:
     os.kill(draw.choice(processes(server.pid, is_rank)), signal.SIGKILL)
     for is_well in (False, True):  # first it has to be noticed
         while ((await client.get("/health")).json()["status"] in WELL) != is_well:
+            if time.monotonic() - begin > RECOVERY_SECONDS:
+                soak.wrong.append(
+                    f"{RECOVERY_SECONDS:g} s after a kill the server is {'not well' if is_well else 'as before'}"
+                )
+                return
             await asyncio.sleep(0.02)
     soak.pauses.append(time.monotonic() - begin)
-    await asyncio.sleep(5)  # what has piled up
+    await asyncio.sleep(PILED_UP_SECONDS)
     soak.is_hurt = False
 
 
@@ -211,6 +225,7 @@ async def check_canaries(client: httpx.AsyncClient, soak: Soak, expected: list[s
 
 async def look(server: Served, soak: Soak, begin: float) -> None:
     for pid in processes(server.pid, is_gateway):
+        soak.gateway_pids.add(pid)
         soak.gateway.append(((time.monotonic() - begin) / 60, own_megabytes(pid)))
 
 
@@ -242,6 +257,8 @@ def report(soak: Soak, path: Path | None) -> int:
         soak.wrong.append(
             "too short for a look at memory" if growth is None else f"the gateway grows by {growth:.2f} MB a minute"
         )
+    if len(soak.gateway_pids) != 1:
+        soak.wrong.append(f"{len(soak.gateway_pids)} gateway processes, one after another")
     figures = {
         "requests": dict(soak.statuses),
         "p99_seconds": slow,

@@ -241,6 +241,11 @@ def auto_class(kind: str) -> type:
     return AutoModelForImageTextToText if kind.endswith("pictures") else AutoModelForCausalLM
 
 
+def architecture(kind: str) -> str:
+    """The name of their class, as ``config.json`` has it."""
+    return auto_class(kind)._model_mapping[type(CONFIGS[kind]())].__name__
+
+
 def write_tokenizer(directory: Path) -> None:
     """A byte-level BPE tokenizer with a Qwen2-style chat template."""
     tokenizer = Tokenizer(models.BPE())

@@ -5,11 +5,12 @@ MPI libraries spin inside blocking calls. Every wait here polls ``Test`` instead
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import mpi4py
@@ -116,8 +117,16 @@ def check_library(launcher: str) -> None:
         )
 
 
-def join_world(progress: Progress, launcher: str, world_size: int) -> MpiCommunicator:
-    """Initialize MPI and make a communicator over a copy of its world.
+def join_world(
+    progress: Progress,
+    launcher: str,
+    world_size: int,
+    leaving: Callable[[], AbstractContextManager] = nullcontext,
+) -> MpiCommunicator:
+    """Initialize MPI, to be finalized when the process ends, and make a communicator over a copy of its world.
+
+    Args:
+        leaving: a context in which to finalize, which waits for all ranks without a limit.
 
     Raises:
         UserError: the library is not the launcher's, or sees another number of ranks.
@@ -128,6 +137,7 @@ def join_world(progress: Progress, launcher: str, world_size: int) -> MpiCommuni
         library = ctypes.CDLL(MPI.__file__)
         if library.MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int())) != MPI.SUCCESS:
             raise UserError(f"the MPI library of this Python's mpi4py cannot start under {launcher}")
+        atexit.register(_finalize, library, leaving)
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise UserError(
             f"mpirun started {world_size} ranks, but this Python's MPI sees {MPI.COMM_WORLD.Get_size()}; "
@@ -142,6 +152,13 @@ def forget_segments() -> None:
     for path in set(SEGMENTS.findall(Path("/proc/self/maps").read_text())):
         with suppress(OSError):  # another rank was first
             os.unlink(path)
+
+
+def _finalize(library: ctypes.CDLL, leaving: Callable[[], AbstractContextManager]) -> None:
+    """Before mpi4py does: it would wait where no thread of Python runs any more, and so without a limit."""
+    if not MPI.Is_finalized():
+        with leaving():
+            library.MPI_Finalize()
 
 
 def _bytes(tensor: torch.Tensor):

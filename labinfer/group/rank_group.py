@@ -20,8 +20,8 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.config import ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError, first_line
-from labinfer.group.join_limit import time_limit_for_joining
 from labinfer.group.signals import die_with_parent
+from labinfer.group.time_limits import time_limit_for_joining, time_limit_for_leaving
 from labinfer.spmd.addresses import addresses_towards, interfaces
 from labinfer.spmd.end_launcher import end_launcher
 from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface
@@ -148,7 +148,7 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     own = interfaces()
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own))
     with time_limit_for_joining(environment, runtime.timeout):
-        comm = _join_transport(environment, parallel, progress, mine, own)
+        comm = _join_transport(environment, parallel, runtime, progress=progress, mine=mine, own=own)
     everyone = [
         msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
     ]
@@ -181,6 +181,8 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
 def _join_transport(
     environment: LaunchEnvironment,
     parallel: ParallelOptions,
+    runtime: RuntimeOptions,
+    *,
     progress: Progress,
     mine: RankInfo,
     own: Mapping[str, str],
@@ -194,7 +196,7 @@ def _join_transport(
         UserError: as ``join_group``.
     """
     if environment.uses_mpi:
-        return _join_mpi(environment, parallel, progress, mine, own)
+        return _join_mpi(environment, parallel, runtime, progress=progress, mine=mine, own=own)
     if parallel.transport == "mpi" and environment.launcher != "single":
         raise UserError(f"--transport mpi needs mpirun or mpiexec; the launcher is {environment.launcher}")
     if environment.world_size == 1:
@@ -219,6 +221,8 @@ def _join_transport(
 def _join_mpi(
     environment: LaunchEnvironment,
     parallel: ParallelOptions,
+    runtime: RuntimeOptions,
+    *,
     progress: Progress,
     mine: RankInfo,
     own: Mapping[str, str],
@@ -230,7 +234,8 @@ def _join_mpi(
             f"started by {environment.launcher} ({environment.decided_by}), but mpi4py does not load: "
             f"{first_line(error)}; pip install mpi4py {environment.launcher}"
         ) from None
-    comm = mpi.join_world(progress, environment.launcher, environment.world_size)
+    leaving = functools.partial(time_limit_for_leaving, environment, runtime.fault_timeout)
+    comm = mpi.join_world(progress, environment.launcher, environment.world_size, leaving)
     wants_accelerator = any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)
     someone_has_accelerator = any(comm.all_gather_bytes(b"1" if wants_accelerator else b""))
     mpi.forget_segments()

@@ -18,7 +18,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 RENDER_SECONDS = 5.0
 """Most processor time of a rendering."""
 RENDER_BYTES = 1 << 29
-"""Most memory by which the process may grow during a rendering."""
+"""Most memory by which the process may grow from a rendering's start on, all threads together."""
+GROWING_SECONDS = 0.05
+"""Processor time that a rendering needs at least for so much: one that has had less is not what makes the process grow."""
 MAX_SIZE = 1 << 24
 """Largest number that a method of a text or a filter may be given, and the longest repetition."""
 MAX_BITS = 1 << 14
@@ -94,10 +96,11 @@ class _Watch:
         with suppress(OSError):  # the thread is gone
             begin, memory = time.clock_gettime(self._clock), _own_bytes()
             while not self._stopped.wait(LOOK_SECONDS):
-                if time.clock_gettime(self._clock) - begin > RENDER_SECONDS:
+                taken = time.clock_gettime(self._clock) - begin
+                if taken > RENDER_SECONDS:
                     self._end(f"it takes more than {RENDER_SECONDS:g} s")
                     begin += RENDER_SECONDS
-                elif _own_bytes() - memory > RENDER_BYTES:
+                elif taken > GROWING_SECONDS and _own_bytes() - memory > RENDER_BYTES:
                     self._end(f"it takes more than {RENDER_BYTES >> 20} MiB")
 
     def _end(self, reason: str) -> None:

@@ -2,7 +2,8 @@
 
 The tokenizers library matches by backtracking, without a limit, in a call that nobody can break off. A group of several forms
 that is repeated, as in ``(a+)+``, has so many ways through a text that a short one takes longer than anybody lives. No known
-tokenizer has one.
+tokenizer has one. Forms of one length each, of which no two begin with the same letter, are harmless: ``(?:\\r\\n|\\n)+`` has one
+way through a text.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _PART = re.compile(
     r"""|(?P<or>\|)|(?P<class>\[)|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})[?+]?)|(?P<letter>.)""",
     re.DOTALL,
 )
+_NO_LETTERS = ".^$# \t\r\n\v\f"
+"""Characters that may mean something else, where spaces are ignored, too."""
+_ESCAPED = {r"\r": "\r", r"\n": "\n", r"\t": "\t"}
 
 
 def check_patterns(component: Any) -> None:
@@ -57,6 +61,7 @@ def _may_explode(pattern: str) -> bool:
     inner: _Group | None = None  # the group that ended just before, to which a repetition would belong
     while (part := _PART.match(pattern, position)) is not None:
         position, closed, inner = part.end(), inner, None
+        groups[-1].begin(part)
         if part["open"]:
             if not part[0].endswith(")"):  # but for flags alone
                 groups.append(_Group(is_apart=part[0] in ("(?=", "(?!", "(?<=", "(?<!", "(?>")))
@@ -66,7 +71,7 @@ def _may_explode(pattern: str) -> bool:
                 groups[-1].repeats += inner.repeats
                 groups[-1].varies |= inner.varies
         elif part["or"]:
-            groups[-1].varies = True
+            groups[-1].has_begun = False
             groups[-1].repeats = 0
         elif part["class"]:
             position = _class_end(pattern, position)
@@ -94,7 +99,21 @@ class _Group:
         self.repeats = 0
         """Unbounded repetitions in the present alternative."""
         self.varies = False
-        """Whether it may match texts of several lengths or forms."""
+        """Whether it may match a text in several ways, or several texts of which one begins with another."""
+        self.has_begun = False
+        """Whether the present alternative has a first part."""
+        self._letters: list[str] = []  # that alternatives begin with, each folded; empty for any other beginning
+
+    def begin(self, part: re.Match[str]) -> None:
+        """Take the next part, which may be the first one of an alternative."""
+        if self.has_begun or part["close"]:
+            self.varies |= not self.has_begun and bool(self._letters)  # ``(a|)``
+            return
+        self.has_begun = True
+        letter = _ESCAPED.get(part[0]) or (part["letter"] or "").strip(_NO_LETTERS).casefold()[:1]
+        if self._letters:
+            self.varies |= not all((letter, *self._letters)) or letter in self._letters
+        self._letters.append(letter)
 
 
 def _class_end(pattern: str, position: int) -> int:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from labinfer.cli import main
+from labinfer.comm.lifeline import Lifeline
 from labinfer.commands import generate
 from labinfer.spmd.environment import detect
 from labinfer.worker.worker import Worker
@@ -30,6 +31,15 @@ def hang(session):
     time.sleep(3600)
 
 
+def stop_afterwards(close):
+    def wrapped(self):
+        close(self)
+        note_time()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    return wrapped
+
+
 def faulty(progress):
     def wrapped(self):
         if self._launched[0][0].step_id == STEP:
@@ -46,7 +56,10 @@ def faulty(progress):
 
 if __name__ == "__main__":
     if detect().rank == RANK:
-        Worker.progress = faulty(Worker.progress)
         if KIND == "load":
             generate.load = hang
+        elif KIND == "leave":
+            Lifeline.close = stop_afterwards(Lifeline.close)
+        else:
+            Worker.progress = faulty(Worker.progress)
     raise SystemExit(main())

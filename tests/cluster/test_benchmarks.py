@@ -17,6 +17,7 @@ SCRIPTS = {
     "peak_memory.py": ("mpirun", ["--tensor-parallel-size", "2"]),
     "pipeline_schedules.py": ("torchrun", ["--requests", "4", "--output-tokens", "8", "--rounds", "1"]),
     "prefix_cache.py": ("single", ["--requests", "2", "--shared-tokens", "64", "--rounds", "1"]),
+    "restart_pause.py": ("single", ["--deaths", "1", "--dtype", "float32"]),
     "watch_cost.py": ("single", ["--requests", "2", "--tokens", "8", "--pairs", "2"]),
     "workloads.py": ("single", ["--variants", "auto", "--rounds", "1"]),
 }

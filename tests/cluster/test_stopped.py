@@ -7,9 +7,10 @@ import signal
 import time
 
 import pytest
-from launchers import LAUNCH, command, descendants, finish, matrix, start
+from launchers import LAUNCH, command, descendants, finish, matrix, run, start
 from serving import is_running, rank_number, serving, wait_for
 
+FAULTY = "tests/cluster/faulty_launch.py"
 TIMEOUT = 4.0
 FLAGS = ("--fault-timeout", f"{TIMEOUT:g}")
 END_SECONDS = 6.0
@@ -91,3 +92,12 @@ def test_rank_that_stops_before_the_others_have_met_it_is_named(rank, model):
     assert done.returncode != 0
     assert f"stopped: process {pid}" in done.our_errors[0]
     wait_for(lambda: not is_running(pid), 5)
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_rank_that_stops_after_its_goodbye_is_ended(rank, model):
+    flags = ("--model", model, "--prompt", "x", "--max-tokens", "2", "-pp", "2", "--fault-timeout", "2")
+    done = run("mpirun", 2, FAULTY, *flags, timeout=40, FAULT="leave", FAULT_RANK=str(rank))
+    assert done.returncode != 0
+    assert f"rank {1 - rank} on " in done.our_errors[0] and "waited 2 s (--fault-timeout)" in done.our_errors[0]
+    assert done.stdout.strip()

@@ -133,3 +133,29 @@ def test_saturated_server_says_so(server):
     for client in connections:
         client.close()
     wait_for(lambda: server.ask("POST", "/v1/completions", LONG).status == 400, 10.0)
+
+
+@pytest.mark.slow
+def test_known_form_does_not_wait_for_forty_hard_ones(server):
+    known = {"structured_outputs": {"regex": "[a-c]{3}"}}
+
+    def ask_known() -> float:
+        begin = time.monotonic()
+        assert server.complete(**known).status == 200
+        return time.monotonic() - begin
+
+    ask_known()
+    alone = max(ask_known() for _ in range(3))
+    with ThreadPoolExecutor(40) as threads:
+        hard = [
+            threads.submit(server.complete, structured_outputs={"regex": f"(a|b)*a(a|b){{{60 + number}}}"})
+            for number in range(40)
+        ]
+        waits = []
+        while not all(future.done() for future in hard):
+            waits.append(ask_known())
+            time.sleep(0.05)
+    statuses = sorted({future.result().status for future in hard})
+    print(f"known form: {alone:.2f} s alone, {max(waits):.2f} s at most beside 40 hard ones; these got {statuses}")
+    assert set(statuses) <= {400, 429, 503}
+    assert len(waits) >= 3 and max(waits) <= alone + 1

@@ -11,19 +11,24 @@ import msgspec
 import pytest
 import torch
 from fuzzing import fuzz, mutate
+from msgspec import structs
 from safetensors.torch import save
 
 from labinfer.batch.reader import JsonlReader
 from labinfer.comm import wire
+from labinfer.comm.communicator import Finished, Handle
+from labinfer.comm.control import ControlChannel
 from labinfer.comm.lifeline import Lifeline
 from labinfer.comm.lifeline_messages import Failure, Goodbye, Hello, State, Stats
 from labinfer.comm.lifeline_server import LifelineServer
+from labinfer.comm.local import LocalCommunicator
+from labinfer.engine.request import Request
 from labinfer.errors import BrokenLink, UserError
 from labinfer.jsonl import parse_line
-from labinfer.link.frames import Abort, FromGateway
+from labinfer.link.frames import Abort, Add, Beat, FromGateway, Watch
 from labinfer.link.framing import FrameReader
 from labinfer.link.framing import pack as pack_frame
-from labinfer.plan import Command
+from labinfer.plan import BatchEntry, BatchPlan, CacheMove, Command, EndRun, SequenceStart, TokenSampling
 from labinfer.rank_stats import WorkerStats
 from labinfer.sampling_params import SamplingParams
 from labinfer.text import limited_rendering
@@ -73,28 +78,74 @@ def test_lines_of_a_job_are_read_or_refused(cases, tmp_path):
     fuzz(read, [*LINES, b"\n".join(LINES)], refusals=(UserError,), **cases(100))
 
 
-FRAMES = [pack_frame(Abort("r1", 0)), pack_frame(Abort("r1", 0)) * 3]
+REQUEST = Request(
+    key="r1", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(stop=["x"], logit_bias={5: 1.0}, seed=7)
+)
+FRAMES = [
+    pack_frame(Abort("r1", 0)),
+    pack_frame(Abort("r1", 0)) * 3,
+    pack_frame(Add("demo", REQUEST)) + pack_frame(Watch(on=True)) + pack_frame(Beat()),
+]
 
 
 def test_frames_of_a_gateway_are_read_or_break_the_link(cases):
-    fuzz(lambda data: FrameReader(FromGateway).feed(data), FRAMES, refusals=(BrokenLink,), **cases(1000))
+    counts = fuzz(lambda data: FrameReader(FromGateway).feed(data), FRAMES, refusals=(BrokenLink,), **cases(1000))
+    assert counts["taken"] > counts.total() // 20, "the seeds are refused before anything is read"
 
 
-def test_commands_and_reports_of_ranks_are_read_or_refused(cases):
-    commands, reports = msgspec.msgpack.Decoder(Command), msgspec.msgpack.Decoder(WorkerStats)
-    seeds = [torch.cat(wire.pack(message)).numpy().tobytes()[:512] for message in (Goodbye(), Stats(b"a" * 80))]
-    seeds += [len(data).to_bytes(4, "little") + data for data in map(msgspec.msgpack.encode, ([1, [2, 3]], {"a": "b"}))]
+PLAN = BatchPlan(
+    step_id=3,
+    starts=[SequenceStart(1, [5, 6, 7], TokenSampling(num_prompt_tokens=3, processors=[("bias", {5: 1.0})]))],
+    finished=[0],
+    moves=[CacheMove("copy", [1], [2], 4)],
+    entries=[BatchEntry(seq_id=1, num_tokens=3, begin=0, position=0, first_block=0, new_blocks=[4], num_samples=1)],
+)
+STATS = WorkerStats(
+    rank=1,
+    stage=1,
+    tp_rank=0,
+    num_steps=7,
+    busy_time=0.5,
+    peak_memory=1 << 30,
+    private_memory=1 << 20,
+    weight_bytes_read=9,
+    num_threads=2,
+    cpus="0-1",
+    bytes_sent={0: 5},
+)
+
+
+class Sender(LocalCommunicator):
+    """A peer that sends these bytes, whatever is asked for, and zeros behind them."""
+
+    def __init__(self, data: bytes):
+        super().__init__()
+        self._data = data
+
+    def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
+        piece, self._data = self._data[: len(tensor)], self._data[len(tensor) :]
+        tensor.copy_(torch.frombuffer(bytearray(piece.ljust(len(tensor), b"\0")), dtype=torch.uint8))
+        return Finished()
+
+
+@pytest.mark.parametrize(
+    ("messages", "receive"),
+    [
+        ((PLAN, EndRun([1]), structs.replace(PLAN, finished=list(range(3000)))), ControlChannel.receive),
+        ((STATS,), ControlChannel.collect),
+    ],
+    ids=("commands", "reports"),
+)
+def test_control_channel_reads_what_ranks_send_or_refuses_it(messages, receive, cases):
+    seeds = [torch.cat(wire.pack(message)).numpy().tobytes().rstrip(b"\0") for message in messages]
 
     def read(data: bytes) -> None:
-        first = torch.frombuffer(bytearray(data.ljust(wire.CHUNK, b"\0")[: wire.CHUNK]), dtype=torch.uint8)
-        size = wire.rest_size(first)
-        rest = (
-            torch.frombuffer(bytearray(data[:size].ljust(size, b"\0")), dtype=torch.uint8) if 0 < size < 1e6 else None
-        )
-        for decoder in (commands, reports):
-            wire.unpack(first, rest, decoder)
+        if int.from_bytes(data[: wire.LENGTH_BYTES], "little") > 1 << 20:
+            raise wire.WireError  # as much as is announced is waited for, up to MAX_MESSAGE
+        receive(ControlChannel(Sender(data), Command, WorkerStats, followers=[1]))
 
-    fuzz(read, seeds, refusals=(wire.WireError,), **cases(600))
+    counts = fuzz(read, seeds, refusals=(wire.WireError,), **cases(300))
+    assert counts["taken"] > counts.total() // 20, "the seeds are refused before anything is read"
 
 
 def test_safetensors_files_are_read_or_refused(cases, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from checkpoints import CONFIGS, FAMILIES, auto_class
+from checkpoints import CONFIGS, FAMILIES, architecture
 
 from labinfer.errors import UserError
 from labinfer.models.registry import ARCHITECTURES, load_config
@@ -20,10 +20,6 @@ def write(directory, kind, change=lambda values: values):
     values.setdefault("architectures", [architecture(kind)])
     path.write_text(json.dumps(change(values)))
     return directory
-
-
-def architecture(kind: str) -> str:
-    return auto_class(kind)._model_mapping[type(CONFIGS[kind]())].__name__
 
 
 def older_spelling(values: dict) -> dict:

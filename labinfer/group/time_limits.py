@@ -1,0 +1,81 @@
+"""Time limits for where the lifelines do not watch the ranks: before they have met, and after their goodbye."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from labinfer.comm.lifeline import end_process
+from labinfer.spmd.environment import LaunchEnvironment
+from labinfer.spmd.processes import stopped_siblings
+
+TRANSPORT_SECONDS = 2.0
+"""Transports with a time limit of their own may say first what they waited for."""
+LOOK_SECONDS = 0.5
+"""Between looks at the ranks that leave."""
+
+
+@contextmanager
+def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
+    """End this process where the ranks have not met after ``timeout`` seconds: MPI would wait for ever."""
+
+    def end() -> None:
+        stopped = stopped_siblings()
+        what = f"; stopped: {_processes(stopped)}" if stopped else ""
+        end_process(
+            f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
+            f"other {environment.world_size - 1} ranks to join{what}",
+            lambda: _kill(stopped),
+        )
+
+    timer = threading.Timer(timeout + TRANSPORT_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
+    """Kill ranks of this machine that are stopped for ``timeout`` seconds within the block, in which all leave the transport.
+
+    One that is only late is waited for without a limit: a script may have work of its own to do when its LLM is closed.
+    """
+    left = threading.Event()
+
+    def watch() -> None:
+        since: dict[int, float] = {}  # when each was first seen stopped
+        while not left.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            since = {pid: since.get(pid, now) for pid in stopped_siblings()}
+            if late := [pid for pid, begun in since.items() if now - begun >= timeout]:
+                sys.stderr.write(
+                    f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--fault-timeout) "
+                    f"for the others to leave; stopped: {_processes(late)}; ending all ranks\n"
+                )
+                sys.stderr.flush()
+                _kill(late)
+
+    threading.Thread(target=watch, name="leaving", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+
+
+def _processes(pids: list[int]) -> str:
+    return f"process {' and '.join(map(str, pids))}"
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
