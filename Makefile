@@ -24,7 +24,7 @@ ARGS ?=
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -85,6 +85,17 @@ test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
 
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
 	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/test_*.py)
+
+CLIENTS := .clients
+test-clients: $(CLIENTS)/.setup ## the clients that others wrote, in an environment of their own, which this makes
+	$(LIMIT) 1800 $(CLIENTS)/bin/python -m pytest tests/clients/agents
+
+# It sees the packages of $(VENV) behind its own.
+$(CLIENTS)/.setup: tests/clients/agents/requirements.txt $(VENV)/.setup-test
+	$(BIN)/python -m venv --without-pip $(CLIENTS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --no-deps --requirement $<
+	touch $@
 
 FUZZ_CASES ?= 20000
 FUZZ_SEED ?= 1
@@ -183,4 +194,4 @@ wheels: ## fill wheels/ with all that a machine without a network needs; copy th
 	$(PYTHON) -m pip download --quiet --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .small .qwen2-0.5b .qwen3-moe benchmarks/.envs
+	rm -rf $(VENV) $(CLIENTS) .small .qwen2-0.5b .qwen3-moe benchmarks/.envs

@@ -26,15 +26,15 @@ class PromptTooLong(UserError):
 
     @classmethod
     def for_context(cls, num_tokens: int, problem: str) -> PromptTooLong:
-        """The error in OpenAI's sentence, by which clients know it.
+        """The error in OpenAI's sentence and in Anthropic's words, by which clients know it.
 
         Args:
             num_tokens: size of the context.
             problem: what is too long, in words.
         """
         return cls(
-            f"This model's maximum context length is {num_tokens} tokens. However, {problem}. "
-            "Please reduce the length of the prompt."
+            f"This model's maximum context length is {num_tokens} tokens. However, {problem}: the prompt is too long. "
+            "Please reduce its length."
         )
 
 

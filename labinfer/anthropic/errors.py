@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from labinfer.openai.answer import Answer
-from labinfer.openai.api_errors import ApiError
+from labinfer.openai.api_errors import ApiError, bad_request
 
 KINDS = {
     400: "invalid_request_error",
@@ -21,11 +23,24 @@ TOO_LONG = "prompt is too long: "
 """Beginning of the message by which clients know that they have to shorten the conversation."""
 
 
+THREADS_REFUSED = "thread_unsupported_request"
+"""Code by which clients know that they have to send whole conversations; tool runners of the SDK then do so by themselves."""
+
+
+class ErrorFacts(Answer):
+    """A failure for programs."""
+
+    error_code: str
+    unsupported: list[str]
+    """Fields that are not offered."""
+
+
 class ErrorKind(Answer):
-    """A failure by its class, and in words."""
+    """A failure by its class, in words and, where clients act on it, for programs."""
 
     type: str
     message: str
+    details: ErrorFacts | UnsetType = UNSET
 
 
 class AnthropicError(Answer, kw_only=True, tag_field="type", tag="error"):
@@ -39,4 +54,10 @@ def anthropic_error(error: ApiError, request_id: str | None) -> AnthropicError:
     """An error in the form of this API."""
     kind = KINDS.get(error.status, "api_error" if error.status >= 500 else KINDS[400])
     prefix = TOO_LONG if error.code == "context_length_exceeded" else ""
-    return AnthropicError(error=ErrorKind(kind, prefix + error.message), request_id=request_id)
+    details = ErrorFacts(THREADS_REFUSED, ["thread"]) if error.code == THREADS_REFUSED else UNSET
+    return AnthropicError(error=ErrorKind(kind, prefix + error.message, details), request_id=request_id)
+
+
+def no_threads() -> ApiError:
+    """Conversations are not kept between requests."""
+    return bad_request("thread: conversations are not kept here; send all messages", "thread", THREADS_REFUSED)

@@ -211,7 +211,10 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     top_k: TopK = None
     stop_sequences: Stop = None
     stream: bool | None = None
+    thread: Any = None
+    """Refused with a code that clients know."""
 
+    diagnostics: Any = None
     metadata: MessageMetadata | None = None
     service_tier: str | None = None
     inference_geo: str | None = None

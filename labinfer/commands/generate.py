@@ -114,7 +114,7 @@ class Rank0Job:
         output.begin(model_fingerprint(self.llm.directory, self.session.options.model.tokenizer))
         if output.digests:
             logger.info("%d lines are done already; going on with the others", len(output.digests))
-        job, model = None, self.session.options.model.model
+        job, model, end = None, self.session.options.model.model, ""
         try:
             if self.files.reader is not None:
                 progress = JobProgress(self.job.progress, self.llm.clock, self.files.num_lines, len(output.digests))
@@ -128,9 +128,11 @@ class Rank0Job:
         except Interrupted:
             hint = "; --resume goes on from there" if self.files.output.is_journaled else ""
             logger.info("interrupted; what was finished is written%s", hint)
+            end = "; interrupted"
         report = self.llm.report
         shows_all = logger.isEnabledFor(logging.INFO)
-        sys.stderr.write("\n" + report.format() + "\n" if shows_all else f"labinfer: {report.summary()}\n")
+        summary = report.summary() if report.num_finished or not end else "no answer was finished"
+        sys.stderr.write("\n" + report.format() + "\n" if shows_all else f"labinfer: {summary}{end}\n")
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -49,6 +50,7 @@ class ModelInputBatch:
     """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
     begins with a state of zeros, whatever its slot holds."""
 
+    @cached_property
     def places(self) -> tuple[int, ...]:
         """Addresses of its tensors, after the numbers of sequences and of rows to sample."""
         attention = self.attention

@@ -121,7 +121,6 @@ export const english = {
     frequency_penalty: "The same, for each time a word was used.",
     seed: "The same number gives the same answer again.",
   },
-  colon: ": ",
   stopStrings: "Stop at (one text a line)",
   logprobs: "Log-probabilities",
   logprobsOff: "Off",

@@ -118,7 +118,6 @@ export const chinese = {
     frequency_penalty: "同上，按该词出现的次数计。",
     seed: "相同的数字给出相同的回答。",
   },
-  colon: "：",
   stopStrings: "遇到即停（每行一个）",
   logprobs: "对数概率",
   logprobsOff: "关闭",

@@ -25,6 +25,9 @@ class IndexBuffer:
 
     def __init__(self, device: torch.device):
         self._numbers = torch.empty(0, dtype=DTYPE, device=device)
+        self._sizes: list[int] = []
+        self._filled, self._parts = self._numbers, ()
+        """Views of the numbers, for parts of these sizes: steps that only decode seldom need others than the one before."""
 
     @torch.inference_mode()
     def fill(self, **parts: Iterable[list[int]]) -> dict[str, torch.Tensor]:
@@ -37,6 +40,10 @@ class IndexBuffer:
             sizes.append(len(staged) - begin)
         if len(staged) > len(self._numbers):
             self._numbers = torch.empty(max(LEAST_SIZE, 2 * len(staged)), dtype=DTYPE, device=self._numbers.device)
+            self._sizes = []
+        if sizes != self._sizes:
+            self._sizes, self._filled = sizes, self._numbers[: len(staged)]
+            self._parts = self._filled.split(sizes)
         if staged:
-            self._numbers[: len(staged)].copy_(torch.frombuffer(staged, dtype=DTYPE))
-        return dict(zip(parts, self._numbers[: len(staged)].split(sizes), strict=True))
+            self._filled.copy_(torch.frombuffer(staged, dtype=DTYPE))
+        return dict(zip(parts, self._parts, strict=True))

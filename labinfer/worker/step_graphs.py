@@ -47,7 +47,7 @@ class StepGraphs:
         num_sequences = len(batch.attention.context_lens)
         if self._capture is None or not num_sequences == len(batch.token_ids_T) <= MAX_SEQUENCES:
             return self._part(batch, hidden_TD)
-        places = batch.places()
+        places = batch.places
         if places not in self._steps:
             return self._capture_step(places, batch, hidden_TD)
         step = self._steps[places]

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "tests"), str(Path(__file__).parent)]
+sys.path += [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(Path(__file__).parent)]
 
 from chat_page import ask, dictate  # noqa: E402
 from chromium import CHROMIUM, FLAGS  # noqa: E402

@@ -219,6 +219,11 @@ class TestErrors:
         assert text in body["error"]["message"]
         assert body["request_id"]
 
+    def test_threads_are_refused_by_the_code_that_clients_know(self, ask):
+        error = ask(status=400, thread={"type": "create"})["error"]
+        assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert "details" not in ask(status=400, mcp_servers=[{}])["error"]
+
     def test_every_error_has_their_form(self, server):
         body = {"model": "another", "max_tokens": 1, "messages": [QUESTION]}
         for status, kind, reply in (

@@ -284,9 +284,11 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
         write(batch, tiles[i], own.total.data(), own.mass.data());
       }
     }
+    if (divided) {
 #pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < tiles.size(); ++i)
-      if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
+      for (size_t i = 0; i < tiles.size(); ++i)
+        if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
+    }
   }
 }
 

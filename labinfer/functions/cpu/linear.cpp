@@ -44,11 +44,13 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
         }
       }
     }
-#pragma omp for schedule(static)
-    for (int64_t output = panels * PANEL; output < outputs; ++output)
-      for (int64_t token = 0; token < tokens; ++token)
-        out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
-                                               (bias ? widen(bias[output]) : 0.0f));
+    if (panels * PANEL < outputs) {  // another loop is another barrier
+#pragma omp for nowait schedule(static)
+      for (int64_t output = panels * PANEL; output < outputs; ++output)
+        for (int64_t token = 0; token < tokens; ++token)
+          out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
+                                                 (bias ? widen(bias[output]) : 0.0f));
+    }
   }
 }
 

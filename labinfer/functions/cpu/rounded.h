@@ -89,11 +89,11 @@ struct RoundedRows {
 // The memory of such rows.
 class Rounded {
  public:
-  // Each row of x, which are a stride apart, by all threads together; one row is not worth a barrier.
+  // Each row of x, which are a stride apart, by all threads together; a few are not worth a barrier.
   template <typename Form, typename T>
   void round(const Form& form, const T* x, int64_t rows, int64_t stride, int threads) {
     resize(form, rows);
-#pragma omp parallel for num_threads(threads) if (rows > 1)
+#pragma omp parallel for num_threads(threads) if (rows * form.inputs >= SHARED)
     for (int64_t row = 0; row < rows; ++row) round_row(form, x + row * stride, row);
   }
 
@@ -115,6 +115,8 @@ class Rounded {
   std::vector<int8_t> q;
   std::vector<float> scale;
   std::vector<int32_t> start;
+
+  static constexpr int64_t SHARED = 1 << 13;  // numbers that take longer to round than threads to meet
 
   template <typename Form>
   void resize(const Form& form, int64_t rows) {

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from starlette.responses import Response
 
-from labinfer.anthropic.errors import AnthropicError, anthropic_error
+from labinfer.anthropic.errors import AnthropicError, anthropic_error, no_threads
 from labinfer.anthropic.message_body import MessageBody, PromptBody
 from labinfer.anthropic.messages import MESSAGE_PREFIX, MessageWriter, Ping, TokenCount, stop_reason
 from labinfer.gateway.active_call import ActiveCall
@@ -32,6 +32,8 @@ FORM = StreamForm(
 async def create(call: Call) -> Response | EventStream:
     """``POST /v1/messages``, as Anthropic's."""
     body = await call.read(MessageBody)
+    if body.thread is not None:
+        raise no_threads()
     model = call.service.model(body.model)
     parsed = checked(lambda: body.parse(model.chat_defaults()))
     active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)

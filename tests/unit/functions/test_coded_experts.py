@@ -26,11 +26,10 @@ SIZES = [(64, 32, 0), (96, 48, 16), (40, 24, 8), (33, 17, 0), (70, 130, 48), (8,
 
 
 @pytest.fixture(params=["reference", "compiled"])
-def functions(request) -> Functions:
+def functions(request, load_functions) -> Functions:
     if request.param == "reference":
         return reference_registry().select(CPU, torch.float32)
-    compiled = request.getfixturevalue("compiled_functions")
-    return make_registry([ReferenceProvider(), CpuProvider(compiled)]).select(CPU, torch.float32)
+    return make_registry([ReferenceProvider(), CpuProvider(load_functions())]).select(CPU, torch.float32)
 
 
 @pytest.fixture(autouse=True)

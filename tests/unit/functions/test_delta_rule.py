@@ -68,9 +68,9 @@ def test_both_forms_of_the_reference_agree():
 
 
 @pytest.mark.parametrize("form", ["reference", pytest.param("cpu", marks=needs_compiler)])
-def test_any_chunks_leave_the_same_state_and_outputs(form, request):
+def test_any_chunks_leave_the_same_state_and_outputs(form, load_functions):
     """A prompt at once, and in chunks of 1, 20 and the rest; what another slot holds stays."""
-    functions = reference if form == "reference" else request.getfixturevalue("cpu")
+    functions = reference if form == "reference" else CpuDeltaRule(load_functions())
     qkv, gates, named = rule_arguments((0, 0, 1), 16, 40, 90)
     weight = torch.randn(4, qkv.shape[1])
     results = []

@@ -37,11 +37,9 @@ def row(position: int = 0, temperature: float = 1.0, mask: bytes = b"", **sampli
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
-def sampler(request) -> Sampler:
+def sampler(request, load_functions) -> Sampler:
     """Without processors, over torch's functions and over the compiled ones."""
-    compiled = None
-    if request.param == "cpu":
-        compiled = request.getfixturevalue("compiled_functions")
+    compiled = load_functions() if request.param == "cpu" else None
     return Sampler(
         {}, make_registry([ReferenceProvider(), CpuProvider(compiled)]).select(torch.device("cpu"), torch.float32)
     )
