@@ -113,20 +113,6 @@ class Hosts:
         agent += [f"--master-addr={first}", "--master-port=29517"]
         return [self.start(number, [*agent, f"--node-rank={number}", LAUNCH, *flags]) for number in range(count)]
 
-    def elastic_torchrun(self, least: int, last_call: int, *flags: str) -> list[subprocess.Popen]:
-        """An agent with one rank on each host; they start their ranks again while so many of them are there.
-
-        Args:
-            last_call: seconds for which they wait for more.
-        """
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.addresses[0]}:29517", "--rdzv-id=lab"]
-        meeting += [f"--rdzv-conf=last_call_timeout={last_call}", "--max-restarts=3"]
-        agent = [str(BIN / "torchrun"), f"--nnodes={least}:{len(self.addresses)}", "--nproc-per-node=1", *meeting]
-        return [
-            self.start(number, [*agent, f"--local-addr={address}", LAUNCH, *flags])
-            for number, address in enumerate(self.addresses)
-        ]
-
     def mpirun(self, ranks_each: int) -> list[str]:
         """The beginning of a command for the first host, which starts ranks on all."""
         reach = ["-launcher", "ssh", "-launcher-exec", str(self.rsh), "-localhost", self.addresses[0]]

@@ -113,24 +113,6 @@ def test_host_whose_cable_is_out_for_20_seconds_is_waited_for(hosts, model, tmp_
 
 
 @pytest.mark.slow
-def test_elastic_torchrun_goes_on_without_a_host(hosts, model, tmp_path):
-    """No supervisor: the agents start their ranks again, the layout follows the ranks, and the job resumes."""
-    agents = hosts.elastic_torchrun(2, 3, *make_job(model, tmp_path), "--resume")
-    try:
-        wait_for(lambda: num_lines(tmp_path) > 5, 90)
-        hosts.switch_off(GONE)
-        begin, before = time.monotonic(), num_lines(tmp_path)
-        wait_for(lambda: num_lines(tmp_path) > before + 4, 100)
-        print(f"on with two after {time.monotonic() - begin:.1f} s")
-        done = [finish(agent, 60) for agent in agents[:GONE]]
-    finally:
-        for agent in agents:
-            kill_tree(agent)
-    assert [each.returncode for each in done] == [0, 0], done[0].text + done[1].text
-    check_answers(tmp_path)
-
-
-@pytest.mark.slow
 def test_stream_goes_on_without_a_host_that_stays_away(hosts):
     flags = ("--dtype", "float32", "--no-autotune", "--fault-timeout", 3)
     process = supervise(hosts, "serve", *flags, rejoin_timeout=5)
