@@ -198,13 +198,14 @@ def test_charts_have_figures_axes_and_words(opened):
     push(opened, stats(120), stats(121))  # a minute without requests is a gap
     expect(charts.nth(0)).to_contain_text("25 %")
     assert charts.nth(0).locator(".curve").get_attribute("d").count("M") == 2
-    expect(opened.get_by_role("row").nth(1)).to_contain_text("200 MiB50 %")
+    expect(opened.get_by_role("row").nth(1)).to_contain_text("200 MiBhost: 6 GiB of 16 GiB50 %")
 
 
 def test_chart_tells_the_figures_of_the_time_that_is_pointed_at(opened):
     push(opened, *[stats(second, running=second) for second in range(0, 300, 3)])
     requests, tokens = opened.locator("#charts figure").nth(1), opened.locator("#charts figure").nth(2)
     expect(requests).to_contain_text("297 running")
+    requests.scroll_into_view_if_needed()
     box = requests.get_by_role("img").bounding_box()
     opened.mouse.move(box["x"] + 40 + (box["width"] - 50) / 2, box["y"] + 50)
     expect(requests.get_by_role("heading")).to_have_text(re.compile(r"Requests · \d\d:\d\d:\d\d"))

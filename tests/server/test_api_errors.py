@@ -36,6 +36,7 @@ ALL = {
     "cancelled": api_errors.cancelled(),
     "internal": api_errors.internal("req-1"),
     "engine_failed": api_errors.engine_failed("the engine has failed"),
+    "given_up": api_errors.given_up("the engine has failed twice on it"),
     "overloaded": api_errors.overloaded("1024 requests are open", 0.2),
     "draining": api_errors.draining(20),
 }
@@ -75,6 +76,7 @@ def test_every_constructor_is_tested_here():
         ("cancelled", 499, "cancelled", None, "request_cancelled"),
         ("internal", 500, "server_error", None, "internal_error"),
         ("engine_failed", 500, "server_error", None, "engine_failed"),
+        ("given_up", 500, "server_error", None, "engine_failed"),
         ("overloaded", 503, "server_error", None, "overloaded"),
         ("draining", 503, "server_error", None, "draining"),
     ],
@@ -93,6 +95,7 @@ def test_headers_say_what_to_do_next():
         "method_not_allowed": {"Allow": "GET, HEAD"},
         "timed_out": {"x-should-retry": "false"},
         "unsupported_encoding": {"Accept-Encoding": "gzip"},
+        "given_up": {"x-should-retry": "false"},
         "rate_limited": {"Retry-After": "3"},  # whole seconds, and not before
         "overloaded": {"Retry-After": "1"},
         "draining": {"Retry-After": "20"},
