@@ -245,9 +245,8 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         UserError: a flag of either is wrong, or there is nothing that could be started again.
     """
     here = arguments.index("--") if "--" in arguments else len(arguments)
-    own = convert_section(
-        SuperviseOptions, _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
-    )
+    given = _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
+    own = convert_section(SuperviseOptions, given)
     check_bounds(own)
     command = arguments[here + 1 :]
     programs = [index for index, word in enumerate(command) if os.path.basename(word) in PROGRAMS]
@@ -277,6 +276,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         signals,
         own,
         command,
+        insists_on_rejoin="rejoin_timeout" in given,
         launch=programs[0],
         again=again,
         server=server,

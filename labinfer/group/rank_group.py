@@ -162,7 +162,9 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         timeout=runtime.fault_timeout,
         hosts=[info.node for info in everyone],
         local_pids={
-            info.rank: info.pid for info in everyone if mine.pid_space == info.pid_space != "" and info != mine
+            info.rank: info.pid
+            for info in everyone
+            if info.node == mine.node and mine.pid_space == info.pid_space != "" and info != mine
         },
         end_launcher=end_launcher if environment.uses_mpi else lambda: "",
     )
