@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 # A folder of wheels, as "make wheels" fills it, to install from without a network.
 WHEELS ?= $(wildcard wheels)
-PIP_INSTALL = $(BIN)/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
+PIP_INSTALL = $(BIN)/pip install --quiet --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
 TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; make setup TORCH_INDEX=URL takes the one for CPUs (https://pytorch.org/get-started/locally/)";)
 MODEL ?= demo
 # Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait. All that
@@ -23,6 +23,8 @@ ARGS ?=
 # A test run that hangs is ended; mpirun and torchrun then end their ranks. In the foreground, so that Ctrl-C works.
 LIMIT := timeout --foreground --kill-after=10
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheels clean
 
@@ -36,6 +38,7 @@ $(VENV)/.setup: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || { $(TORCH_HINT) $(PIP_INSTALL) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
 	$(PIP_INSTALL) --editable '.[mpi]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # on all cores, where pip takes one; files for a newer Python fail
 	touch $@
 
 $(VENV)/.setup-test: $(VENV)/.setup

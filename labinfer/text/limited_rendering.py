@@ -27,6 +27,8 @@ MAX_BITS = 1 << 14
 """Bits of the largest whole number."""
 LOOK_SECONDS = 0.02
 """Time between two looks at a rendering."""
+AGAIN_SECONDS = 1.0
+"""Time after which a rendering that goes on although it was ended, as a destructor may have had the error, is ended again."""
 Result = TypeVar("Result")
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{8}|\*)|\{[^{}]*:[^{}]*(?:\d{8}|\{)")
 """A huge width, or one that is computed, in a field of a form."""
@@ -86,28 +88,43 @@ class _Watch:
         threading.Thread(target=self._run, name="rendering", daemon=True).start()
 
     def stop(self) -> None:
-        while not self._stopped.is_set():
+        """End the watch: once this has returned, it raises nothing any more."""
+        try:
+            self._take_back()
+        except RenderingEnded:  # it came just now; another would not come so soon
+            self._take_back()
+
+    def _take_back(self) -> None:
+        with self._lock:
+            self._stopped.set()
+        if self.reason:
+            # One that is still on its way is replaced by this one, which is caught. Setting none in its place would leave
+            # the interpreter looking for it at every call, and hang profilers and debuggers in Python 3.11.
             with suppress(RenderingEnded):
-                self._stopped.set()
-        with self._lock:  # what is on its way is taken back
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+                _raise_in(self._thread)
+                while True:
+                    time.sleep(0)
 
     def _run(self) -> None:
         with suppress(OSError):  # the thread is gone
             begin, memory = time.clock_gettime(self._clock), _own_bytes()
-            while not self._stopped.wait(LOOK_SECONDS):
+            while not self._stopped.wait(AGAIN_SECONDS if self.reason else LOOK_SECONDS):
                 taken = time.clock_gettime(self._clock) - begin
                 if taken > RENDER_SECONDS:
                     self._end(f"it takes more than {RENDER_SECONDS:g} s")
-                    begin += RENDER_SECONDS
                 elif taken > GROWING_SECONDS and _own_bytes() - memory > RENDER_BYTES:
                     self._end(f"it takes more than {RENDER_BYTES >> 20} MiB")
 
     def _end(self, reason: str) -> None:
         with self._lock:
             if not self._stopped.is_set():
-                self.reason, error = reason, ctypes.py_object(RenderingEnded)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
+                self.reason = reason
+                _raise_in(self._thread)
+
+
+def _raise_in(thread: int) -> None:
+    """Have ``RenderingEnded`` raised in a thread, soon."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RenderingEnded))
 
 
 def _own_bytes() -> int:

@@ -20,7 +20,7 @@ def work(tmp_path_factory) -> Path:
     lines = [
         {"prompt_token_ids": [draw.randrange(5, 500) for _ in range(20)], "max_tokens": 20 + i, "ignore_eos": True}
         | ({"temperature": 1.0, "seed": i} if i % 2 else {})
-        for i in range(60)
+        for i in range(40)
     ]
     lines[7], lines[30] = {"prompt": ""}, {"prompt": "x", "max_tokens": -1}
     path = tmp_path_factory.mktemp("resume") / "in.jsonl"
@@ -69,13 +69,13 @@ def test_killed_job_goes_on_with_another_layout(launcher, model, work, undisturb
     refused = run("single", 1, LAUNCH, *flags, "--resume", "--seed", "1")
     assert refused.returncode == 2 and "another options: --seed was 0 and is 1" in refused.our_errors[0]
     done = run(launcher, 2, LAUNCH, *flags, "-tp", "2", "--resume", "--progress", "jsonl")
-    assert done.returncode == 1 and "2 of 60 lines failed" in done.stderr, done.text
+    assert done.returncode == 1 and "2 of 40 lines failed" in done.stderr, done.text
     assert "lines are done already" in done.stderr
     last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"lines_done"')][-1]
-    assert (last["lines_done"], last["lines"], last["running"]) == (60, 60, 0)
+    assert (last["lines_done"], last["lines"], last["running"]) == (40, 40, 0)
     assert read(out) == undisturbed
     again = run("single", 1, LAUNCH, *flags, "--retry-errors")
-    assert again.returncode == 1 and "2 of 60 lines failed" in again.stderr, again.text
+    assert again.returncode == 1 and "2 of 40 lines failed" in again.stderr, again.text
     assert read(out) == undisturbed
 
 

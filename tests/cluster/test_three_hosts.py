@@ -15,7 +15,7 @@ from serving import is_running, wait_for
 
 pytestmark = needs_hosts
 
-NUM_LINES, NUM_TOKENS = 240, 32
+NUM_LINES, NUM_TOKENS = 120, 32
 GONE = 2
 CLIENT = """
 import json, sys, time, urllib.request

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from labinfer.functions.cpu.library import Library
+
+logger = logging.getLogger(__name__)
 
 Tensor = torch.Tensor
 NEW_MEMORY = {torch.empty, torch.empty_like, Tensor.new_empty}
@@ -23,6 +27,7 @@ REPEATED = {
     Tensor.sigmoid: torch.sigmoid,
     Tensor.clone: lambda x, out: out.copy_(x),
     Tensor.contiguous: lambda x, out: out.copy_(x),
+    F.linear: F.linear,
 }
 """Operations that layers have between functions, and how to do them again; all others but views make a graph impossible."""
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
@@ -59,6 +64,9 @@ def capture(library: Library, run: Callable[[], torch.Tensor]) -> tuple[torch.Te
             out = run()
     finally:
         library.observer = None
+    if recording.obstacle:
+        logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
+        return out, None
     return out, recording.graph(library)
 
 
@@ -67,13 +75,14 @@ class _Recording(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self._is_complete = True
+        self.obstacle = ""
+        """The first thing that cannot be done again."""
         self._steps: list[CompiledCall | Callable[[], object]] = []
         self._kept: list[object] = []
 
     def add_call(self, again: Callable | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
         if again is None:
-            self._is_complete = False
+            self._stop_at("a call that is not REPLAYABLE")
             return
         words = (ctypes.c_int64 * len(arguments))()
         for index, (kind, argument) in enumerate(zip(types, arguments, strict=True)):
@@ -85,7 +94,8 @@ class _Recording(TorchFunctionMode):
     def __torch_function__(self, operation, types, arguments=(), named=None):
         out = operation(*arguments, **(named or {}))
         if not isinstance(out, torch.Tensor):
-            self._is_complete &= operation.__name__ in FACTS
+            if operation.__name__ not in FACTS:
+                self._stop_at(operation.__name__)
         elif operation in NEW_MEMORY:
             self._kept.append(out)
         elif _is_view(operation, out, arguments):
@@ -94,12 +104,13 @@ class _Recording(TorchFunctionMode):
             self._kept.append(out)
             self._steps.append(partial(REPEATED[operation], *arguments, out=out))
         else:
-            self._is_complete = False
+            self._stop_at(operation.__name__)
         return out
 
-    def graph(self, library: Library) -> CpuGraph | None:
-        if not self._is_complete:
-            return None
+    def _stop_at(self, obstacle: str) -> None:
+        self.obstacle = self.obstacle or obstacle
+
+    def graph(self, library: Library) -> CpuGraph:
         steps: list[Callable[[], object]] = []
         for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, CompiledCall)):
             if is_compiled:
@@ -113,11 +124,8 @@ class _Recording(TorchFunctionMode):
 
 
 def _are_tensors(arguments: Iterable[object]) -> bool:
-    """Whether there are tensors only, also in lists: a number may be another one the next time."""
-    return all(
-        _are_tensors(argument) if isinstance(argument, list | tuple) else isinstance(argument, torch.Tensor)
-        for argument in arguments
-    )
+    """Whether there are tensors only, or nothing: a number may be another one the next time."""
+    return all(argument is None or isinstance(argument, torch.Tensor) for argument in arguments)
 
 
 def _is_view(operation: Callable, out: torch.Tensor, arguments: Sequence[Any]) -> bool:

@@ -21,17 +21,18 @@ from labinfer.functions.registry import FunctionRegistry
 
 
 class ReferenceProvider(Provider):
-    """Plain torch. Quantised products unpack their weights in each call, and experts go one by one: neither is autotuned."""
+    """Plain torch. Only the products with dense weights are autotuned, which torch has from the processor's vendor."""
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
-        functions = {
-            "pack_weight": linear.pack_weight,
-            "linear": linear.linear,
-            "embedding": linear.embedding,
+        dense = {"pack_weight": linear.pack_weight, "linear": linear.linear, "embedding": linear.embedding}
+        others = {
             "add_rms_norm": elementwise.add_rms_norm,
             "silu_and_mul": elementwise.silu_and_mul,
             "rotate_and_write": attention.rotate_and_write,
             "paged_attention": attention.paged_attention,
+            "causal_conv": delta_rule.causal_conv,
+            "delta_rule": delta_rule.delta_rule,
+            "gated_norm": delta_rule.gated_norm,
             "route": route.route,
             "argmax": sampling.argmax,
             "sample": sampling.sample,
@@ -47,16 +48,11 @@ class ReferenceProvider(Provider):
             "pack_codes": partial(quantized.pack_codes, bits=4),
             "linear": quantized.linear,
         }
-        states = {
-            "causal_conv": delta_rule.causal_conv,
-            "delta_rule": delta_rule.delta_rule,
-            "gated_norm": delta_rule.gated_norm,
-        }
-        registry.add_all(functions, name="reference")
-        registry.add_all(states, name="reference", autotuned=False)
+        registry.add_all(dense, name="reference")
+        registry.add_all(others, name="reference", autotuned=False)
         registry.add_all(int8, name="reference", quantization="int8", autotuned=False)
         registry.add_all(int4, name="reference", quantization="int4", autotuned=False)
-        for quantization, of_matrices in {"none": functions, "int8": int8, "int4": int4}.items():
+        for quantization, of_matrices in {"none": dense, "int8": int8, "int4": int4}.items():
             matrix_functions = (of_matrices.get(name) for name in ("pack_weight", "linear", "pack_codes"))
             make = partial(experts.ReferenceExperts, *matrix_functions)
             mixture = {"make_experts": make, "experts": experts.experts}

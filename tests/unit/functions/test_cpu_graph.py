@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from labinfer.functions.cpu.bfloat16 import CpuFunctions
 from labinfer.functions.cpu.graph import capture
@@ -12,6 +15,7 @@ from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.routing_rule import RoutingRule
 
 SIZE, OUTPUTS = 48, 70
+ROWS = torch.tensor([0, 2])
 
 
 @pytest.fixture
@@ -65,6 +69,25 @@ def test_graph_keeps_structures_that_calls_are_given_alive(compiled_functions):
     assert counts.sum() == 4 * 3
 
 
+@torch.inference_mode()
+def test_products_of_torch_are_captured(compiled_functions):
+    """They are the fastest on some processors."""
+    x, weight, bias = (
+        torch.randn(2, SIZE).bfloat16(),
+        torch.randn(OUTPUTS, SIZE).bfloat16(),
+        torch.randn(SIZE).bfloat16(),
+    )
+
+    def run() -> torch.Tensor:
+        return F.linear(F.linear(x, weight, None), weight.t(), bias)
+
+    out, graph = capture(compiled_functions, run)
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(out, run())
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -74,9 +97,10 @@ def test_graph_keeps_structures_that_calls_are_given_alive(compiled_functions):
         lambda library, x: x * 2.0,
         lambda library, x: x.add_(x),
         lambda library, x: x.softmax(dim=-1),
+        lambda library, x: x[ROWS, ROWS],
         lambda library, x: CpuSampling(library).argmax(x),
     ],
-    ids=["item", "list", "array", "number", "in place", "other operation", "call that is not replayed"],
+    ids=["item", "list", "array", "number", "in place", "other operation", "two indices", "call that is not replayed"],
 )
 @torch.inference_mode()
 def test_what_cannot_be_captured_runs_without_a_graph(compiled_functions, run):
@@ -84,6 +108,13 @@ def test_what_cannot_be_captured_runs_without_a_graph(compiled_functions, run):
     expected = run(compiled_functions, x.clone())
     out, graph = capture(compiled_functions, lambda: run(compiled_functions, x))
     assert graph is None and torch.equal(out, expected)
+
+
+@torch.inference_mode()
+def test_log_names_what_cannot_be_captured(compiled_functions, caplog):
+    caplog.set_level(logging.DEBUG)
+    capture(compiled_functions, lambda: torch.ones(2).cumsum(0).exp())
+    assert "ones cannot be captured" in caplog.text
 
 
 @torch.inference_mode()

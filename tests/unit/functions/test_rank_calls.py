@@ -12,7 +12,7 @@ from labinfer.functions.autotune import TIMED_ROWS
 from labinfer.functions.calls import PagedAttentionCall, RotateAndWriteCall
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.providers import reference_registry
-from labinfer.functions.registry import FunctionRegistry, Implementation
+from labinfer.functions.registry import OTHER_FUNCTIONS, FunctionRegistry, Implementation
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
@@ -160,3 +160,11 @@ def test_reference_code_is_not_autotuned():
     assert "layer.linear" not in rank_calls(registry, all_calls("int8")).contested()
     registry.add("linear", Implementation(name="third", call=torch.nn.functional.linear, quantization="int8"))
     assert list(rank_calls(registry, all_calls("int8")).contested()["layer.linear"]) == ["other", "third"]
+
+
+def test_short_functions_of_the_reference_are_not_autotuned():
+    """What Python takes for them is noise, and none of them could be captured."""
+    registry = reference_registry()
+    for function in ("linear", *OTHER_FUNCTIONS):
+        registry.add(function, Implementation(name="other", call=lambda *_: None))
+    assert {target.rpartition(".")[2] for target in rank_calls(registry, all_calls()).contested()} == {"linear"}

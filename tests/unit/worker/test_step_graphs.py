@@ -11,6 +11,7 @@ from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
+from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.step_graphs import MAX_SEQUENCES
@@ -90,14 +91,17 @@ def test_captured_steps_give_the_same_bits_while_contexts_grow(directory, compil
     lengths = {seq: end for seq, (_, end) in prompts.items()}
     inputs = hidden(10)
     assert torch.equal(run(captured, plan(prompts, True), inputs), run(plain, plan(prompts, True), inputs))
+    before = captured._indices
     for turn in range(12):
+        if turn == 6:
+            captured._indices = IndexBuffer(CPU)  # as where their memory becomes too small
         chosen = [0] if turn % 3 == 0 else [0, 2] if turn % 3 == 1 else [0, 1, 2]
         step = plan({seq: (lengths[seq], lengths[seq] + 1) for seq in chosen if lengths[seq] < 16}, False)
         for entry in step.entries:
             lengths[entry.seq_id] += 1
         inputs = hidden(len(step.entries))
         assert torch.equal(run(captured, step, inputs), run(plain, step, inputs))
-    assert captures.made == 3 and not captures.failed
+    assert captures.made == 6 and not captures.failed and captured._indices is not before
 
 
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
