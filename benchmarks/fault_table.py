@@ -40,10 +40,16 @@ START_SECONDS = 20
 LIMIT_SECONDS = 90.0
 """After which a run that has not ended counts as left behind; a gateway that was never heard has a minute more than others."""
 UNDISTURBED_FACTOR = 3.0
-"""Of the fault timeout: after so long a run whose launcher or supervisor is stopped counts as one that goes on."""
+"""Fault timeouts after which a run whose launcher or supervisor is stopped counts as one that goes on."""
 LONG_PROMPT = "word " * 400
 NUM_LINES = 4000
-"""Of a job, which is not to end by itself."""
+"""Lines of a job, which is not to end by itself."""
+ERRORS = (
+    r"^labinfer: error: (.*)",
+    r"^labinfer: (rank \d+ is gone without a word.*)",
+    r"(Killed \(signal 9\)|SIGKILL|failed \(exitcode: -9\).*)",
+)
+"""Lines that are looked for in what a run said, one kind after the other; the last is of launchers."""
 BODIES = {
     "prefill": {"prompt": LONG_PROMPT, "max_tokens": 1},
     "decode": {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True},
@@ -78,7 +84,7 @@ class Outcome:
     seconds: float | None
     """From the signal to the end of the last process; None where some were left."""
     status: int | None
-    """Of the process that was started first; None where some were left."""
+    """Exit status of the process that was started first; None where some were left."""
     said: str
     """The first error."""
     num_bad_lines: int = 0
@@ -265,11 +271,11 @@ def wait_for_end(variable: str, begin: float, limit: float) -> float | None:
 
 def first_error(log: Path) -> str:
     """Ours, else the launcher's."""
-    lines = log.read_text(errors="replace").splitlines()
-    ours = [line for line in lines if line.startswith("labinfer: error: ") or "is gone without a word" in line]
-    theirs = [match[0] for line in lines if (match := re.search(r"Killed \(signal 9\)|SIGKILL|failed \(exitcode: -9\).*", line))]
-    said = ours[0].removeprefix("labinfer: ").removeprefix("error: ") if ours else f"(launcher) {theirs[0]}" if theirs else "–"
-    return said[:140].replace("|", "/")
+    text = log.read_text(errors="replace")
+    for pattern in ERRORS:
+        if match := re.search(pattern, text, re.MULTILINE):
+            return match[1][:140].replace("|", "/")
+    return "–"
 
 
 def count_bad_lines(path: Path) -> int:

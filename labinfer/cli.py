@@ -33,7 +33,7 @@ from labinfer.flags import (
     program_name,
     split_command,
 )
-from labinfer.group.signals import SignalGuard
+from labinfer.group.signals import SignalGuard, die_with_launcher
 from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import ProgressLine
@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
+    die_with_launcher(environment)  # before torch is imported, which takes seconds
     status = _run(environment, signals, program, arguments)
     if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # not of a signal, either
         environment.supervisor.write_status(status)

@@ -80,7 +80,7 @@ class FastBackend:
         # Unlike encode, this releases Python's lock and computes no offsets.
         try:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
             raise _refusal(error, f"this text of {len(text)} characters, {text[:40]!r}") from None
 
     def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
@@ -95,7 +95,7 @@ class FastBackend:
             return ""  # some decoders fail on nothing
         try:
             return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
             raise _refusal(error, f"{len(token_ids)} tokens, {token_ids[:8]}") from None
 
     def name(self, token_id: int) -> str | None:

@@ -267,7 +267,10 @@ CONFIG = {
     "bos_token": "<s>",
     "eos_token": {"content": "<x>"},
     "chat_template": [{"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}"}],
-    "response_template": {"fields": {"content": {}}},
+    "response_template": {
+        "start_anchor": "<x>",
+        "fields": {"reasoning": {"open_pattern": "h.", "close": "</h>", "optional": True}, "content": {}},
+    },
 }
 
 
@@ -288,12 +291,16 @@ def test_tokenizers_are_read_or_refused(cases, tmp_path):
     assert counts["taken"] > counts.total() // 20, "the seeds are refused before anything is read"
 
 
-def test_configs_of_tokenizers_are_read_or_refused(cases, tmp_path):
+def test_configs_of_tokenizers_are_read_or_refused(cases, tmp_path, caplog):
+    caplog.set_level("CRITICAL", logger="labinfer")  # or all warnings are kept to the end
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
 
     def read(data: bytes) -> None:
         (tmp_path / "tokenizer_config.json").write_bytes(data)
-        Tokenizer(tmp_path).encode_chat([{"role": "user", "content": "hi"}])
+        tokenizer = Tokenizer(tmp_path)
+        ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+        if (parser := tokenizer.reply_parser(ids, [])) is not None:
+            parser.feed("hi hi</h>hi")
 
     fuzz(read, [json.dumps(CONFIG).encode()], refusals=(UserError,), change=mutate_json, **cases(100))
 

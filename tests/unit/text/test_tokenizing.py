@@ -145,7 +145,12 @@ def test_library_that_fails_refuses_the_text_and_nothing_else(demo, monkeypatch,
         def encode_batch_fast(self, texts, add_special_tokens):
             raise kind("called `Result::unwrap()` on an `Err` value")
 
+        def decode(self, token_ids, skip_special_tokens):
+            raise kind("index out of bounds")
+
     tokenizer = Tokenizer(DEMO)
     monkeypatch.setattr(tokenizer._backend, "_tokenizer", Failing())
     with pytest.raises(UserError, match=r"the tokenizer fails on this text of 10000000 characters, 'aaaa.*unwrap"):
         tokenizer.encode("a" * 10_000_000)
+    with pytest.raises(UserError, match=r"the tokenizer fails on 2 tokens, \[5, 6\]: 'index out of bounds'"):
+        tokenizer.decode([5, 6])
