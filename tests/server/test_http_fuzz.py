@@ -128,7 +128,7 @@ BODIES = [
                 "stop_sequences": ["x"],
             },
         ),
-        ("/v1/embeddings", {"input": ["a", [1, 2]], "dimensions": 8, "encoding_format": "base64"}),
+        ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 192, "encoding_format": "base64"}),
         ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
         ("/tokenize", {"messages": [USER], "add_generation_prompt": True, "return_token_strs": True}),
         ("/detokenize", {"tokens": [1, 2, 3]}),
@@ -174,10 +174,9 @@ def test_mutated_requests_are_answered_or_closed(request: pytest.FixtureRequest,
     cases = request.config.getoption("--fuzz-cases") or 2000
     seed, counts = request.config.getoption("--fuzz-seed"), Counter()
     draw = random.Random(seed)
-    with serving("--files-dir", str(tmp_path), "--max-model-len", "128") as server:  # where no other limit is left
-        for path, body in BODIES:
-            answer = exchange(server, post(path, body), True)
-            assert answer.startswith(b"HTTP/1.1 200 "), (path, body, answer[-300:])
+    with serving("--files-dir", str(tmp_path), "--max-model-len", "512") as server:  # where no other limit is left
+        answers = [exchange(server, post(path, body), True) for path, body in BODIES]
+        assert not [answer for answer in answers if not answer.startswith(b"HTTP/1.1 200 ")]
         before = resident_bytes(server)
         for number in range(cases):
             data, is_whole = hostile(draw)
