@@ -237,7 +237,9 @@ def add_options(
         defaults: defaults that differ from the dataclass's.
         left_out: fields that are no flags.
     """
-    group = parser.add_argument_group(section.__name__.removesuffix("Options").lower(), section.__doc__)
+    group = parser.add_argument_group(
+        section.__name__.removesuffix("Options").lower(), section.__doc__.replace("``", "")
+    )
     hints = typing.get_type_hints(section)
     for f in dataclasses.fields(section):
         if f.name in left_out:

@@ -154,7 +154,7 @@ def test_wrong_options_are_refused_by_name(checkpoint):
         LLM(str(checkpoint), max_seqs=4)
     with pytest.raises(UserError, match="^batch_policy eager: choose one of auto, balanced"):
         LLM(str(checkpoint), batch_policy="eager")
-    with pytest.raises(UserError, match="--response-template hermit is no file, and none of the built-in ones"):
+    with pytest.raises(UserError, match="^response_template hermit is no file, and none of the built-in ones"):
         LLM(checkpoint, response_template="hermit")
     with pytest.raises(UserError, match="^model no-such-model/at-all was not found") as caught:
         LLM("no-such-model/at-all")

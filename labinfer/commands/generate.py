@@ -102,9 +102,9 @@ class Rank0Job:
             logger.info("interrupted; what was finished is written%s", hint)
             end = "; interrupted"
         report = self.llm.report
-        shows_all = logger.isEnabledFor(logging.INFO)
-        num_lines = job.num_answered + job.num_failed if job is not None else 0
-        if report.num_finished or (num_lines and not end):
+        has_run = report.num_finished or (job is not None and job.num_failed)
+        shows_all = has_run and logger.isEnabledFor(logging.INFO)
+        if has_run:
             summary = report.summary()
         elif end:
             summary = "no answer was finished"
