@@ -165,7 +165,7 @@ def _check_model(model: str, environment: LaunchEnvironment) -> None:
 
 
 def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own: dict[str, Any]) -> dict[str, Any]:
-    """What a command needs of the system, opened before torch is imported, for its ``run``.
+    """Arguments for a command's ``run``: files and sockets, opened before torch is imported.
 
     Raises:
         UserError: a file cannot be read or written, or the server's address is taken.
