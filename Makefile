@@ -92,14 +92,21 @@ test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
 	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/test_*.py)
 
 CLIENTS := .clients
-test-clients: $(CLIENTS)/.setup ## the clients that others wrote, in an environment of their own, which this makes
-	$(LIMIT) 1800 $(CLIENTS)/bin/python -m pytest tests/clients/agents
+test-clients: $(foreach suite,agents libraries load javascript,$(CLIENTS)/$(suite)/.setup) ## the clients that others wrote, and the examples, in environments of their own, which this makes (gigabytes)
+	$(LIMIT) 3600 $(BIN)/python tests/clients/run.py $(CLIENTS) $(ARGS)
+	$(LIMIT) 600 $(CLIENTS)/agents/bin/python -m pytest tests/test_examples.py
 
-# It sees the packages of $(VENV) behind its own.
-$(CLIENTS)/.setup: tests/clients/agents/requirements.txt $(VENV)/.setup-test
-	$(BIN)/python -m venv --without-pip $(CLIENTS)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --no-deps --requirement $<
+# Each sees the packages of $(VENV) behind its own.
+$(CLIENTS)/%/.setup: tests/clients/%/requirements.txt $(VENV)/.setup-test
+	$(BIN)/python -m venv --without-pip $(CLIENTS)/$*
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(BIN)/pip --python $(CLIENTS)/$*/bin/python install --quiet --no-deps --requirement $<
+	touch $@
+
+$(CLIENTS)/javascript/.setup: tests/clients/javascript/package.json tests/clients/javascript/package-lock.json
+	mkdir -p $(CLIENTS)/javascript
+	cp $^ $(CLIENTS)/javascript
+	cd $(CLIENTS)/javascript && npm ci --no-audit --no-fund --ignore-scripts --loglevel error
 	touch $@
 
 FUZZ_CASES ?= 20000

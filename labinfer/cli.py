@@ -33,7 +33,7 @@ from labinfer.flags import (
     program_name,
     split_command,
 )
-from labinfer.group.signals import SignalGuard
+from labinfer.group.signals import SignalGuard, die_with_launcher
 from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import ProgressLine
@@ -68,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE
+    die_with_launcher(environment)  # before torch is imported, which takes seconds
     status = _run(environment, signals, program, arguments)
     if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # not of a signal, either
         environment.supervisor.write_status(status)
@@ -280,9 +281,8 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         UserError: a flag of either is wrong, or there is nothing that could be started again.
     """
     here = arguments.index("--") if "--" in arguments else len(arguments)
-    own = convert_section(
-        SuperviseOptions, _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
-    )
+    given = _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
+    own = convert_section(SuperviseOptions, given)
     check_bounds(own)
     command = arguments[here + 1 :]
     programs = [index for index, word in enumerate(command) if os.path.basename(word) in PROGRAMS]
@@ -312,6 +312,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         signals,
         own,
         command,
+        insists_on_rejoin="rejoin_timeout" in given,
         launch=programs[0],
         again=again,
         server=server,
