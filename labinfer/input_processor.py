@@ -154,11 +154,17 @@ class InputProcessor:
         form, parser = tokenizer.reply_format and tokenizer.reply_format.thought, tokenizer.reply_parser(token_ids, [])
         if form is None or parser is None or (parser.has_reasoned and not parser.is_reasoning):
             return sampling
-        opening, closing = (tokenizer.encode(mark, add_special_tokens=False) for mark in (form.open, form.close))
-        if closing[0] not in tokenizer.added_tokens.values():
+        call, marks = tokenizer.reply_format.call, frozenset(tokenizer.added_tokens.values())
+        may_call = prompt.tool_use.offered and call is not None
+        opening, closing, call_ids = (
+            tokenizer.encode(text, add_special_tokens=False)
+            for text in (form.open, form.close, (call.begin or call.text) if may_call else "")
+        )
+        if closing[0] not in marks:
             return sampling
-        own = {THINKING_BUDGET: [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing]}
-        return msgspec.structs.replace(sampling, logits_processors=sampling.logits_processors | own)
+        calls = [token for token in call_ids[:1] if token in marks]
+        own = [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing, calls]
+        return msgspec.structs.replace(sampling, logits_processors=sampling.logits_processors | {THINKING_BUDGET: own})
 
     def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
         """Rules of what stands before the form of a chat reply."""

@@ -136,4 +136,5 @@ def read_packed(read: Callable[[Range], torch.Tensor], rows: Range, bits: int) -
     begin, end = rows
     per_word = 32 // bits
     words = read((begin // per_word, -(-end // per_word)))
-    return unpack(words.T, bits)[:, begin % per_word :][:, : end - begin].T
+    rows = words.T.clone(memory_format=torch.contiguous_format)  # contiguous() leaves a single word's stride as it is
+    return unpack(rows, bits)[:, begin % per_word :][:, : end - begin].T

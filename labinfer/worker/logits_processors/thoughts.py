@@ -11,22 +11,26 @@ from labinfer.worker.logits_processors.registry import SampledRow, processor
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Mark = list[Count]
+Budget = tuple[Count, Mark, Annotated[Mark, msgspec.Meta(min_length=1)], list[Count]]
 NEVER = float("-inf")
 
 
 @processor("thinking_budget")
 def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None:
-    """``[count, open, close]``: a thought of so many tokens is closed. The marks are token ids; the first one is empty where the
-    prompt has opened the thought.
+    """``[count, open, close, calls]``: a thought of so many tokens is closed. The marks are token ids; the first one is empty where
+    the prompt has opened the thought. A token of ``calls`` ends a thought, too: it begins a call, which nothing may come into.
     """
-    count, opening, closing = msgspec.convert(value, tuple[Count, Mark, Annotated[Mark, msgspec.Meta(min_length=1)]])
+    count, opening, closing, calls = msgspec.convert(value, Budget)
     closing_N = logits_V[closing]  # refuses what is outside the vocabulary
     output = row.output_ids
     begin = _mark_end(opening, output)
-    if begin is None or len(output) - begin < count or _mark_end(closing, output[begin:]) is not None:
+    if begin is None or len(output) - begin < count:
+        return
+    thought = output[begin:]
+    if _mark_end(closing, thought) is not None or any(token in thought for token in calls):
         return
     written = next(
-        length for length in range(len(closing) - 1, -1, -1) if output[len(output) - length :] == closing[:length]
+        length for length in range(len(closing) - 1, -1, -1) if thought[len(thought) - length :] == closing[:length]
     )
     logits_V.fill_(NEVER)
     logits_V[closing[written]] = closing_N[written]
@@ -34,7 +38,10 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
 
 def _mark_end(mark: list[int], token_ids: list[int]) -> int | None:
     """End of the first occurrence of a mark; None where there is none."""
-    for begin in range(len(token_ids) - len(mark) + 1):
-        if token_ids[begin : begin + len(mark)] == mark:
-            return begin + len(mark)
-    return None
+    end = len(mark)
+    while token_ids[end - len(mark) : end] != mark:
+        try:
+            end = token_ids.index(mark[0], end - len(mark) + 1) + len(mark)
+        except ValueError:
+            return None
+    return end

@@ -10,6 +10,7 @@ from labinfer.input_processor import InputProcessor
 from labinfer.outputs import RequestState
 from labinfer.prompts import ChatPrompt, TemplateUse
 from labinfer.sampling_params import SamplingParams
+from labinfer.text.tools import Function, Tool, ToolUse
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,15 @@ def test_thoughts_are_bounded_by_the_tokens_that_mark_them(tmp_path, template, v
     if opening is None:
         assert not processors
     else:
-        assert processors == {"thinking_budget": [5, [marks[mark] for mark in opening], [marks["</think>"]]]}
+        assert processors == {"thinking_budget": [5, [marks[mark] for mark in opening], [marks["</think>"]], []]}
+
+
+def test_call_ends_a_bounded_thought_where_tools_are_offered(tmp_path):
+    reader = InputProcessor(write_tokenizer(tmp_path, "<tool_call></think>" + CHAT), required=True)
+    tools = ToolUse(tools=[Tool("function", Function("add"))])
+    prompt = ChatPrompt([{"role": "user", "content": "hi"}], tools, thinking_budget=5)
+    *_, calls = reader.process(0, prompt, SamplingParams()).sampling.logits_processors["thinking_budget"]
+    assert calls == [reader.tokenizer.added_tokens["<tool_call>"]]
 
 
 def test_answer_that_goes_on_begins_with_its_own_space(sp_directory, tmp_path):

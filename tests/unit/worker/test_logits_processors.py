@@ -201,24 +201,30 @@ def test_out_of_bounds_is_refused_by_name(fields, message):
 
 
 @pytest.mark.parametrize(
-    ("opening", "output", "forced"),
+    ("budget", "opening", "output", "forced"),
     [
-        ([20], [20, 7], None),
-        ([20], [20, 7, 8], 30),
-        ([20], [20, 7, 8, 30], 31),
-        ([20], [20, 7, 8, 30, 31], None),
-        ([20], [20, 30, 31, 7, 8, 9], None),
-        ([20], [7, 8, 9, 7], None),
-        ([20], [7, 20, 8, 9], 30),
-        ([], [7], None),
-        ([], [7, 8], 30),
-        ([], [7, 30], 31),
-        ([20, 21], [20, 21, 7, 8], 30),
+        (2, [20], [20, 7], None),
+        (2, [20], [20, 7, 8], 30),
+        (2, [20], [20, 7, 8, 30], 31),
+        (2, [20], [20, 7, 8, 30, 31], None),
+        (2, [20], [20, 30, 31, 7, 8, 9], None),
+        (2, [20], [20, 30, 7, 30, 31, 8], None),
+        (2, [20], [7, 8, 9, 7], None),
+        (2, [20], [7, 20, 8, 9], 30),
+        (2, [], [7], None),
+        (2, [], [7, 8], 30),
+        (2, [], [7, 30], 31),
+        (2, [20, 21], [20, 21, 7, 8], 30),
+        (2, [20, 21], [20, 20, 21, 7, 8], 30),
+        (2, [20], [20, 40, 7, 8], None),
+        (2, [20], [40, 20, 7, 8], 30),
+        (0, [20, 30], [20, 30], 30),
     ],
     ids=str,
 )
-def test_thought_is_closed_where_its_budget_is_spent(opening, output, forced):
-    sampling = row(logits_processors={"thinking_budget": [2, opening, [30, 31]]}).sampling
+def test_thought_is_closed_where_its_budget_is_spent(budget, opening, output, forced):
+    """What ends the opening mark is no part of the closing one, and a call, which 40 begins, is left alone."""
+    sampling = row(logits_processors={"thinking_budget": [budget, opening, [30, 31], [40]]}).sampling
     changed_V = processed(SampledRow(sampling, PROMPT + output), logits())
     expected_V = logits()
     if forced is not None:
@@ -227,7 +233,18 @@ def test_thought_is_closed_where_its_budget_is_spent(opening, output, forced):
     assert torch.equal(changed_V, expected_V)
 
 
-@pytest.mark.parametrize("value", [3, [1, [2]], [-1, [2], [3]], [1, [2], []], [1, [2], [VOCAB]], [1, ["a"], [3]]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        [1, [2]],
+        [-1, [2], [3], []],
+        [1, [2], [], []],
+        [1, [2], [VOCAB], []],
+        [1, ["a"], [3], []],
+        [1, [2], [3], ["a"]],
+    ],
+)
 def test_budget_of_thoughts_that_makes_no_sense_is_refused(value):
     with pytest.raises(UserError, match="thinking_budget refuses"):
         check_processors({"thinking_budget": value}, PROMPT, VOCAB, find_processors())
