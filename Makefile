@@ -11,8 +11,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 # A folder of wheels, as "make wheels" fills it, to install from without a network.
 WHEELS ?= $(wildcard wheels)
-PIP_INSTALL = $(BIN)/pip install --quiet --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
-TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; make setup TORCH_INDEX=URL takes the one for CPUs (https://pytorch.org/get-started/locally/)";)
+PIP_INSTALL = $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
+TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; TORCH_INDEX=URL takes it from another (see README.md)")
 MODEL ?= demo
 # Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait. All that
 # launches several ranks or a browser has the machine to itself.
@@ -35,11 +35,13 @@ setup: $(VENV)/.setup ## create .venv and install the package with MPI
 
 $(VENV)/.setup: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "LABInfer needs Python 3.10 or newer; say make PYTHON=python3.11"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || { $(TORCH_HINT) $(PIP_INSTALL) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
-	$(PIP_INSTALL) --editable '.[mpi]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # on all cores, where pip takes one; files for a newer Python fail
-	touch $@
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { $(or $(TORCH_HINT),true); $(PIP_INSTALL) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
+	@echo "installing LABInfer and what it needs"
+	@$(PIP_INSTALL) --editable '.[mpi]'
+	@echo "compiling the packages, so that later starts are fast"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # on all cores, where pip takes one; files for a newer Python fail
+	@touch $@
 
 $(VENV)/.setup-test: $(VENV)/.setup
 	$(PIP_INSTALL) --editable '.[mpi,test]'
@@ -90,14 +92,21 @@ test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
 	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/test_*.py)
 
 CLIENTS := .clients
-test-clients: $(CLIENTS)/.setup ## the clients that others wrote, in an environment of their own, which this makes
-	$(LIMIT) 1800 $(CLIENTS)/bin/python -m pytest tests/clients/agents
+test-clients: $(foreach suite,agents libraries load javascript,$(CLIENTS)/$(suite)/.setup) ## the clients that others wrote, and the examples, in environments of their own, which this makes (gigabytes)
+	$(LIMIT) 3600 $(BIN)/python tests/clients/run.py $(CLIENTS) $(ARGS)
+	$(LIMIT) 600 $(CLIENTS)/agents/bin/python -m pytest tests/test_examples.py
 
-# It sees the packages of $(VENV) behind its own.
-$(CLIENTS)/.setup: tests/clients/agents/requirements.txt $(VENV)/.setup-test
-	$(BIN)/python -m venv --without-pip $(CLIENTS)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --no-deps --requirement $<
+# Each sees the packages of $(VENV) behind its own.
+$(CLIENTS)/%/.setup: tests/clients/%/requirements.txt $(VENV)/.setup-test
+	$(BIN)/python -m venv --without-pip $(CLIENTS)/$*
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(CLIENTS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(BIN)/pip --python $(CLIENTS)/$*/bin/python install --quiet --no-deps --requirement $<
+	touch $@
+
+$(CLIENTS)/javascript/.setup: tests/clients/javascript/package.json tests/clients/javascript/package-lock.json
+	mkdir -p $(CLIENTS)/javascript
+	cp $^ $(CLIENTS)/javascript
+	cd $(CLIENTS)/javascript && npm ci --no-audit --no-fund --ignore-scripts --loglevel error
 	touch $@
 
 FUZZ_CASES ?= 20000
@@ -194,7 +203,7 @@ demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and
 	$(BIN)/python tools/demo_model/evaluate.py --card
 
 wheels: ## fill wheels/ with all that a machine without a network needs; copy the checkout with it
-	$(PYTHON) -m pip download --quiet --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
+	$(PYTHON) -m pip --disable-pip-version-check download --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(CLIENTS) .small .qwen2-0.5b .qwen3-moe benchmarks/.envs

@@ -4,7 +4,8 @@
     python benchmarks/fault_table.py --launchers mpirun --commands serve --states decode --victims "rank 0"
 
 Two ranks of the bundled model as a pipeline. A run ends well when no process of it is left, an error names
-what died or stopped, and a job's output has whole lines only. A stopped launcher holds nothing up: its run goes on, and is ended here.
+what died or stopped, and a job's output has whole lines only. A stopped launcher or supervisor holds nothing up: its run goes on,
+and is ended here.
 """
 
 from __future__ import annotations
@@ -32,13 +33,23 @@ from served import LAUNCH, LAUNCHERS
 
 COMMANDS = ("serve", "job")
 STATES = ("loading", "prefill", "decode", "idle", "draining")
-VICTIMS = ("rank 0", "rank 1", "gateway", "launcher")
+VICTIMS = ("rank 0", "rank 1", "gateway", "launcher", "supervisor")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 START_SECONDS = 20
 """``--timeout`` of the runs: a stop before the ranks have met is noticed then."""
 LIMIT_SECONDS = 90.0
 """After which a run that has not ended counts as left behind; a gateway that was never heard has a minute more than others."""
+UNDISTURBED_FACTOR = 3.0
+"""Fault timeouts after which a run whose launcher or supervisor is stopped counts as one that goes on."""
 LONG_PROMPT = "word " * 400
+NUM_LINES = 4000
+"""Lines of a job, which is not to end by itself."""
+ERRORS = (
+    r"^labinfer: error: (.*)",
+    r"^labinfer: (rank \d+ is gone without a word.*)",
+    r"(Killed \(signal 9\)|SIGKILL|failed \(exitcode: -9\).*)",
+)
+"""Lines that are looked for in what a run said, one kind after the other; the last is of launchers."""
 BODIES = {
     "prefill": {"prompt": LONG_PROMPT, "max_tokens": 1},
     "decode": {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True},
@@ -60,6 +71,11 @@ class Case:
         """Jobs have no gateway and drain nothing."""
         return self.command == "serve" or (self.victim != "gateway" and self.state != "draining")
 
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the run goes on: who only waits for its end is stopped."""
+        return self.victim in ("launcher", "supervisor") and self.signum == signal.SIGSTOP
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -68,6 +84,7 @@ class Outcome:
     seconds: float | None
     """From the signal to the end of the last process; None where some were left."""
     status: int | None
+    """Exit status of the process that was started first; None where some were left."""
     said: str
     """The first error."""
     num_bad_lines: int = 0
@@ -96,11 +113,12 @@ def main() -> None:
 
 
 def row(case: Case, outcome: Outcome) -> str:
-    left = "goes on" if (case.victim, case.signum) == ("launcher", signal.SIGSTOP) else "**left behind**"
+    left = "goes on" if case.is_harmless else "**left behind**"
     ended = left if outcome.seconds is None else f"{outcome.seconds:.1f} s"
     bad = f"; **{outcome.num_bad_lines} half lines**" if outcome.num_bad_lines else ""
     fault = f"{case.signum.name} of {case.victim}"
-    return f"| {case.launcher} | {case.command} | {case.state} | {fault} | {ended} | {outcome.status} | {outcome.said}{bad} |"
+    status = "–" if outcome.status is None else outcome.status
+    return f"| {case.launcher} | {case.command} | {case.state} | {fault} | {ended} | {status} | {outcome.said}{bad} |"
 
 
 def try_out(case: Case, fault_timeout: float) -> Outcome:
@@ -112,8 +130,9 @@ def try_out(case: Case, fault_timeout: float) -> Outcome:
             target = find(case.victim, process.pid)
             begin = time.monotonic()
             os.kill(target, case.signum)
-            seconds = wait_for_end(mark(folder), begin)
-            status = process.poll()
+            limit = UNDISTURBED_FACTOR * fault_timeout if case.is_harmless else LIMIT_SECONDS
+            seconds = wait_for_end(mark(folder), begin, limit)
+            status = None if seconds is None else process.wait()
         return Outcome(
             seconds=seconds,
             status=status,
@@ -128,6 +147,8 @@ def started(case: Case, folder: Path, fault_timeout: float) -> Iterator[tuple[su
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     before, after = LAUNCHERS[case.launcher]
+    if case.victim == "supervisor":
+        before = [sys.executable, LAUNCH, "supervise", "--", *before]
     if case.command == "serve":
         own = ["serve", "--port", port, "--drain-timeout", 30]
     else:
@@ -171,7 +192,8 @@ def write_input(case: Case, path: Path) -> None:
         os.mkfifo(path)
     else:
         body = BODIES.get(case.state, BODIES["decode"])
-        path.write_text("".join(json.dumps(body | {"id": number}) + "\n" for number in range(400)))
+        lines = (body | {"id": number, "prompt": f"{number} {body['prompt']}"} for number in range(NUM_LINES))
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def reach(case: Case, ancestor: int, port: int, folder: Path) -> None:
@@ -223,8 +245,12 @@ def ask(port: int, body: dict) -> None:
 
 
 def find(victim: str, launcher: int) -> int:
-    """The process that is meant."""
-    if victim == "launcher":
+    """The process that is meant.
+
+    Args:
+        launcher: process id of whoever was started first, which is the supervisor where there is one.
+    """
+    if victim in ("launcher", "supervisor"):
         return launcher
     if victim == "gateway":
         return processes(launcher, is_gateway)[0]
@@ -232,11 +258,11 @@ def find(victim: str, launcher: int) -> int:
     return next(pid for pid in processes(launcher, is_rank) if rank_number(pid) == number)
 
 
-def wait_for_end(variable: str, begin: float) -> float | None:
+def wait_for_end(variable: str, begin: float, limit: float) -> float | None:
     """Seconds until all with this in their environment have ended; None where some were still there at the limit, which are
     killed then."""
     while left := marked_processes(variable):
-        if time.monotonic() > begin + LIMIT_SECONDS:
+        if time.monotonic() > begin + limit:
             kill_all(left)
             return None
         time.sleep(0.02)
@@ -245,11 +271,11 @@ def wait_for_end(variable: str, begin: float) -> float | None:
 
 def first_error(log: Path) -> str:
     """Ours, else the launcher's."""
-    lines = log.read_text(errors="replace").splitlines()
-    ours = [line.partition("error: ")[2] for line in lines if line.startswith("labinfer: error: ")]
-    theirs = [line for line in lines if re.search(r"signal 9|SIGKILL|exitcode *: -9", line)]
-    said = ours[0] if ours else f"(launcher) {theirs[0].strip()}" if theirs else "–"
-    return said[:140].replace("|", "/")
+    text = log.read_text(errors="replace")
+    for pattern in ERRORS:
+        if match := re.search(pattern, text, re.MULTILINE):
+            return match[1][:140].replace("|", "/")
+    return "–"
 
 
 def count_bad_lines(path: Path) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from typing import Any
 
 from labinfer.errors import UserError
 
@@ -28,6 +31,29 @@ PIECES = [
     b"null",
 ]
 PIECES += [bytes([0xDD, 0xFF, 0xFF, 0xFF, 0xFF]), bytes([0x91]) * 3000, bytes([0xDB]) + b"\x7f\xff\xff\xff", b"\\ud800"]
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    1e308,
+    -0.5,
+    "",
+    "x",
+    "a" * 5000,
+    "\0",
+    "\ud800",
+    "(a+)+",
+    [],
+    [1],
+    {},
+    {"a": {}},
+]
+VALUES.append([[[[[[[[]]]]]]]] * 50)
+"""Values that take the place of others in JSON."""
 
 
 def mutate(draw: random.Random, seeds: Sequence[bytes]) -> bytes:
@@ -53,6 +79,35 @@ def mutate(draw: random.Random, seeds: Sequence[bytes]) -> bytes:
     return bytes(data[: 1 << 20])
 
 
+def mutate_json(draw: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """One of the seeds, which are JSON objects, with some values left out, or replaced by others; one in four as ``mutate`` does it."""
+    if not draw.randrange(4):
+        return mutate(draw, seeds)
+    whole = json.loads(draw.choice(seeds))
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        places = list(_places(whole))
+        if not places:
+            break
+        part, key = draw.choice(places)
+        way = draw.randrange(4)
+        if way == 0:
+            del part[key]
+        elif way == 1:
+            other, name = draw.choice(places)
+            part[key] = deepcopy(other[name])
+        else:
+            part[key] = deepcopy(draw.choice(VALUES))
+    return json.dumps(whole).encode()
+
+
+def _places(part: Any) -> Iterator[tuple[Any, Any]]:
+    """Every object or list inside a JSON value, with each of its keys or indices."""
+    if isinstance(part, (dict, list)):
+        for key in part if isinstance(part, dict) else range(len(part)):
+            yield part, key
+            yield from _places(part[key])
+
+
 def fuzz(
     read: Callable[[bytes], object],
     seeds: Sequence[bytes],
@@ -60,6 +115,7 @@ def fuzz(
     cases: int,
     seed: int,
     refusals: tuple[type[BaseException], ...],
+    change: Callable[[random.Random, Sequence[bytes]], bytes] = mutate,
 ) -> Counter[str]:
     """Give mutated bytes to a reader; how many were taken and refused, by the error's name.
 
@@ -67,7 +123,7 @@ def fuzz(
     """
     draw, counts, before = random.Random(seed), Counter(), _peak_bytes()
     for number in range(cases):
-        data, begin = mutate(draw, seeds), time.monotonic()
+        data, begin = change(draw, seeds), time.monotonic()
         try:
             read(data)
             counts["taken"] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,12 +106,15 @@ class Hosts:
         inside = ["unshare", "--uts", "--mount", "sh", "-c", shell, "sh", *map(str, command)]
         return start(["ip", "netns", "exec", self.namespace(number), *inside])
 
-    def torchrun(self, ranks_each: int, *flags: str) -> list[subprocess.Popen]:
-        """An agent on each host."""
+    def torchrun(
+        self, ranks_each: int, *flags: str, max_restarts: int = 0, numbers: Sequence[int] = ()
+    ) -> list[subprocess.Popen]:
+        """An agent on each host, or on those with these numbers."""
         count, first = len(self.addresses), self.addresses[0]
         agent = [str(BIN / "torchrun"), f"--nnodes={count}", f"--nproc-per-node={ranks_each}"]
-        agent += [f"--master-addr={first}", "--master-port=29517"]
-        return [self.start(number, [*agent, f"--node-rank={number}", LAUNCH, *flags]) for number in range(count)]
+        agent += [f"--master-addr={first}", "--master-port=29517", f"--max-restarts={max_restarts}"]
+        numbers = numbers or range(count)
+        return [self.start(number, [*agent, f"--node-rank={number}", LAUNCH, *flags]) for number in numbers]
 
     def mpirun(self, ranks_each: int) -> list[str]:
         """The beginning of a command for the first host, which starts ranks on all."""

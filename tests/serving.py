@@ -181,15 +181,18 @@ class Server:
 
 
 class Stream:
-    """A streamed completion, read in the background as it comes.
+    """A streamed completion, read in the background as it comes, or a streamed chat completion.
 
     Args:
-        body: without ``stream``; by default it does not end early.
+        body: without ``stream``; by default it does not end early. One with ``messages`` is a chat's.
     """
 
     def __init__(self, server: Server, body: dict[str, Any], key: str = "", **headers: str):
-        body = {"prompt": "red blue", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True} | body
-        self._connection, self._response = server.open("POST", "/v1/completions", body, key, **headers)
+        is_chat = "messages" in body
+        asked = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
+        body = ({} if is_chat else {"prompt": "red blue"}) | asked | body
+        path = "/v1/chat/completions" if is_chat else "/v1/completions"
+        self._connection, self._response = server.open("POST", path, body, key, **headers)
         self.status, self.headers = self._response.status, self._response.headers
         self.lines: list[str] = []
         self.was_cut = False

@@ -116,6 +116,7 @@ def test_lm_eval_over_a_server(server, tmp_path):
 
 
 def test_every_example_has_its_test():
-    text = Path(__file__).read_text(encoding="utf-8")
+    tests = (Path(__file__), *(ROOT / "tests" / "clients").rglob("test_*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in tests)
     for path in EXAMPLES.iterdir():
         assert path.stem in text or path.name == "prompts.jsonl", f"{path.name} is run by no test"

@@ -118,7 +118,7 @@ class Lifeline:
         self._lock = threading.Lock()
         self._said_goodbye: set[int] = set()
         self._closing = False
-        self._ended = False
+        self._ending = threading.Lock()  # taken by the thread that ends the process, and kept
         self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a script may simply end; one that fails ends by os._exit, which skips this
@@ -145,10 +145,10 @@ class Lifeline:
         for address in addresses:
             try:
                 connection = socket.create_connection((address, port), timeout=min(timeout, 5.0))
+                send(connection, Hello(rank, key))
             except OSError as error:
                 errors.append(f"{address}: {error}")
                 continue
-            send(connection, Hello(rank, key))
             return cls(rank, {0: connection}, describe, end, faults)
         raise PeerLost(
             f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); is a firewall between the nodes?"
@@ -288,6 +288,5 @@ class Lifeline:
             self._faults.kill(peer)
 
     def _finish(self, text: str, last: Callable[[], None] = lambda: None) -> None:
-        if not self._ended:
-            self._ended = True
+        if self._ending.acquire(blocking=False):
             self._end(text, last)

@@ -7,7 +7,7 @@ import secrets
 
 from labinfer.clock import SystemClock
 from labinfer.config import EngineOptions
-from labinfer.errors import ExitStatus
+from labinfer.errors import ExitStatus, UserError
 from labinfer.gateway.options import ServerOptions, Setup
 from labinfer.gateway.process import listen
 from labinfer.group.signals import SignalGuard
@@ -30,6 +30,7 @@ def run(
     own: SuperviseOptions,
     command: list[str],
     *,
+    insists_on_rejoin: bool,
     launch: int,
     again: list[str],
     server: ServerOptions | None,
@@ -40,6 +41,7 @@ def run(
 
     Args:
         command: what starts the group.
+        insists_on_rejoin: whether ``--rejoin-timeout`` was given, and not left at its default.
         launch: place of ``launch.py`` in both commands.
         again: what starts the group after a death.
         server: the flags of its server; None of a job.
@@ -47,12 +49,19 @@ def run(
         options: of the ranks.
 
     Raises:
-        UserError: the server's address is taken, its certificate cannot be used, or there is no place for a local socket.
+        UserError: the server's address is taken, its certificate cannot be used, there is no place for a local socket, or
+            the command names no hosts that ``--rejoin-timeout`` could be about.
     """
     set_up_logging(0, options.runtime.log_level)
     signals.running, signals.grace_seconds = True, GRACE_SECONDS
     token = secrets.token_hex(16)
     with private_directory() as directory:
+        launch_command = LaunchCommand(again, launch, directory)
+        if insists_on_rejoin and len(launch_command.hosts) < 2:
+            raise UserError(
+                f"--rejoin-timeout {own.rejoin_timeout:g} is about the hosts of an mpirun or mpiexec with -hosts, -hostfile or the "
+                f"like, and {command[0]} is given fewer than two; leave the flag out (docs/operations.md says how torchrun and Slurm go on)"
+            )
         gateway = None
         port = 0
         if server is not None:
@@ -71,7 +80,7 @@ def run(
             gateway = SupervisedGateway(setup, directory, listener)
         address = SupervisorAddress(str(directory), token, port)
         rejoin = Rejoin(
-            LaunchCommand(again, launch, directory),
+            launch_command,
             again,
             options,
             read_nodes=address.read_nodes,

@@ -125,7 +125,7 @@ class ApiKeys:
             if hmac.compare_digest(digest, sent):
                 match = caller
         if match is None:
-            raise Denied("the API key is not valid; check it, or ask whoever runs this server for one")
+            raise Denied("Incorrect API key provided; check it, or ask whoever runs this server for one")
         return match
 
     def caller(self, owner: str) -> Caller:

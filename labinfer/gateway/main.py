@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import msgspec
 import uvicorn
 
-from labinfer.errors import BrokenLink, UserError
+from labinfer.errors import BrokenLink, ExitStatus, UserError
 from labinfer.gateway.app import make_app
 from labinfer.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.gateway.client_connection import ClientConnection
@@ -141,11 +141,17 @@ async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool)
 
 
 async def _beat(pipe: int, seconds: float) -> None:
-    """Give signs of life out of this loop: one that does not get on gives none."""
+    """Give signs of life out of this loop: one that does not get on gives none. Ends the process when nobody is there to read
+    them: the supervisor may have died before this process asked to be ended with it.
+    """
     os.set_blocking(pipe, False)
     while True:
-        with contextlib.suppress(OSError):  # nobody has read any for very long
+        try:
             os.write(pipe, b".")
+        except BlockingIOError:
+            pass  # nobody has read any for very long
+        except BrokenPipeError:
+            os._exit(ExitStatus.INTERNAL)
         await asyncio.sleep(seconds)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import secrets
-import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +19,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.config import ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError, first_line
-from labinfer.group.signals import die_with_parent
+from labinfer.group.signals import die_with_launcher
 from labinfer.group.time_limits import time_limit_for_joining, time_limit_for_leaving
 from labinfer.spmd.addresses import addresses_towards, interfaces
 from labinfer.spmd.end_launcher import end_launcher
@@ -113,7 +112,7 @@ class RankGroup:
         for rank, text in complaints.items():
             if text:
                 where = f"rank {rank} on {self.everyone[rank].node}: " if rank else ""
-                raise AgreedError(where + text.decode())
+                raise AgreedError(where + text.decode()) from None
 
     def fail(self, text: str, investigate: bool = False) -> None:
         """Tell the others that this rank is about to die."""
@@ -142,8 +141,7 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     Raises:
         UserError: the launcher and the transport do not fit together, or the ranks cannot meet.
     """
-    if environment.launcher != "single":
-        die_with_parent(signal.SIGKILL if environment.supervisor else signal.SIGTERM)
+    die_with_launcher(environment)
     progress = Progress(rank=environment.rank, label=f"rank {environment.rank}", timeout=runtime.timeout)
     own = interfaces()
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own))
@@ -162,7 +160,9 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         timeout=runtime.fault_timeout,
         hosts=[info.node for info in everyone],
         local_pids={
-            info.rank: info.pid for info in everyone if mine.pid_space == info.pid_space != "" and info != mine
+            info.rank: info.pid
+            for info in everyone
+            if info.node == mine.node and mine.pid_space == info.pid_space != "" and info != mine
         },
         end_launcher=end_launcher if environment.uses_mpi else lambda: "",
     )

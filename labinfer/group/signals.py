@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from labinfer.errors import Interrupted
+from labinfer.spmd.environment import LaunchEnvironment
 
 GRACE_SECONDS = 5.0
 """From a signal to the end of a process whose main thread does not get around to an orderly one."""
@@ -152,3 +153,9 @@ def interrupts_held() -> Iterator[None]:
 def die_with_parent(signum: int = signal.SIGTERM) -> None:
     """Get a signal when the process that started this one dies, however it dies (Linux, ``prctl(2)``)."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum)
+
+
+def die_with_launcher(environment: LaunchEnvironment) -> None:
+    """Have a rank end when its launcher dies. To be called as early as can be: a death before it is not noticed."""
+    if environment.launcher != "single":
+        die_with_parent(signal.SIGKILL if environment.supervisor else signal.SIGTERM)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from labinfer.comm.lifeline import end_process
+from labinfer.errors import UserError
 from labinfer.spmd.environment import LaunchEnvironment
 from labinfer.spmd.processes import stopped_siblings
 
@@ -23,22 +24,30 @@ LOOK_SECONDS = 0.5
 
 @contextmanager
 def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
-    """End this process where the ranks have not met after ``timeout`` seconds: MPI would wait for ever."""
+    """End this process where the ranks have not met after ``timeout`` seconds: MPI would wait for ever. Ranks of this machine that
+    are stopped are named and killed: launchers wait for them for long.
+    """
 
-    def end() -> None:
-        stopped = stopped_siblings()
+    def end(problem: str, stopped: list[int]) -> None:
         what = f"; stopped: {_processes(stopped)}" if stopped else ""
-        end_process(
-            f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
-            f"other {environment.world_size - 1} ranks to join{what}",
-            lambda: _kill(stopped),
-        )
+        end_process(f"labinfer: error: {problem}{what}", lambda: _kill(stopped))
 
-    timer = threading.Timer(timeout + TRANSPORT_SECONDS, end)
+    def end_late() -> None:
+        problem = (
+            f"rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
+            f"other {environment.world_size - 1} ranks to join"
+        )
+        end(problem, stopped_siblings())
+
+    timer = threading.Timer(timeout + TRANSPORT_SECONDS, end_late)
     timer.daemon = True
     timer.start()
     try:
         yield
+    except UserError as error:
+        if stopped := stopped_siblings():
+            end(str(error), stopped)
+        raise
     finally:
         timer.cancel()
 

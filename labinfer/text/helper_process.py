@@ -105,17 +105,24 @@ class HelperProcess:
         return process
 
     def _within(self, process: subprocess.Popen[bytes], seconds: float, call: Callable[[], bytes]) -> bytes:
-        is_late = threading.Event()
+        is_late, is_answered, deciding = threading.Event(), threading.Event(), threading.Lock()
 
         def expire() -> None:
-            is_late.set()
-            process.kill()
+            with deciding:
+                if not is_answered.is_set():
+                    is_late.set()
+                    process.kill()
 
         timer = threading.Timer(seconds, expire)
         timer.daemon = True
         timer.start()
         try:
-            return call()
+            answer = call()
+            with deciding:  # the time may be up at this very moment: whoever comes next is not to meet a dying process
+                if is_late.is_set():
+                    raise EOFError
+                is_answered.set()
+            return answer
         except (OSError, EOFError):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,7 +52,9 @@ class FastBackend:
 
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - the Rust library raises plain Exception
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise UserError(f"{path} is not a valid tokenizer: {first_line(error):.120}") from None
         try:
             for component in (self._tokenizer.normalizer, self._tokenizer.pre_tokenizer):
@@ -77,8 +78,10 @@ class FastBackend:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Unlike encode, this releases Python's lock and computes no offsets.
-        with _panics_as_errors(text):
+        try:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
+            raise _refusal(error, f"this text of {len(text)} characters, {text[:40]!r}") from None
 
     def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
         hidden = self._hidden.difference(shown) if shown else self._hidden
@@ -88,7 +91,12 @@ class FastBackend:
         return self.decode_all(visible)
 
     def decode_all(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        if not token_ids:
+            return ""  # some decoders fail on nothing
+        try:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
+            raise _refusal(error, f"{len(token_ids)} tokens, {token_ids[:8]}") from None
 
     def name(self, token_id: int) -> str | None:
         return self._tokenizer.id_to_token(token_id)
@@ -98,17 +106,15 @@ class FastBackend:
         return self._tokenizer.get_vocab_size()
 
 
-@contextmanager
-def _panics_as_errors(text: str) -> Iterator[None]:
-    """Make a ``UserError`` of a panic of the library."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception) or not is_failure(error):
-            raise
-        raise UserError(
-            f"the tokenizer fails on this text of {len(text)} characters, {text[:40]!r}: {str(error)!r:.100}"
-        ) from None
+def _refusal(error: BaseException, given: str) -> BaseException:
+    """A ``UserError`` for a panic of the library, or for an exception that is not about the kind of its argument; else ``error``.
+
+    Args:
+        given: the argument in words.
+    """
+    if isinstance(error, (TypeError, UnicodeError)) or not is_failure(error):
+        return error
+    return UserError(f"the tokenizer fails on {given}: {str(error)!r:.100}")
 
 
 GUARD = "\ue000"

@@ -152,3 +152,18 @@ def test_ranks_die_with_their_launcher(model, job):
     process.kill()
     wait_for(lambda: not any(is_running(pid) for pid in tree), LIMIT_SECONDS)
     process.communicate()
+
+
+@pytest.mark.slow
+def test_rank_whose_launcher_dies_while_it_imports_torch_ends(model, job):
+    process = start(command("torchrun", 1, LAUNCH, "--model", model, *job))
+
+    def importing() -> list[int]:
+        ranks = [pid for pid in descendants(process.pid) if rank_number(pid) == 0]
+        return [pid for pid in ranks if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+
+    wait_for(importing, 60)
+    (rank,) = importing()
+    process.kill()
+    wait_for(lambda: not is_running(rank), 3)
+    process.communicate()

@@ -14,32 +14,62 @@ import pytest
 from launchers import LAUNCH, command, descendants, finish, kill_tree, matrix, run, start
 from serving import Server, is_running, rank_number, serving, wait_for
 
+TOOL = {
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "pattern": "^[a-z ]{400}$"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
 REQUESTS = {
     "greedy": {},
     "seeded": {"temperature": 1.0, "seed": 7, "frequency_penalty": 0.5},
     "guided": {"temperature": 1.0, "seed": 3, "structured_outputs": {"regex": "[a-z ]{700}"}},
     "two answers": {"temperature": 1.0, "seed": 5, "n": 2},
     "log-probabilities": {"logprobs": 2},
+    "tools": {
+        "messages": [{"role": "user", "content": "How is the weather?"}],
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": "required",
+        "temperature": 1.0,
+        "seed": 9,
+    },
 }
+NUM_STREAMS = 16
 SHARED = re.compile(r"/dev/shm/\S+")
 LAYOUT = ("--dtype", "float32", "-pp", "2", "--no-autotune")
 
 
 def ask_all(server: Server) -> list:
-    """Every request as a stream, all at once; what came of each."""
+    """So many streams at once, of each kind some; what came of each."""
 
-    def ask(fields) -> dict:
-        stream = server.stream({"max_tokens": 500, "ignore_eos": True} | fields).finish(90)
-        assert stream.error is None, stream.error
+    def ask(number: int) -> dict:
+        fields = list(REQUESTS.values())[number % len(REQUESTS)]
+        if "seed" in fields:
+            fields = fields | {"seed": fields["seed"] + number}
+        has_form = bool({"structured_outputs", "tools"} & set(fields))  # which says itself where to end
+        stream = server.stream({"max_tokens": 300, "ignore_eos": not has_form} | fields).finish(90)
+        assert stream.status == 200 and stream.error is None, stream.lines
         answers: dict = {}
         for choice in (choice for event in stream.events for choice in event.get("choices", ())):
             text, measured = answers.setdefault(choice["index"], ([], []))
-            text.append(choice["text"])
+            text.append(choice["text"] if "text" in choice else chat_text(choice["delta"]))
             measured += (choice.get("logprobs") or {}).get("tokens", ())
+        assert ("tools" in fields) == ("get_weather" in "".join(answers[0][0])), answers
         return {index: ("".join(text), measured) for index, (text, measured) in answers.items()}
 
-    with ThreadPoolExecutor(len(REQUESTS)) as threads:
-        return list(threads.map(ask, REQUESTS.values()))
+    with ThreadPoolExecutor(NUM_STREAMS) as threads:
+        return list(threads.map(ask, range(NUM_STREAMS)))
+
+
+def chat_text(delta: dict) -> str:
+    """Content of a piece of a chat answer, and what it has of calls."""
+    calls = [call["function"] for call in delta.get("tool_calls") or ()]
+    return (delta.get("content") or "") + "".join(
+        call.get(key) or "" for call in calls for key in ("name", "arguments")
+    )
 
 
 @pytest.mark.slow
@@ -50,7 +80,7 @@ def test_streams_go_on_when_torchrun_starts_its_workers_again():
         for rank in (1, 0):
             with ThreadPoolExecutor(1) as threads:
                 disturbed = threads.submit(ask_all, server)
-                wait_for(lambda: server.metric("vllm:num_requests_running") >= len(REQUESTS), 20)
+                wait_for(lambda: server.metric("vllm:num_requests_running") >= NUM_STREAMS, 20)
                 os.kill(server.rank_pid(rank), signal.SIGKILL)
                 assert disturbed.result(90) == undisturbed
         assert "it is started again" not in server.text
@@ -62,7 +92,7 @@ def test_streams_go_on_when_a_rank_is_killed(launcher, rank):
         undisturbed = ask_all(server)
         with ThreadPoolExecutor(1) as threads:
             disturbed = threads.submit(ask_all, server)
-            wait_for(lambda: server.metric("vllm:num_requests_running") >= len(REQUESTS), 20)
+            wait_for(lambda: server.metric("vllm:num_requests_running") >= NUM_STREAMS, 20)
             time.sleep(0.3)
             os.kill(server.rank_pid(rank), signal.SIGKILL)
             wait_for(lambda: "it is started again" in server.text, 20)
@@ -74,14 +104,15 @@ def test_streams_go_on_when_a_rank_is_killed(launcher, rank):
 
 
 @pytest.mark.slow
-def test_request_that_ranks_die_of_is_given_up_and_fifteen_others_are_not_disturbed():
+def test_request_that_ranks_die_of_is_given_up_and_fifteen_others_are_not_disturbed(tmp_path):
     def ask(prompt):
         stream = server.stream({"prompt": prompt, "max_tokens": 40, "temperature": 1.0, "seed": prompt[0]}).finish(120)
         return stream.error, stream.text
 
-    script = LAUNCH.replace("launch.py", "tests/cluster/poisonous_launch.py")
+    script = tmp_path / "launch.py"  # by which a supervisor knows what it starts
+    script.symlink_to(Path(__file__).with_name("poisonous_launch.py"))
     with (
-        serving(*LAYOUT, launcher="mpirun", ranks=2, script=script, supervised=True) as server,
+        serving(*LAYOUT, launcher="mpirun", ranks=2, script=str(script), supervised=True) as server,
         ThreadPoolExecutor(16) as threads,
     ):
         prompts = [[number] * 20 for number in range(10, 25)]
@@ -154,6 +185,9 @@ def test_wrong_flag_of_the_group_ends_the_supervisor(model):
     assert done.returncode == 2 and "unknown option --no-such-flag" in done.our_errors[0]
     done = run("single", 1, LAUNCH, "supervise", "--", "python", LAUNCH, "--prompt", "x")
     assert done.returncode == 2 and "a job with --input FILE and --output FILE" in done.our_errors[0]
+    group = ["torchrun", "--nproc-per-node", "2", LAUNCH, "serve"]
+    done = run("single", 1, LAUNCH, "supervise", "--rejoin-timeout", "9", "--", *group)
+    assert done.returncode == 2 and "--rejoin-timeout 9 is about the hosts of an mpirun" in done.our_errors[0]
     done = run("single", 1, LAUNCH, "supervise")
     assert done.returncode == 2 and "supervise needs a command" in done.our_errors[0]
 

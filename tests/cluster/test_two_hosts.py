@@ -11,7 +11,7 @@ import time
 import pytest
 from golden import PROMPTS, golden
 from hosts import Hosts, needs_hosts
-from launchers import LAUNCH, descendants, finish
+from launchers import LAUNCH, descendants, finish, kill_tree
 from serving import is_running, wait_for
 
 pytestmark = needs_hosts
@@ -73,6 +73,25 @@ def test_host_that_dies_ends_the_run_on_the_other(hosts, job):
 
 
 @pytest.mark.slow
+def test_group_goes_on_when_the_agent_of_a_host_runs_again(hosts, job):
+    flags = [*job, "--resume", "-pp", "2", "--max-num-seqs", "2"]
+    agents = hosts.torchrun(1, *flags, max_restarts=3)
+    try:
+        wait_for_lines(job)
+        for pid in [agents[1].pid, *descendants(agents[1].pid)]:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(3)
+        num_lines, begin = job[-1].read_bytes().count(b"\n"), time.monotonic()
+        agents += hosts.torchrun(1, *flags, max_restarts=3, numbers=[1])
+        wait_for(lambda: job[-1].read_bytes().count(b"\n") > num_lines, 30)
+        print(f"on again {time.monotonic() - begin:.1f} s after the agent")
+    finally:
+        for agent in agents:
+            kill_tree(agent)
+    assert "lines are done already" in finish(agents[0], 5).stderr
+
+
+@pytest.mark.slow
 def test_pulled_cable_ends_both_sides(hosts, job):
     agents = hosts.torchrun(2, *job, "-pp", "4", "--fault-timeout", "4")
     wait_for_lines(job)
@@ -83,6 +102,7 @@ def test_pulled_cable_ends_both_sides(hosts, job):
     print([f"{each.seconds:.1f} s" for each in done])
     assert all(each.returncode != 0 and each.seconds < 15 for each in done)
     assert "no sign of life of rank 2 on host-1 and rank 3 on host-1 for 4 s" in done[0].our_errors[0]
+    assert done[1].our_errors, done[1].text
     assert "no sign of life of rank 0 on host-0 for 4 s" in done[1].our_errors[0]
     assert not any(map(is_running, trees[0] + trees[1]))
 

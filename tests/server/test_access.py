@@ -70,6 +70,11 @@ def test_with_keys_everything_else_is_denied(header):
     assert FIRST not in str(caught.value) and SECOND not in str(caught.value)
 
 
+def test_wrong_key_is_refused_in_the_words_by_which_litellm_knows_it():
+    with pytest.raises(Denied, match="Incorrect API key provided"):
+        ApiKeys.load((FIRST,)).authenticate("Bearer wrong")
+
+
 def test_every_key_is_compared_wherever_the_right_one_stands(monkeypatch):
     given = tuple(f"sk-number-{number}-0123456789" for number in range(7))
     keys = ApiKeys.load(given)

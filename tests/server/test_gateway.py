@@ -207,9 +207,12 @@ class TestLimits:
             reply.check_error(503, "server_error", "overloaded")
             assert "6 requests are open" in reply.error["message"]
             reply.check_retry_after(5)
+            reply = server.ask("GET", "/ready")
+            assert reply.status == 503 and "the server is saturated: 6 requests are open" in reply.error["message"]
             for stream in reversed(streams):
                 stream.hang_up()
             assert queued.result(20).status == 200
+        assert server.ask("GET", "/ready").status == 200
 
     def test_budget_of_tokens_is_used_up_by_prompts_and_by_answers(self, after_limits):
         server = after_limits

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import socket
 import time
 from collections import Counter
 
 import pytest
-from fuzzing import MAX_GROWTH, MAX_SECONDS, mutate
+from fuzzing import MAX_GROWTH, MAX_SECONDS, mutate, mutate_json
 from serving import Server, resident_bytes, serving
 
 pytestmark = pytest.mark.slow
@@ -61,16 +62,107 @@ SEEDS = [
     b'POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\n{"pro\r\n0\r\nx: y\r\n\r\n',
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ]
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+USER = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BODIES = [
+    (path, json.dumps(body).encode())
+    for path, body in (
+        (
+            "/v1/completions",
+            {"prompt": ["a", "b"], "n": 2, "logprobs": 1, "stop": ["x"], "logit_bias": {"5": 1}, "echo": True},
+        ),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "(a|b)*c{2,3}"}}),
+        (
+            "/v1/completions",
+            {"prompt": "a", "structured_outputs": {"grammar": 'start: "a" b+\nb: /[0-9]/'}, "stream": True},
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "tools": [TOOL], "tool_choice": "required", "top_logprobs": 2, "logprobs": True},
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "tool_calls": [CALL]},
+                    {"role": "tool", "tool_call_id": "c", "content": "1"},
+                ]
+            },
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [USER],
+                "chat_template_kwargs": {"enable_thinking": False},
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "n",
+                        "schema": {"type": "object", "properties": {"a": {"enum": [1, "x"]}}},
+                        "strict": True,
+                    },
+                },
+            },
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": [USER | {"content": "a"}],
+                "max_output_tokens": 2,
+                "text": {"format": {"type": "json_object"}},
+                "tools": [TOOL["function"] | {"type": "function"}],
+            },
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 2,
+                "messages": [USER],
+                "system": [{"type": "text", "text": "s"}],
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+                "stop_sequences": ["x"],
+            },
+        ),
+        ("/v1/embeddings", {"input": ["a", [1, 2]], "dimensions": 8, "encoding_format": "base64"}),
+        ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+        ("/tokenize", {"messages": [USER], "add_generation_prompt": True, "return_token_strs": True}),
+        ("/detokenize", {"tokens": [1, 2, 3]}),
+    )
+]
+"""JSON that is changed by its meaning, in a request that is whole."""
 
 
-def exchange(server: Server, data: bytes) -> bytes:
-    """Whatever comes back until the server has nothing more to say."""
+def post(path: str, body: bytes) -> bytes:
+    """A whole request, after whose answer the server closes the connection."""
+    return request("POST", path, body, JSON, "Connection: close")
+
+
+def hostile(draw: random.Random) -> tuple[bytes, bool]:
+    """A request that is broken anywhere, or a whole one whose body means something else; and whether it is whole."""
+    if draw.randrange(2):
+        return mutate(draw, SEEDS), False
+    path, body = draw.choice(BODIES)
+    return post(path, mutate_json(draw, [body])), True
+
+
+def exchange(server: Server, data: bytes, is_whole: bool) -> bytes:
+    """Whatever comes back until the server has nothing more to say.
+
+    Args:
+        is_whole: whether an answer comes without hanging up first; the server takes that for the end of a client.
+    """
     answer = b""
     with server.connect() as connection:
         connection.settimeout(MAX_SECONDS)
         try:
             connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
+            if not is_whole:
+                connection.shutdown(socket.SHUT_WR)
             while piece := connection.recv(1 << 16):
                 answer += piece
         except (BrokenPipeError, ConnectionResetError):
@@ -82,13 +174,15 @@ def test_mutated_requests_are_answered_or_closed(request: pytest.FixtureRequest,
     cases = request.config.getoption("--fuzz-cases") or 2000
     seed, counts = request.config.getoption("--fuzz-seed"), Counter()
     draw = random.Random(seed)
-    with serving("--files-dir", str(tmp_path)) as server:
-        assert server.complete().status == 200
+    with serving("--files-dir", str(tmp_path), "--max-model-len", "128") as server:  # where no other limit is left
+        for path, body in BODIES:
+            answer = exchange(server, post(path, body), True)
+            assert answer.startswith(b"HTTP/1.1 200 "), (path, body, answer[-300:])
         before = resident_bytes(server)
         for number in range(cases):
-            data = mutate(draw, SEEDS)
+            data, is_whole = hostile(draw)
             begin = time.monotonic()
-            answer = exchange(server, data)
+            answer = exchange(server, data, is_whole)
             status = answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/1.1 ") else repr(answer[:20])
             counts[status] += 1
             assert status != "500", f"case {number} of seed {seed}: {data[:300]!r}"

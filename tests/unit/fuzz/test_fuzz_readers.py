@@ -6,15 +6,18 @@ import json
 import random
 import socket
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from fuzzing import fuzz, mutate
+from fuzzing import fuzz, mutate, mutate_json
 from msgspec import structs
 from safetensors.torch import save
 
+import labinfer
 from labinfer.batch.reader import JsonlReader
+from labinfer.body_reader import read_body
 from labinfer.comm import wire
 from labinfer.comm.communicator import Finished, Handle
 from labinfer.comm.control import ControlChannel
@@ -31,8 +34,12 @@ from labinfer.link.framing import pack as pack_frame
 from labinfer.plan import BatchEntry, BatchPlan, CacheMove, Command, EndRun, SequenceStart, TokenSampling
 from labinfer.rank_stats import WorkerStats
 from labinfer.sampling_params import SamplingParams
+from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text import limited_rendering
 from labinfer.text.chat_template import ChatTemplate
+from labinfer.text.grammar_trial import GrammarTrial
+from labinfer.text.guidance import GuideMaker
+from labinfer.text.tokenizer import Tokenizer
 from labinfer.weights.checkpoint import Checkpoint
 
 KEY = "secret"
@@ -76,6 +83,7 @@ def test_lines_of_a_job_are_read_or_refused(cases, tmp_path):
                 parse_line(line, SamplingParams())
 
     fuzz(read, [*LINES, b"\n".join(LINES)], refusals=(UserError,), **cases(100))
+    fuzz(read, LINES, refusals=(UserError,), change=mutate_json, **cases(100))
 
 
 REQUEST = Request(
@@ -182,6 +190,162 @@ def test_chat_templates_render_or_refuse(cases, monkeypatch):
         ChatTemplate(data.decode(errors="replace"), {"eos_token": "</s>"}).render(messages)
 
     fuzz(read, TEMPLATES, refusals=(UserError,), **cases(60))
+
+
+VOCABULARY = {token: number for number, token in enumerate(("<unk>", "<s>", "Ġ", "h", "i", "hi", "Ġhi", "b", "a"))}
+SPLIT = {"type": "Split", "pattern": {"Regex": r"\p{L}+|\s+(?!\S)|\s+"}, "behavior": "Isolated", "invert": False}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {
+            "id": 0,
+            "content": "<unk>",
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        },
+        {
+            "id": 9,
+            "content": "<x>",
+            "single_word": False,
+            "lstrip": True,
+            "rstrip": False,
+            "normalized": True,
+            "special": False,
+        },
+    ],
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [{"type": "NFC"}, {"type": "Replace", "pattern": {"String": "  "}, "content": " "}],
+    },
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, BYTE_LEVEL]},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+    },
+    "decoder": BYTE_LEVEL,
+    "model": {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": "<unk>",
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": VOCABULARY,
+        "merges": [["h", "i"], ["Ġ", "hi"]],
+    },
+}
+OTHER_TOKENIZER = TOKENIZER | {
+    "normalizer": {"type": "Prepend", "prepend": "▁"},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True},
+    "post_processor": None,
+    "decoder": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    },
+    "model": {
+        "type": "Unigram",
+        "unk_id": 0,
+        "vocab": [["<unk>", 0.0], ["▁hi", -1.5], ["h", -2.0]],
+        "byte_fallback": True,
+    },
+}
+CONFIG = {
+    "bos_token": "<s>",
+    "eos_token": {"content": "<x>"},
+    "chat_template": [{"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}"}],
+    "response_template": {
+        "start_anchor": "<x>",
+        "fields": {"reasoning": {"open_pattern": "h.", "close": "</h>", "optional": True}, "content": {}},
+    },
+}
+
+
+def test_tokenizers_are_read_or_refused(cases, tmp_path):
+    file = tmp_path / "tokenizer.json"
+
+    def read(data: bytes) -> None:
+        file.write_bytes(data)
+        tokenizer = Tokenizer(tmp_path)
+        ids = tokenizer.encode_within("hi  hi <x>hi\n你好 🦊 <s>" + "a" * 300 + "\0", 1000)
+        tokenizer.decode(ids)
+        tokenizer.decode_further(ids[1:])
+        for token in (*ids[:3], tokenizer.vocab_size - 1):
+            tokenizer.spell(token)
+
+    seeds = [json.dumps(each).encode() for each in (TOKENIZER, OTHER_TOKENIZER)]
+    counts = fuzz(read, seeds, refusals=(UserError,), change=mutate_json, **cases(100))
+    assert counts["taken"] > counts.total() // 20, "the seeds are refused before anything is read"
+
+
+def test_configs_of_tokenizers_are_read_or_refused(cases, tmp_path, caplog):
+    caplog.set_level("CRITICAL", logger="labinfer")  # or all warnings are kept to the end
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+
+    def read(data: bytes) -> None:
+        (tmp_path / "tokenizer_config.json").write_bytes(data)
+        tokenizer = Tokenizer(tmp_path)
+        ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+        if (parser := tokenizer.reply_parser(ids, [])) is not None:
+            parser.feed("hi hi</h>hi")
+
+    fuzz(read, [json.dumps(CONFIG).encode()], refusals=(UserError,), change=mutate_json, **cases(100))
+
+
+FORMS = [
+    json.dumps(form).encode()
+    for form in (
+        {"regex": r"(a|b)*[^c]{2,5}\d+(?i:x)\p{L}"},
+        {"choice": ["yes", "no", "\x7f"]},
+        {"grammar": 'start: "a" b+ | C\nb: /[0-9]+/ start?\nC: "x".."z"\n%ignore / /'},
+        {
+            "json": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "minimum": 1},
+                    "b": {"$ref": "#/$defs/b"},
+                    "c": {"format": "date"},
+                },
+                "required": ["a"],
+                "patternProperties": {"^x": {"type": ["string", "null"], "maxLength": 3, "pattern": "a+"}},
+                "additionalProperties": {"anyOf": [{"enum": [1, "x"]}, {"const": None}, {"not": {"type": "array"}}]},
+                "$defs": {"b": {"type": "array", "items": {"$ref": "#/$defs/b"}, "maxItems": 2, "uniqueItems": True}},
+            }
+        },
+    )
+]
+
+
+def test_forms_of_answers_are_tried_and_followed_or_refused(cases):
+    demo = Tokenizer(Path(labinfer.__file__).parent / "assets" / "demo")
+    trial, maker, draw = GrammarTrial(lambda: demo), GuideMaker(lambda: demo, demo.vocab_size, [2]), random.Random(1)
+
+    def read(data: bytes) -> None:
+        form = read_body(data, StructuredOutputs)
+        trial.check(form)
+        guide = maker.make(form)
+        for _ in range(8):
+            allowed = int.from_bytes(guide.mask, "little") & ~(1 << 2)
+            if not allowed:
+                break
+            rest = allowed >> draw.randrange(allowed.bit_length())
+            guide.accept(allowed.bit_length() - rest.bit_length() + (rest & -rest).bit_length() - 1)
+
+    fuzz(read, FORMS, refusals=(UserError,), change=mutate_json, **cases(60))
+    trial.close()
 
 
 def framed(*messages: msgspec.Struct) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 from fake_clock import FakeClock
 
+from labinfer.gateway import main
 from labinfer.spmd.environment import SupervisorAddress
 from labinfer.supervisor.restarts import Restarts
 from labinfer.supervisor.supervisor import Supervisor
@@ -53,3 +55,18 @@ def test_group_whose_ranks_have_met_is_started_as_often_as_may_be(here, caplog):
 def test_group_that_refuses_is_not_started_again(here, caplog):
     assert run(here, "printf 2 > status; exit 1") == (2, 1)
     assert "refused what they were given" in caplog.text
+
+
+def test_gateway_whose_supervisor_is_gone_ends(monkeypatch):
+    class Ended(BaseException):
+        pass
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with pytest.raises(Ended, match="70"):
+        asyncio.run(main._beat(write_end, 0.01))
+    os.close(write_end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
@@ -48,3 +49,11 @@ def test_end_of_a_helper_is_told_as_it_was(helper):
 def test_helper_that_does_not_start_says_how_it_ended(monkeypatch):
     with pytest.raises(HelperRefused, match="no_such_module did not start: its process failed with exit status 1"):
         HelperProcess("no_such_module", "", 1.0).ask(b"")
+
+
+def test_answer_that_comes_as_the_process_is_ended_is_late(helper):
+    assert helper.ask(b"0") == b"done"
+    with pytest.raises(HelperTimeout):
+        helper._within(helper._process, 0.05, lambda: time.sleep(0.3) or b"late")
+    assert not helper.is_running
+    assert helper.ask(b"0") == b"done"

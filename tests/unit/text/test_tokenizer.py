@@ -66,6 +66,14 @@ def test_added_tokens_are_known_by_their_text(bpe_directory, tmp_path, bpe, sp):
     assert "<tool_call>" not in bpe.added_tokens and sp.added_tokens == {"<unk>": 0, "<s>": 1, "</s>": 2}
 
 
+def test_file_that_makes_the_library_panic_is_refused(bpe_directory, tmp_path):
+    vocabulary = json.loads((bpe_directory / "tokenizer.json").read_text())
+    vocabulary["model"]["continuing_subword_prefix"] = "longer than any token"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(UserError, match=r"tokenizer.json is not a valid tokenizer: "):
+        Tokenizer(tmp_path)
+
+
 def test_ids_are_those_of_transformers(bpe_directory, bpe):
     theirs = AutoTokenizer.from_pretrained(bpe_directory)
     for text in TEXTS:

@@ -135,15 +135,22 @@ def test_process_can_be_ended_in_the_middle_of_a_call_and_starts_again(demo):
     assert not process._helper.is_running
 
 
-def test_library_that_panics_refuses_the_text_and_nothing_else(demo, monkeypatch):
-    class PanicException(BaseException):  # as pyo3's, which cannot be imported
-        pass
+class PanicException(BaseException):
+    """As pyo3's, which cannot be imported."""
 
-    class Panicking:
+
+@pytest.mark.parametrize("kind", [PanicException, Exception])
+def test_library_that_fails_refuses_the_text_and_nothing_else(demo, monkeypatch, kind):
+    class Failing:
         def encode_batch_fast(self, texts, add_special_tokens):
-            raise PanicException("called `Result::unwrap()` on an `Err` value")
+            raise kind("called `Result::unwrap()` on an `Err` value")
+
+        def decode(self, token_ids, skip_special_tokens):
+            raise kind("index out of bounds")
 
     tokenizer = Tokenizer(DEMO)
-    monkeypatch.setattr(tokenizer._backend, "_tokenizer", Panicking())
+    monkeypatch.setattr(tokenizer._backend, "_tokenizer", Failing())
     with pytest.raises(UserError, match=r"the tokenizer fails on this text of 10000000 characters, 'aaaa.*unwrap"):
         tokenizer.encode("a" * 10_000_000)
+    with pytest.raises(UserError, match=r"the tokenizer fails on 2 tokens, \[5, 6\]: 'index out of bounds'"):
+        tokenizer.decode([5, 6])
