@@ -55,7 +55,7 @@ class LineAnswer(NamedTuple):
     retry_seconds: float = 0.0
     """Time after which there may be room for the line, where there was none; 0 where it is answered."""
     warning: str = ""
-    """What the header ``x-warning`` says."""
+    """Text for the header ``x-warning``."""
 
 
 class BatchRunner:
