@@ -11,8 +11,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 # A folder of wheels, as "make wheels" fills it, to install from without a network.
 WHEELS ?= $(wildcard wheels)
-PIP_INSTALL = $(BIN)/pip install --quiet --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
-TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; make setup TORCH_INDEX=URL takes the one for CPUs (https://pytorch.org/get-started/locally/)";)
+PIP_INSTALL = $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
+TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; TORCH_INDEX=URL takes it from another (see README.md)")
 MODEL ?= demo
 # Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait. All that
 # launches several ranks or a browser has the machine to itself.
@@ -35,11 +35,13 @@ setup: $(VENV)/.setup ## create .venv and install the package with MPI
 
 $(VENV)/.setup: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "LABInfer needs Python 3.10 or newer; say make PYTHON=python3.11"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || { $(TORCH_HINT) $(PIP_INSTALL) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
-	$(PIP_INSTALL) --editable '.[mpi]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # on all cores, where pip takes one; files for a newer Python fail
-	touch $@
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { $(or $(TORCH_HINT),true); $(PIP_INSTALL) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
+	@echo "installing LABInfer and what it needs"
+	@$(PIP_INSTALL) --editable '.[mpi]'
+	@echo "compiling the packages, so that later starts are fast"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # on all cores, where pip takes one; files for a newer Python fail
+	@touch $@
 
 $(VENV)/.setup-test: $(VENV)/.setup
 	$(PIP_INSTALL) --editable '.[mpi,test]'
@@ -201,7 +203,7 @@ demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and
 	$(BIN)/python tools/demo_model/evaluate.py --card
 
 wheels: ## fill wheels/ with all that a machine without a network needs; copy the checkout with it
-	$(PYTHON) -m pip download --quiet --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
+	$(PYTHON) -m pip --disable-pip-version-check download --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(CLIENTS) .small .qwen2-0.5b .qwen3-moe benchmarks/.envs

@@ -40,10 +40,11 @@ from labinfer.observe.progress_line import ProgressLine
 from labinfer.option_fields import check_bounds, convert, convert_section, flag_name
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
+from labinfer.spmd.topology import stage_sizes
 from labinfer.supervisor.options import SuperviseOptions
 from labinfer.terminal.options import ChatOptions
 from labinfer.weights.read_ahead import start_reading_ahead
-from labinfer.weights.resolve import find_directory, resolve_model
+from labinfer.weights.resolve import find_directory, find_here, resolve_model
 
 if TYPE_CHECKING:
     from labinfer.commands.session import Session
@@ -90,9 +91,20 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             from labinfer.commands.chat_with_server import run
 
             return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
+        if ModelOptions in COMMANDS[name][1] and (name != "plan" or environment.world_size > 1):
+            parallel = options.parallel
+            stage_sizes(
+                parallel.tensor_parallel_size,
+                parallel.pipeline_parallel_size,
+                parallel.layers,
+                environment.world_size,
+                ranks=parallel.ranks,
+            )
         if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
             for model in models.values() or [options.model.model]:
                 _check_model(model, environment)
+        if environment.world_size == 1:  # several ranks agree on a refusal when they have met
+            own |= _open(name, environment, options, own)
     except UserError as error:
         if rank == 0:  # every rank was given the same flags, and sees the same files
             sys.stderr.write(f"labinfer: error: {error}\n")
@@ -147,8 +159,30 @@ def _check_model(model: str, environment: LaunchEnvironment) -> None:
     directory, _ = find_directory(model, environment.model_dir)
     if directory is None and environment.world_size == 1:
         directory = resolve_model(model, environment.model_dir, may_download=True)
+    elif directory is None:
+        directory = find_here(model, environment.model_dir)
     if directory is not None:
         check_architecture(directory)
+
+
+def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for a command's ``run``: files and sockets, opened before torch is imported.
+
+    Raises:
+        UserError: a file cannot be read or written, or the server's address is taken.
+    """
+    if name == "generate":
+        from labinfer.batch.job_files import JobFiles
+
+        return {"files": JobFiles.open(own["job"], options, own["sampling"])}
+    if name == "serve":
+        from labinfer.gateway.access import ApiKeys
+        from labinfer.gateway.process import listen
+
+        server = own["own"].absolute()
+        ApiKeys.load(server.api_key, server.api_key_file, server.is_local)
+        return {"own": server} | ({} if environment.supervisor else {"listener": listen(server)})
+    return {}
 
 
 def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
@@ -204,7 +238,8 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
         **{name: tuple(value) if name in REPEATED else value for name, value in _given(args, JobOptions).items()}
     )
     if bool(job.prompt) == bool(job.input):
-        raise UserError("give either --prompt TEXT or --input FILE; see launch.py --help")
+        hint = "not both" if job.prompt else "--help lists all options"
+        raise UserError(f"give either --prompt TEXT or --input FILE; {hint}")
     if job.overwrite and (job.resume or job.retry_errors):
         raise UserError("--overwrite empties the output that --resume goes on with; give one of them")
     check_bounds(job)

@@ -7,6 +7,7 @@ option is written down once. Unknown keys are errors.
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from dataclasses import dataclass
 from typing import Any
@@ -364,3 +365,14 @@ class EngineOptions:
             raise UserError(
                 f"--fault-timeout must be at least 2 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.fault_timeout}"
             )
+
+
+def as_keywords(message: str) -> str:
+    """A message with its flags as the keyword arguments of ``LLM``: ``--max-num-seqs 0`` becomes ``max_num_seqs 0``."""
+    names = {f.name for section in SECTIONS for f in dataclasses.fields(section)}
+
+    def keyword(match: re.Match) -> str:
+        name = match[1].replace("-", "_")
+        return name if name in names else match[0]
+
+    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", keyword, message)

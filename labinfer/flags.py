@@ -92,6 +92,7 @@ DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
 LEFT_OUT_BY_COMMAND = {"chat": MANY_ANSWERS}
 """Options that make no sense for a command."""
 
+GPU_LAYERS = "--device cuda, or --device cuda,cpu --layers 14,10 on two ranks"
 OTHER_ENGINES = {
     "-m": "--model",
     "-p": "--prompt",
@@ -102,9 +103,9 @@ OTHER_ENGINES = {
     "-t": "--threads",
     "-np": "--max-num-seqs",
     "--parallel": "--max-num-seqs",
-    "-ngl": "--device",
-    "--n-gpu-layers": "--device",
-    "--gpu-layers": "--device",
+    "-ngl": GPU_LAYERS,
+    "--n-gpu-layers": GPU_LAYERS,
+    "--gpu-layers": GPU_LAYERS,
     "--gpu-memory-utilization": "--memory-utilization",
     "--served-model-name": "--model NAME=DIR",
 }
@@ -152,7 +153,8 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unexpected {unknown[0]!r}; {hint}")
             near = OTHER_ENGINES.get(flag, "")
             if near.partition(" ")[0] not in self._option_string_actions:
-                near = next(iter(difflib.get_close_matches(flag, self._option_string_actions, n=1)), "")
+                known = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes make all look alike
+                near = next((known[name] for name in difflib.get_close_matches(flag.lstrip("-"), known, n=1)), "")
             self.error(f"unknown option {flag}" + (f" (did you mean {near}?)" if near else ""))
         return args
 
@@ -235,7 +237,9 @@ def add_options(
         defaults: defaults that differ from the dataclass's.
         left_out: fields that are no flags.
     """
-    group = parser.add_argument_group(section.__name__.removesuffix("Options").lower(), section.__doc__)
+    group = parser.add_argument_group(
+        section.__name__.removesuffix("Options").lower(), section.__doc__.replace("``", "")
+    )
     hints = typing.get_type_hints(section)
     for f in dataclasses.fields(section):
         if f.name in left_out:

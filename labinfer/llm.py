@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from labinfer.clock import Clock, SystemClock
-from labinfer.config import EngineOptions
+from labinfer.config import EngineOptions, as_keywords
 from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import EngineDriver
 from labinfer.engine.facts import EngineFacts
@@ -69,14 +69,17 @@ class LLM:
 
     def __init__(self, model: str = "demo", **options: Any):
         self._check_process()
-        checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
-        if environment.is_one_node:
-            start_reading_ahead(
-                checked.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
-            )
-        group = join_group(environment, checked.parallel, checked.runtime)
-        end_group_on_uncaught(group)
-        self._build(group, checked, lambda done, total: None)
+        try:
+            checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
+            if environment.is_one_node:
+                start_reading_ahead(
+                    checked.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
+                )
+            group = join_group(environment, checked.parallel, checked.runtime)
+            end_group_on_uncaught(group)
+            self._build(group, checked, lambda done, total: None)
+        except UserError as error:  # its place in this package tells the caller nothing
+            raise type(error)(as_keywords(str(error))) from None
 
     @classmethod
     def from_options(

@@ -40,16 +40,16 @@ def test_offloaded_experts_give_the_same_tokens_and_are_told_of(mixture, packed)
 
 
 def test_offload_without_experts_is_refused():
-    with pytest.raises(UserError, match=r"--expert-offload 1: a model of \w+ has no experts"):
+    with pytest.raises(UserError, match=r"expert_offload 1: a model of \w+ has no experts"):
         LLM("demo", expert_offload=1)
 
 
 def test_offload_of_the_references_experts_is_refused(mixture):
-    with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
+    with pytest.raises(UserError, match="expert_offload needs the compiled experts"):
         LLM(mixture, expert_offload=1, num_kv_blocks=64, functions="reference")
 
 
 def test_offload_with_too_little_room_is_refused_before_loading(mixture, monkeypatch):
     monkeypatch.setattr(Checkpoint, "load", lambda *arguments: pytest.fail("something was read"))
-    with pytest.raises(UserError, match=r"--expert-offload has room for 0 experts of \d+ bytes; give \d+ bytes"):
+    with pytest.raises(UserError, match=r"expert_offload has room for 0 experts of \d+ bytes; give \d+ bytes"):
         LLM(mixture, expert_offload=1e-9 * 2, num_kv_blocks=64)

@@ -141,7 +141,7 @@ def test_plan_shows_what_a_token_and_a_sequence_take(checkpoint):
 
 
 def test_context_shift_is_refused(checkpoint):
-    with pytest.raises(UserError, match="--context-shift does not go with this model: no token can be taken out of"):
+    with pytest.raises(UserError, match="^context_shift does not go with this model: no token can be taken out of"):
         LLM(str(checkpoint), context_shift=True, num_kv_blocks=60)
 
 

@@ -200,7 +200,7 @@ def test_context_too_short_is_refused(checkpoint):
 
 
 def test_more_swap_space_than_memory_is_refused(checkpoint):
-    with pytest.raises(UserError, match=r"--swap-space 1e\+06 GiB is more than the .* GiB that are free"):
+    with pytest.raises(UserError, match=r"swap_space 1e\+06 GiB is more than the .* GiB that are free"):
         LLM(str(checkpoint), num_kv_blocks=8, swap_space=1e6)
 
 

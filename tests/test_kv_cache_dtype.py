@@ -123,7 +123,7 @@ def test_auto_follows_each_stage_and_a_choice_holds_for_all(checkpoint, kv_cache
 def test_type_that_is_not_offered_is_refused(checkpoint, value):
     with pytest.raises(UserError) as caught:
         LLM(str(checkpoint), kv_cache_dtype=value)
-    assert str(caught.value) == (f"--kv-cache-dtype {value}: choose one of auto, float32, bfloat16, float16, int8")
+    assert str(caught.value) == (f"kv_cache_dtype {value}: choose one of auto, float32, bfloat16, float16, int8")
 
 
 def pools(llm: LLM) -> list[torch.Tensor]:

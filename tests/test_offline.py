@@ -152,12 +152,13 @@ def test_what_is_wrong_is_said_before_anything_runs(llm, expected, prompts, para
 def test_wrong_options_are_refused_by_name(checkpoint):
     with pytest.raises(UserError, match="unknown option 'max_seqs'; known options: .*max_num_seqs"):
         LLM(str(checkpoint), max_seqs=4)
-    with pytest.raises(UserError, match="--batch-policy eager: choose one of auto, balanced"):
+    with pytest.raises(UserError, match="^batch_policy eager: choose one of auto, balanced"):
         LLM(str(checkpoint), batch_policy="eager")
-    with pytest.raises(UserError, match="--response-template hermit is no file, and none of the built-in ones"):
+    with pytest.raises(UserError, match="^response_template hermit is no file, and none of the built-in ones"):
         LLM(checkpoint, response_template="hermit")
-    with pytest.raises(UserError, match="no-such-model"):
+    with pytest.raises(UserError, match="^model no-such-model/at-all was not found") as caught:
         LLM("no-such-model/at-all")
+    assert len(caught.traceback) == 2 and caught.value.__suppress_context__  # a script shows no more than its own call
 
 
 def test_job_has_exactly_one_line_for_each_line(checkpoint, expected, tmp_path):

@@ -8,39 +8,39 @@ import logging
 import sys
 from dataclasses import dataclass
 
-from labinfer.batch.fingerprint import input_fingerprint, model_fingerprint, options_fingerprint
+from labinfer.batch.fingerprint import model_fingerprint
 from labinfer.batch.job import BatchJob
-from labinfer.batch.job_output import JobOutput
+from labinfer.batch.job_files import JobFiles
 from labinfer.batch.progress import JobProgress
-from labinfer.batch.reader import JsonlReader
 from labinfer.batch.records import result_record
 from labinfer.commands.loading import announce, load
 from labinfer.commands.prompt_answers import PromptAnswers
 from labinfer.commands.session import Session
-from labinfer.config import EngineOptions, JobOptions
+from labinfer.config import JobOptions
 from labinfer.engine.request import Request
-from labinfer.errors import ExitStatus, Interrupted, UserError
+from labinfer.errors import ExitStatus, Interrupted
 from labinfer.jsonl import ParsedLine
 from labinfer.llm import LLM
-from labinfer.observe.output_file import OutputFile
 from labinfer.prompts import ChatPrompt, Prompt, TextPrompt
 from labinfer.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 
-def run(session: Session, job: JobOptions, sampling: SamplingParams) -> int:
+def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobFiles | None = None) -> int:
     """Run the job on every rank; returns the exit status.
+
+    Args:
+        files: where they are open already, as they are for a rank that is alone.
 
     Raises:
         AgreedError: nothing could be run, or the output could not be written; on every rank.
     """
     group = session.join()
     with contextlib.ExitStack() as at_end:
-        files = None
         with group.together():
             if group.rank == 0:
-                files = JobFiles.open(job, session.options, sampling)
+                files = files or JobFiles.open(job, session.options, sampling)
                 at_end.callback(files.output.close)
         return _run(session, job, sampling, files)
 
@@ -67,34 +67,6 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
             llm.follow()
     llm.close()
     return 128 + session.signals.signum if session.signals.signum else status
-
-
-@dataclass(frozen=True)
-class JobFiles:
-    """Files that rank 0 reads and writes, opened before anything heavy is done."""
-
-    reader: JsonlReader | None
-    output: JobOutput
-    report: OutputFile | None
-    num_lines: int | None
-    """Lines of the input; None of a pipe, which has no end yet."""
-
-    @classmethod
-    def open(cls, job: JobOptions, options: EngineOptions, sampling: SamplingParams) -> JobFiles:
-        """Raises:
-        UserError: a file cannot be read or written, is given twice, or has what the job would destroy.
-        """
-        reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
-        others = {"--input": job.input, "--trace": options.observe.trace}
-        file, num_lines = input_fingerprint(job.input) if job.output else ({}, None)
-        given = {"input": file, "options": options_fingerprint(options, sampling)}
-        output = JobOutput(job, others, given)
-        try:
-            report = OutputFile(job.report, "--report", others | {"--output": job.output}) if job.report else None
-        except UserError:
-            output.close()
-            raise
-        return cls(reader, output, report, num_lines)
 
 
 @dataclass(frozen=True)
@@ -130,8 +102,16 @@ class Rank0Job:
             logger.info("interrupted; what was finished is written%s", hint)
             end = "; interrupted"
         report = self.llm.report
-        shows_all = logger.isEnabledFor(logging.INFO)
-        summary = report.summary() if report.num_finished or not end else "no answer was finished"
+        has_run = report.num_finished or (job is not None and job.num_failed)
+        shows_all = has_run and logger.isEnabledFor(logging.INFO)
+        if has_run:
+            summary = report.summary()
+        elif end:
+            summary = "no answer was finished"
+        elif output.digests:
+            summary = f"nothing was left to do: all {len(output.digests)} lines were answered before"
+        else:
+            summary = f"--input {self.job.input} has no lines; nothing was done"
         sys.stderr.write("\n" + report.format() + "\n" if shows_all else f"labinfer: {summary}{end}\n")
         if self.files.report is not None:
             self.files.report.begin()

@@ -123,8 +123,10 @@ def _describe_shortfall(session: Session, layout: Layout, everyone: list[RankInf
     if int(max(0, share - weights) * used) >= least:
         return ""
     shared = f", its part of {format_bytes(free)} for {num_sharing} ranks" if num_sharing > 1 else ""
+    hint = "use more ranks, a smaller --dtype or --quantization"
+    if cache.num_kv_blocks:
+        hint = f"give less than --num-kv-blocks {cache.num_kv_blocks}, or leave it out"
     return (
         f"rank {rank} has no room: {format_bytes(weights)} of weights and at least {format_bytes(least)} of KV cache and states "
-        f"make {format_bytes(weights + least)}, but {format_bytes(share)} are free on {layout.devices[rank]}{shared}; use more "
-        "ranks, a smaller --dtype or --quantization"
+        f"make {format_bytes(weights + least)}, but {format_bytes(share)} are free on {layout.devices[rank]}{shared}; {hint}"
     )

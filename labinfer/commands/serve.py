@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import socket
 
 from labinfer.commands.loading import announce, load
 from labinfer.commands.session import Session
@@ -24,8 +25,11 @@ from labinfer.llm import LLM
 logger = logging.getLogger(__name__)
 
 
-def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
+def run(session: Session, own: ServerOptions, models: dict[str, str], listener: socket.socket | None = None) -> int:
     """Serve ``models``, by the names that requests use, until a signal comes; returns the exit status.
+
+    Args:
+        listener: for clients, where it is open already, as it is for a rank that is alone.
 
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
@@ -41,7 +45,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str]) -> int:
             if supervisor := session.environment.supervisor:
                 gateway, port = SupervisorsGateway(supervisor, list(models)), supervisor.port
             else:
-                listener = listen(own)
+                listener = listener or listen(own)
                 port = listener.getsockname()[1]
                 gateway = GatewayProcess(
                     listener, own, list(models), cpus, log_level=level, fault_timeout=fault_timeout

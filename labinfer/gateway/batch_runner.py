@@ -13,6 +13,7 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from labinfer.config import JobOptions
 from labinfer.errors import UserError, is_failure
 from labinfer.gateway.access import Caller
 from labinfer.gateway.batch_lines import BatchFile, LineFailure, split_answers
-from labinfer.gateway.call import JSON, Call
+from labinfer.gateway.call import JSON, WARNING_HEADER, Call
 from labinfer.gateway.event_stream import EventStream
 from labinfer.gateway.file_store import FileStore
 from labinfer.gateway.limits import LimitReached, ServerFull
@@ -44,6 +45,17 @@ PRIORITY = 1_000_000
 RETRY_STATUSES = (429, 503)
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
 """Time before a line that found no room is tried again."""
+
+
+class LineAnswer(NamedTuple):
+    """The answer to a line."""
+
+    status: int
+    body: bytes = b""
+    retry_seconds: float = 0.0
+    """Time after which there may be room for the line, where there was none; 0 where it is answered."""
+    warning: str = ""
+    """Text for the header ``x-warning``."""
 
 
 class BatchRunner:
@@ -187,15 +199,17 @@ class BatchRunner:
         id = f"{batch.id}-{number}"
         while True:
             async with self._places:
-                status, body, seconds = await self._ask(owner, batch.endpoint, id, bytes(parsed.body))
-            if not seconds:
+                answer = await self._ask(owner, batch.endpoint, id, bytes(parsed.body))
+            if not answer.retry_seconds:
                 break
-            await asyncio.sleep(min(max(seconds, MIN_WAIT_SECONDS), MAX_WAIT_SECONDS))
+            await asyncio.sleep(min(max(answer.retry_seconds, MIN_WAIT_SECONDS), MAX_WAIT_SECONDS))
             if self._is_cancelled(owner, batch.id):
                 return
-        response = {"status_code": status, "request_id": id, "body": msgspec.json.decode(body)}
+        response = {"status_code": answer.status, "request_id": id, "body": msgspec.json.decode(answer.body)}
+        if answer.warning:
+            response["warning"] = answer.warning
         record = {"id": f"batch_req_{number}", "custom_id": parsed.custom_id, "response": response, "error": None}
-        failed = status >= 400
+        failed = answer.status >= 400
         output.write(record, number, line_digest(line), failed)
         counts = self._store.batch(owner, batch.id).request_counts
         self._count(
@@ -204,28 +218,28 @@ class BatchRunner:
             RequestCounts(counts.total, counts.completed + (not failed), counts.failed + failed),
         )
 
-    async def _ask(self, owner: str, route: str, id: str, body: bytes) -> tuple[int, bytes, float]:
-        """Status and body of the answer to a request; and the seconds after which there may be room, where there is none."""
+    async def _ask(self, owner: str, route: str, id: str, body: bytes) -> LineAnswer:
+        """The answer to a request."""
         call = Call(self._service, _request(route, id, body), route)
         call.caller, call.priority, call.seconds = self._service.keys.caller(owner), PRIORITY, 0.0
         status = 500
         try:
             response = await self._handlers[route](call)
             status = response.status_code
-            return status, response.body, 0.0
+            return LineAnswer(status, response.body, warning=response.headers.get(WARNING_HEADER, ""))
         except (LimitReached, ServerFull) as error:
             status = 429
-            return status, b"", error.retry_after_seconds
+            return LineAnswer(status, retry_seconds=error.retry_after_seconds)
         except ApiError as error:
             status = error.status
             if status in RETRY_STATUSES or (error.code == ENGINE_FAILED and not error.is_final):
-                return status, b"", float(error.headers.get("Retry-After", MIN_WAIT_SECONDS))
-            return status, msgspec.json.encode(error.body()), 0.0
+                return LineAnswer(status, retry_seconds=float(error.headers.get("Retry-After", MIN_WAIT_SECONDS)))
+            return LineAnswer(status, msgspec.json.encode(error.body()))
         except BaseException as error:
             if not is_failure(error):
                 raise
             logger.error("request %s failed\n%s", call.id, traceback.format_exc().rstrip())
-            return status, msgspec.json.encode(api_errors.internal(call.id).body()), 0.0
+            return LineAnswer(status, msgspec.json.encode(api_errors.internal(call.id).body()))
         finally:
             call.end(status, log=False)
 

@@ -122,8 +122,11 @@ class MultipartReader:
         name = head.get_param("name", header="content-disposition")
         if not isinstance(name, str):
             raise BadForm("a part of the form has no name")
+        filename = head.get_filename()
+        if filename is not None:  # its own encoding may be one that leaves half characters, which no answer could hold
+            filename = filename.encode("utf-8", "replace").decode()
         self._read = self._content
-        return [PartBegin(name, head.get_filename())]
+        return [PartBegin(name, filename)]
 
     def _content(self) -> list[Event] | None:
         begin = self._buffer.find(self._delimiter)

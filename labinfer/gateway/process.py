@@ -35,8 +35,9 @@ def listen(options: ServerOptions) -> socket.socket:
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
+        reason = str(error.strerror or error).partition(" (while attempting")[0]  # Python adds the address once more
         raise UserError(
-            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; choose another --port or --host"
+            f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
         ) from None
 
 

@@ -100,13 +100,13 @@ class StoredResponses:
 
     def chain(self, owner: str, id: str | None) -> list[StoredResponse]:
         """A response and all before it, the first one first; those that are still there, of which the first may have one
-        before it that is not.
+        before it that is not. One that has taken the id of an earlier one, and so would follow itself, is not before it.
         """
-        chain: list[StoredResponse] = []
-        while id is not None and (stored := self.get(owner, id)) is not None:
-            chain.append(stored)
+        chain: dict[str, StoredResponse] = {}
+        while id is not None and id not in chain and (stored := self.get(owner, id)) is not None:
+            chain[id] = stored
             id = stored.previous_id
-        return chain[::-1]
+        return list(chain.values())[::-1]
 
     def delete(self, owner: str, id: str) -> bool:
         """Forget a response. Returns whether there was one."""

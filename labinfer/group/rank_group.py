@@ -112,7 +112,7 @@ class RankGroup:
         for rank, text in complaints.items():
             if text:
                 where = f"rank {rank} on {self.everyone[rank].node}: " if rank else ""
-                raise AgreedError(where + text.decode())
+                raise AgreedError(where + text.decode()) from None
 
     def fail(self, text: str, investigate: bool = False) -> None:
         """Tell the others that this rank is about to die."""

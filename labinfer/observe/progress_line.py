@@ -27,12 +27,15 @@ class ProgressLine:
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
         self._seconds = LIVE_SECONDS if self._live else plain_seconds
-        self._last_time = float("-inf") if self._live or at_once else time.monotonic()
+        self._last_time = float("-inf") if self._live or at_once else None
         self._width = 0
 
     def due(self) -> bool:
-        """Whether enough time has passed for another update; ask before composing one."""
-        return time.monotonic() - self._last_time >= self._seconds
+        """Whether enough time has passed for another update, or since the first question; ask before composing one."""
+        now = time.monotonic()
+        if self._last_time is None:
+            self._last_time = now
+        return now - self._last_time >= self._seconds
 
     def update(self, text: str) -> None:
         """Show ``text`` now."""

@@ -106,6 +106,8 @@ class LaunchEnvironment:
 
     def describe(self) -> str:
         """Launcher, ranks and node in one line."""
+        if self.launcher == "single":
+            return f"one rank, as {self.decided_by} are set, on {self.node_name}"
         return (
             f"launcher {self.launcher} (by {self.decided_by}): rank {self.rank} of {self.world_size}, "
             f"local rank {self.local_rank} of {self.local_world_size} on {self.node_name}"

@@ -152,22 +152,13 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
         raise UserError(f"{flag} leaves out rank 0, which schedules; put it on any stage")
 
 
-def make_topology(
-    tp: tuple[int, ...],
-    pp: int,
-    layers: tuple[int, ...],
-    num_layers: int,
-    world_size: int,
-    *,
-    ranks: tuple[int, ...] = (),
-) -> Topology:
-    """Build the layout from the flags; ``pp`` 0 means as many stages as the ranks allow.
-
-    Args:
-        ranks: see ``Topology.ranks``; all ``world_size`` ranks where it is empty.
+def stage_sizes(
+    tp: tuple[int, ...], pp: int, layers: tuple[int, ...], world_size: int, *, ranks: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The tensor-parallel degree of each stage, which does not depend on the model. For the arguments see ``make_topology``.
 
     Raises:
-        UserError: the flags contradict each other, the model or the number of ranks.
+        UserError: the flags contradict each other or the number of ranks.
     """
     if ranks:
         check_ranks(ranks, world_size)
@@ -189,6 +180,28 @@ def make_topology(
             f"{needs}there {'is' if world_size == 1 else 'are'} {world_size}; "
             f"start {sum(tp)} (torchrun --nproc-per-node {sum(tp)} or mpirun -n {sum(tp)}) or change -tp and -pp"
         )
+    return tp
+
+
+def make_topology(
+    tp: tuple[int, ...],
+    pp: int,
+    layers: tuple[int, ...],
+    num_layers: int,
+    world_size: int,
+    *,
+    ranks: tuple[int, ...] = (),
+) -> Topology:
+    """Build the layout from the flags; ``pp`` 0 means as many stages as the ranks allow.
+
+    Args:
+        ranks: see ``Topology.ranks``; all ``world_size`` ranks where it is empty.
+
+    Raises:
+        UserError: the flags contradict each other, the model or the number of ranks.
+    """
+    tp = stage_sizes(tp, pp, layers, world_size, ranks=ranks)
+    pp = len(tp)
     if pp > num_layers:
         raise UserError(
             f"--pipeline-parallel-size {pp} is more than the model's {num_layers} layers; use at most {num_layers} stages"

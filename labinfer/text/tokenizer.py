@@ -273,4 +273,5 @@ def _read_template(path: Path, flag: str = "") -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise UserError(f"{flag}{path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{flag}{path} cannot be read: {reason}") from None

@@ -12,15 +12,24 @@ export class Attachments {
     Object.assign(this, { _place: place, _trouble: trouble, _preferences: preferences, _onchange: onchange });
     /** @type {{name: string, text: string}[]} */
     this.files = [];
+    this._kept = new Map(); // likewise, by conversation: until the page is closed
+  }
+
+  /** Show those of this conversation. */
+  open(id) {
+    this.files = this._kept.get(id) ?? [];
+    this._kept.set(id, this.files);
+    this._trouble.textContent = "";
+    this._render();
   }
 
   /** Take in those files that are text. @param {Iterable<File>} files */
   async add(files) {
-    const troubles = [];
+    const troubles = [], taken = this.files; // another conversation may be open when they are read
     for (const file of [...files]) { // what was dropped is gone after the event
       try {
-        if (this.files.length >= MOST_FILES) throw new Error(this._preferences.words.tooManyFiles(MOST_FILES));
-        this.files.push({ name: file.name, text: await readText(file, this._preferences.words) });
+        if (taken.length >= MOST_FILES) throw new Error(this._preferences.words.tooManyFiles(MOST_FILES));
+        taken.push({ name: file.name, text: await readText(file, this._preferences.words) });
       } catch (error) {
         troubles.push(error.message);
       }
@@ -29,17 +38,19 @@ export class Attachments {
     this._render();
   }
 
-  clear() {
-    this.files = [];
+  /** Those that are there, which go with a message now. */
+  take() {
     this._trouble.textContent = "";
+    const taken = this.files.splice(0);
     this._render();
+    return taken;
   }
 
   _render() {
     const { words } = this._preferences;
     this._place.replaceChildren(...this.files.map((file) => make("li", {}, make("span", { className: "name" }, file.name),
       iconButton("close", words.removeFile(file.name), () => {
-        this.files = this.files.filter((one) => one !== file);
+        this.files.splice(this.files.indexOf(file), 1);
         this._render();
       }))));
     this._trouble.hidden = !this._trouble.textContent;
@@ -54,10 +65,12 @@ export function attachmentViews(files, words) {
     make("pre", { tabIndex: 0 }, text)));
 }
 
-/** @param {File} file @throws {Error} in words: it is too large, or no text */
+/** @param {File} file @throws {Error} in words: it is too large, a folder, or no text */
 async function readText(file, words) {
   if (file.size > MOST_BYTES) throw new Error(words.fileTooLarge(file.name));
-  const bytes = new Uint8Array(await file.arrayBuffer());
+  const buffer = await file.arrayBuffer().catch(() => null); // of a folder, or of a file that is gone
+  if (!buffer) throw new Error(words.fileUnreadable(file.name));
+  const bytes = new Uint8Array(buffer);
   const mark = UTF_16[bytes.slice(0, 2)];
   if (String.fromCharCode(...bytes.slice(0, 5)) === "%PDF-") throw new Error(words.fileIsPdf(file.name));
   if (!mark && bytes.includes(0)) throw new Error(words.fileIsNoText(file.name));

@@ -40,7 +40,7 @@ export class Composer {
   open(id) {
     if (id === this._conversation) return;
     this._conversation = id;
-    this._attachments.clear();
+    this._attachments.open(id);
     this._input.value = this._preferences.draft(id);
     this._fit();
   }
@@ -67,9 +67,8 @@ export class Composer {
 
   _send() {
     const text = this._input.value.trim();
-    const { files } = this._attachments;
-    if (!(text || files.length) || this._answering) return;
-    this._attachments.clear();
+    if (!(text || this._attachments.files.length) || this._answering) return;
+    const files = this._attachments.take();
     this._input.value = "";
     this._preferences.keepDraft(this._conversation, "");
     this._fit();

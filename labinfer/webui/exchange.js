@@ -54,7 +54,8 @@ function renewed(given) {
   const id = newId();
   const messages = given.messages.map((message) => {
     if (!ROLES.includes(message?.role) || typeof message.content !== "string") fail("a message has no role or content");
-    return { ...known(message, MESSAGE_FIELDS), id: renew(message.id), conversation: id, parent: renew(message.parent) };
+    const from = ids.get(message.from) ?? null;
+    return { ...known(message, MESSAGE_FIELDS), id: renew(message.id), conversation: id, parent: renew(message.parent), from };
   });
   checkTree(messages);
   const now = Date.now();

@@ -2,6 +2,7 @@
 
 import { choice, field } from "./dialog.js";
 import { make } from "./element.js";
+import { composes } from "./enter_key.js";
 
 /**
  * @param {import("./presets.js").Presets} presets
@@ -38,7 +39,7 @@ export function presetRow(presets, words, onchoose, read) {
       place.querySelector("select").focus();
     };
     name.onkeydown = (event) => {
-      if (event.key !== "Enter" || event.isComposing) return;
+      if (event.key !== "Enter" || composes(event)) return;
       event.preventDefault();
       event.stopPropagation(); // it is not the dialog's
       end(true);

@@ -36,6 +36,7 @@ export const english = {
   characters: (n) => count(n, "character"),
   fileTooLarge: (name) => `${name} is larger than 1 MiB; attach a part of it.`,
   fileIsNoText: (name) => `${name} is no text; only text files can be attached.`,
+  fileUnreadable: (name) => `${name} cannot be read; only text files can be attached, and no folders.`,
   fileIsPdf: (name) => `${name} is a PDF, which this page does not read; attach its text, as “pdftotext -layout FILE.pdf” writes it.`,
   tooManyFiles: (n) => `${n} files at most go with a message.`,
   oldEncoding: "windows-1252",
@@ -145,7 +146,7 @@ export const english = {
   loading: "The server is loading its models …",
   draining: "The server is shutting down. This page waits for it to come back.",
   busy: (seconds) => `The server is busy. Trying again in ${seconds} s …`,
-  limited: (seconds) => `You have had your share for now. Trying again in ${seconds} s …`,
+  limited: (seconds) => `You have reached your limit for now. Trying again in ${seconds} s …`,
   broken: "The connection broke in mid-answer.",
   reloaded: "The page was closed in mid-answer.",
   failed: (why) => `The request failed: ${why}`,
@@ -222,7 +223,7 @@ export const english = {
     "wait for tokens": "Waits for tokens",
   },
   columns: {
-    rank: "Rank", stageColumn: "Stage", host: "Host", device: "Device", layers: "Layers", numberTypes: "Number type",
+    rank: "Rank", stageColumn: "Stage", host: "Host", device: "Device", layers: "Layers", numberTypes: "dtype",
     weights: "Weights", kvCache: "KV cache", memory: "Memory in use", busy: "Busy, the last 5 minutes", begins: "Begins",
     request: "Request", kind: "Kind", tokens: "Tokens", context: "Tokens before", step: "Step", sequences: "Sequences", time: "Time",
     age: "Age", prompt: "Prompt tokens", generated: "Generated tokens", end: "Cancel", link: "From, to", rate: "Now", perStep: "A step", inAll: "In all",
@@ -234,18 +235,18 @@ export const english = {
   range: (least, most) => `${least} to ${most}`,
   bounds: {
     stage: ({ count, stage, other, busy, lead }) =>
-      `Stage ${stage} bounds: it computes ${busy} of the time, ${lead} times as long as ${count === 2 ? `stage ${other}` : "the others on the mean"}.`,
+      `Stage ${stage} bounds: it computes ${busy} of the time, ${lead} times as long as ${count === 2 ? `stage ${other}` : "the others on average"}.`,
     stages: ({ count, shares }) => (count === 1
       ? `Computing bounds: the one stage is busy ${shares} of the time.` : `Computing bounds, on all stages alike: each is busy ${shares} of the time.`),
     requests: ({ count, shares, running }) =>
-      `Too few requests at once bound: ${running} ran on the mean, and ${count} stages can work on ${count} and more. Each stage is busy ${shares} of the time.`,
+      `Too few requests at once bound: ${running} ran on average, and ${count} stages can work on ${count} and more. Each stage is busy ${shares} of the time.`,
     hops: ({ stage, hop, step, waits }) =>
       `Waiting bounds, not computing: in a step stage ${stage}, the busiest, computes ${step} and waits ${waits}; a hop between stages took ${hop} when it was measured at the start.`,
     models: ({ count, stage, busy }) =>
       `The ranks are shared: other models ran, too, and ${count === 1 ? "the one stage" : `stage ${stage}, the busiest,`} computed for this one ${busy} of the time.`,
     outside: ({ count, stage, busy }) =>
       (count === 1 ? `No stage bounds: the one there is computes ${busy} of the time. The rest passes outside the model, as in scheduling and sending.`
-        : `No stage bounds: stage ${stage}, the busiest, computes ${busy} of the time. The rest it waits: for other stages, for scheduling or for what is sent.`),
+        : `No stage bounds: stage ${stage}, the busiest, computes ${busy} of the time. The rest of the time it waits: for other stages, for scheduling or for what is sent.`),
   },
   tries: {
     layers: (from, to) => `Try: layers moved from stage ${from} to stage ${to} (--layers).`,

@@ -34,6 +34,7 @@ export const chinese = {
   characters: (n) => `${n} 个字符`,
   fileTooLarge: (name) => `${name} 超过 1 MiB，请只附加其中一部分。`,
   fileIsNoText: (name) => `${name} 不是文本；只能附加文本文件。`,
+  fileUnreadable: (name) => `无法读取 ${name}；只能附加文本文件，不能附加文件夹。`,
   fileIsPdf: (name) => `${name} 是 PDF，本页面无法读取；请附加它的文字，可用“pdftotext -layout 文件.pdf”取得。`,
   tooManyFiles: (n) => `一条消息最多附加 ${n} 个文件。`,
   oldEncoding: "gb18030",
@@ -212,7 +213,7 @@ export const chinese = {
   moreSequences: (n) => `另有 ${n} 个`,
   slices: { prepare: "准备", "wait for activations": "等待激活值", run: "运行", sample: "采样", send: "发送", "wait for tokens": "等待 token" },
   columns: {
-    rank: "Rank", stageColumn: "阶段", host: "主机", device: "设备", layers: "层", numberTypes: "数值类型",
+    rank: "Rank", stageColumn: "阶段", host: "主机", device: "设备", layers: "层", numberTypes: "dtype",
     weights: "权重", kvCache: "KV 缓存", memory: "占用内存", busy: "忙碌，最近 5 分钟", begins: "开始",
     request: "请求", kind: "类型", tokens: "token", context: "此前的 token", step: "步", sequences: "序列", time: "时间",
     age: "已历时", prompt: "提示 token", generated: "已生成 token", end: "取消", link: "链路", rate: "当前", perStep: "每步", inAll: "累计",

@@ -43,6 +43,22 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
     return directory or _from_hub(ALIASES.get(name, name), name, may_download, tried)
 
 
+def find_here(name: str, model_dir: str) -> Path | None:
+    """The directory of a model without a word to the hub; None where it has to be fetched from there.
+
+    Raises:
+        UserError: the model is nowhere, and the hub cannot have it or must not be asked ($HF_HUB_OFFLINE).
+    """
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    try:
+        return resolve_model(name, model_dir, may_download=False)
+    except UserError:
+        if HF_HUB_OFFLINE:
+            raise
+        return None
+
+
 def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
     """The directory of a model that need not be looked for in the hub or its cache, which takes long; None where it may be
     there. And the places that were tried.

@@ -42,7 +42,7 @@ SAYINGS = [
     ),
     (
         {"bound": "requests"},
-        "Too few requests at once bound: 1.2 ran on the mean, and 2 stages can work on 2 and more. "
+        "Too few requests at once bound: 1.2 ran on average, and 2 stages can work on 2 and more. "
         "Each stage is busy 60 % to 96 % of the time.",
         "Try: more requests at once.",
         "瓶颈是同时运行的请求太少：平均 1.2 个，而 2 个阶段可以同时处理 2 个或更多。每个阶段有 60 % 到 96 % 的时间在忙碌。",

@@ -88,7 +88,24 @@ def test_text_files_go_with_a_message(page):
     )
     expect(chips).to_have_text(["note.txt", "code.py"])
     expect(page.locator("#not-attached")).to_be_hidden()
+    page.evaluate(
+        """() => {
+            const folder = new File([], "papers"), target = document.querySelector("#attach-files");
+            folder.arrayBuffer = () => Promise.reject(new DOMException("as of a folder", "NotFoundError"));
+            Object.defineProperty(target, "files", { value: [folder], configurable: true });
+            target.dispatchEvent(new Event("change"));
+            delete target.files;
+        }"""
+    )
+    expect(page.locator("#not-attached")).to_have_text(
+        "papers cannot be read; only text files can be attached, and no folders."
+    )
     assert findings(page) == []
+    take_in(page, long_conversation(1))
+    expect(questions(page)).to_have_count(1)
+    expect(chips).to_have_count(0)
+    start_new(page)
+    expect(chips).to_have_text(["note.txt", "code.py"])
     page.get_by_role("button", name="Remove code.py").click()
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "What is my name?")

@@ -108,6 +108,11 @@ def test_full_context_is_told_and_its_oldest_part_can_be_left_out_or_summarised(
     take_in(page, filled(1400))  # 68 %
     expect(questions(page)).to_have_count(3)
     expect(context).to_be_hidden()
+    cut = filled(1600)
+    *_, question, answer = cut["conversations"][0]["messages"]
+    question["begins"], answer["from"] = {"summary": ""}, question["id"]
+    take_in(page, cut)
+    expect(context).to_contain_text("78 % full")
     take_in(page, filled(1500))
     expect(context).to_contain_text("73 % full: 1500 of 2048 tokens")
     context.get_by_role("button", name="Leave the oldest out").click()

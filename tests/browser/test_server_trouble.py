@@ -96,7 +96,7 @@ def test_caller_who_has_had_its_share_waits_for_the_next(blank):
         choose(blank, ignore_eos=True, max_tokens=110)
         ask(blank, "Count from 3 to 15.")
         send(blank, "17 + 25 = ?")
-        expect(answers(blank).last).to_contain_text("had your share")
+        expect(answers(blank).last).to_contain_text("reached your limit")
         blank.get_by_role("button", name="Stop the answer").click()  # waiting can be given up
         wait_for_end(blank)
         expect(answers(blank).last).to_contain_text("stopped")

@@ -21,7 +21,7 @@ def alone(model) -> Finished:
 
 
 def test_launcher_and_threads_are_printed_with_what_decided_them(model, alone):
-    assert "launcher single (by no launcher's variables)" in alone.stderr
+    assert "one rank, as no launcher's variables are set, on" in alone.stderr
     mpich = run("mpirun", 2, LAUNCH, "--model", model, *SHORT, OMP_NUM_THREADS="5").stderr
     assert "launcher mpich (by PMI_RANK=0): rank 0 of 2" in mpich
     assert "5 CPU threads a rank (OMP_NUM_THREADS=5)" in mpich

@@ -74,6 +74,9 @@ def test_killed_job_goes_on_with_another_layout(launcher, model, work, undisturb
     last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"lines_done"')][-1]
     assert (last["lines_done"], last["lines"], last["running"]) == (40, 40, 0)
     assert read(out) == undisturbed
+    nothing = run("single", 1, LAUNCH, *flags, "--resume")
+    assert "labinfer: nothing was left to do: all 40 lines were answered before" in nothing.stderr, nothing.text
+    assert nothing.returncode == 1 and "wall time" not in nothing.stderr
     again = run("single", 1, LAUNCH, *flags, "--retry-errors")
     assert again.returncode == 1 and "2 of 40 lines failed" in again.stderr, again.text
     assert read(out) == undisturbed

@@ -94,6 +94,13 @@ class TestFiles:
         assert (file.bytes, file.filename, file.purpose) == (len(content), "weird name.jsonl", "batch")
         assert client.files.retrieve(file.id) == file
         assert client.files.content(file.id).content == content
+        for wanted, part in {
+            "bytes=2-5": content[2:6],
+            "bytes=-3": content[-3:],
+            **dict.fromkeys(("bytes=5-3", "bytes=x", "bytes=0-0,2-2", "lines=1-2"), content),
+        }.items():
+            given = client.files.content(file.id, extra_headers={"Range": wanted})
+            assert (given.content, given.response.status_code) == (part, 200 if part == content else 206), wanted
         other = upload(client)
         ids = [entry.id for entry in client.files.list(limit=1)]
         assert {file.id, other.id} <= set(ids) and len(ids) == len(set(ids))

@@ -328,6 +328,8 @@ def test_words_that_are_no_command_are_refused(words):
         ("serve", ["-np=4"], "unknown option -np (did you mean --max-num-seqs?)"),
         ("generate", ["-t", "4"], "unknown option -t (did you mean --threads?)"),  # no abbreviation of -tp
         ("generate", ["-p", "Hello"], "unknown option -p (did you mean --prompt?)"),
+        ("generate", ["-ngl", "99"], "(did you mean --device cuda, or --device cuda,cpu --layers 14,10 on two ranks?)"),
+        ("generate", ["--wrong"], "unknown option --wrong; see"),
         ("serve", ["--gpu-memory-utilization=0.9"], "(did you mean --memory-utilization?)"),
         ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
         ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),

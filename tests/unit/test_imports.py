@@ -16,7 +16,7 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "option_fields flags commands supervisor terminal group models observe weights spmd config sampling_params",
+    "cli": "option_fields flags commands supervisor gateway terminal batch group models observe weights spmd config sampling_params",
     "flags": "option_fields supervisor gateway terminal bench config",
     "commands": "option_fields supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
     "engine worker functions comm prompts text observe weights spmd config sampling_params clock",

@@ -35,6 +35,11 @@ MISTAKES = {
     "no such model": ["--prompt", "x", "--model", "./nowhere"],
     "no such model to serve": ["serve", "--model", "demo", "--model", "other=./nowhere"],
     "model without a config": ["--prompt", "x", "--model", "tests"],
+    "no such input": ["--input", "nowhere.jsonl"],
+    "no place for the output": ["--prompt", "x", "--output", "nowhere/out.jsonl"],
+    "layout of more ranks": ["--prompt", "x", "-tp", "2"],
+    "address of another machine": ["serve", "--host", "203.0.113.1"],
+    "no such file of keys": ["serve", "--port", "0", "--api-key-file", "nowhere"],
 }
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}
 WATCHED = """
@@ -74,8 +79,10 @@ def test_wrong_command_line_is_refused_without_heavy_imports(arguments):
     assert not modules & HEAVY
 
 
-def test_model_that_the_hub_does_not_have_is_refused_before_torch_is_imported(tmp_path):
-    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+@pytest.mark.parametrize("world_size", ["1", "2"])
+def test_model_that_the_hub_does_not_have_is_refused_before_torch_is_imported(tmp_path, world_size):
+    ranks = {"RANK": "0", "WORLD_SIZE": world_size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": world_size}
+    env = ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     status, modules = run_watched(["--prompt", "x", "--model", "nobody/nothing"], **env)
     assert status == 2 and "huggingface_hub" in modules and "torch" not in modules
 

@@ -16,11 +16,19 @@ struct Rule {
   float least_sum, scale;
 };
 
-// Products of TOKENS rows of x with EXPERTS rows of weights. Each sum is taken in one order, however many there are at once.
+// Fewer numbers than a vector has, and zeros.
+template <typename T>
+inline floats load_rest(const T* from, int64_t count) {
+  T padded[WIDTH] = {};
+  std::memcpy(padded, from, count * sizeof(T));
+  return load_floats(padded);
+}
+
+// Products of TOKENS rows of x with EXPERTS rows of weights. Each sum is taken in one order, however many there are at once;
+// also its rest in a vector, since compilers round loops over single numbers as they please.
 template <int TOKENS, int EXPERTS, typename T, typename Weight>
 void dot_products(const T* x, const Weight* weight, int64_t size, float* logits, int64_t stride) {
   floats total[TOKENS][EXPERTS] = {};
-  float rest[TOKENS][EXPERTS] = {};
   int64_t i = 0;
   for (; i + WIDTH <= size; i += WIDTH)
     for (int expert = 0; expert < EXPERTS; ++expert) {
@@ -29,13 +37,12 @@ void dot_products(const T* x, const Weight* weight, int64_t size, float* logits,
       floats factor = load_floats(at);
       for (int token = 0; token < TOKENS; ++token) total[token][expert] += load_floats(x + token * size + i) * factor;
     }
-  for (; i < size; ++i)
-    for (int expert = 0; expert < EXPERTS; ++expert)
-      for (int token = 0; token < TOKENS; ++token)
-        rest[token][expert] += as_float(x[token * size + i]) * as_float(weight[expert * size + i]);
+  for (int expert = 0; i < size && expert < EXPERTS; ++expert) {
+    floats factor = load_rest(weight + expert * size + i, size - i);
+    for (int token = 0; token < TOKENS; ++token) total[token][expert] += load_rest(x + token * size + i, size - i) * factor;
+  }
   for (int token = 0; token < TOKENS; ++token)
-    for (int expert = 0; expert < EXPERTS; ++expert)
-      logits[token * stride + expert] = sum(total[token][expert]) + rest[token][expert];
+    for (int expert = 0; expert < EXPERTS; ++expert) logits[token * stride + expert] = sum(total[token][expert]);
 }
 
 // logits (tokens, experts) = x (tokens, size) times weight (experts, size).

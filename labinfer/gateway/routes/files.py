@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import PurePosixPath
 
 from starlette.responses import FileResponse, Response
@@ -21,6 +22,7 @@ MAX_FIELDS, MAX_FIELD_BYTES = 4, 1 << 10
 MAX_NAME = 255
 """Characters of a file's name."""
 PURPOSE = "batch"
+ONE_RANGE = re.compile(rb"bytes=(?:(\d{1,18})-(\d{1,18})?|-\d{1,18})")
 
 
 async def upload(call: Call) -> Response:
@@ -96,9 +98,11 @@ async def delete(call: Call) -> Response:
 
 
 async def content(call: Call) -> Response:
-    """``GET /v1/files/{id}/content``."""
+    """``GET /v1/files/{id}/content``: all of it, or one range of bytes. Other ranges are ignored, as RFC 9110 (14.2) allows."""
     store = file_store(call)
     file = store.file(call.caller.owner, call.http.path_params["id"])
+    headers = call.http.scope["headers"]
+    headers[:] = [(name, value) for name, value in headers if name != b"range" or _is_range(value)]
     return FileResponse(
         store.content(file), headers=call.headers, media_type="application/octet-stream", filename=file.filename
     )
@@ -111,3 +115,8 @@ def file_store(call: Call) -> FileStore:
     if call.service.files is None:
         raise api_errors.no_files()
     return call.service.files
+
+
+def _is_range(value: bytes) -> bool:
+    match = ONE_RANGE.fullmatch(value)
+    return match is not None and (match[2] is None or int(match[1]) <= int(match[2]))

@@ -55,8 +55,9 @@ def test_route_is_the_references(cpu, rule, dtype, biased):
     assert torch.equal(counts, ids.flatten().bincount(minlength=EXPERTS))
 
 
-def test_route_by_weights_in_bfloat16_is_that_by_the_same_numbers(cpu):
-    x, weight = torch.randn(7, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_route_by_weights_in_bfloat16_is_that_by_the_same_numbers(cpu, dtype):
+    x, weight = torch.randn(7, HIDDEN).to(dtype), torch.randn(EXPERTS, HIDDEN).bfloat16()
     for rows in (x, x[:1]):
         (ids, weights), wide = (
             cpu.route(rows, weight, None, RULES["softmax"]),
@@ -76,8 +77,10 @@ def test_route_of_any_size(cpu, tokens, experts, hidden):
     assert cpu.route(x[:0], weight, None, rule)[0].shape == (0, 1)
 
 
-def test_route_gives_a_token_the_same_bits_in_every_batch_and_with_any_threads(cpu):
-    x, weight = torch.randn(30, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [HIDDEN, 77, 95])
+def test_route_gives_a_token_the_same_bits_in_every_batch_and_with_any_threads(cpu, hidden, dtype):
+    x, weight = torch.randn(30, hidden).to(dtype), torch.randn(EXPERTS, hidden)
     rule = replace(RULES["groups"], normalized=False)
     ids, weights = cpu.route(x, weight, None, rule)
     for rows in ([0], [29, 3, 17], list(range(0, 30, 2))):

@@ -75,10 +75,14 @@ class Server:
 
     def answered(self, file_id: str | None) -> set[str]:
         """Ids of the lines of a file."""
+        return {line["custom_id"] for line in self.lines(file_id)}
+
+    def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+        """Lines of a file in the order of the input."""
         if file_id is None:
-            return set()
+            return []
         path = self.store.content(self.store.file(ANONYMOUS.owner, file_id))
-        return {json.loads(line)["custom_id"] for line in path.read_text().splitlines()}
+        return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["custom_id"])
 
     async def close(self) -> None:
         """End as a server that is killed does."""
@@ -112,6 +116,21 @@ def test_failed_batch_keeps_the_answers_that_it_had(tmp_path, monkeypatch):
         assert batch.failed_at and not batch.completed_at
         assert (server.answered(batch.output_file_id), server.answered(batch.error_file_id)) == ({"0", "2"}, {"1"})
         assert not list((tmp_path / "batches").glob("*.answers*")) and not list((tmp_path / "uploads").iterdir())
+
+    asyncio.run(run())
+
+
+def test_warning_of_an_answer_stands_beside_it(tmp_path):
+    def answer(body, call):
+        if body["n"]:
+            call.warn("odd")
+        return {}
+
+    async def run():
+        server = Server(tmp_path, answer)
+        server.start(2)
+        lines = server.lines((await server.wait()).output_file_id)
+        assert [line["response"].get("warning") for line in lines] == [None, "odd"]
 
     asyncio.run(run())
 

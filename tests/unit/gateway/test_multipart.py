@@ -43,6 +43,11 @@ def test_parts_are_the_same_however_the_body_is_cut():
         assert read(pieces) == (expected, True)
 
 
+def test_file_name_in_an_encoding_of_its_own_is_text_that_json_can_hold():
+    head = b"Content-Disposition: form-data; name=\"file\"; filename*=utf-7''+2AA-.jsonl"
+    assert read([b"--b-1\r\n" + head + b"\r\n\r\n\r\n--b-1--"]) == ([("file", "?.jsonl", b"")], True)
+
+
 @pytest.mark.parametrize("end", [10, 60, len(BODY) - 20])
 def test_form_that_is_cut_off_is_not_whole(end):
     assert not read([BODY[:end]])[1]

@@ -67,3 +67,11 @@ def test_item_of_two_responses_is_found_in_the_last():
     responses.put("a", stored("2", item_ids=("x",)))
     responses.delete("a", "1")
     assert responses.get_by_item("a", "x").id == "2"
+
+
+def test_chain_ends_where_a_response_has_the_id_of_one_before_it():
+    responses = store()
+    for id, previous_id in (("1", None), ("2", "1"), ("1", "2")):
+        responses.put("a", stored(id, previous_id=previous_id))
+    chain = responses.chain("a", "1")
+    assert ([item.id for item in chain], chain[0].previous_id) == (["2", "1"], "1")

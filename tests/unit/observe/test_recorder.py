@@ -244,7 +244,7 @@ def test_trace_has_a_track_for_each_rank_on_one_clock(tmp_path):
 def test_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path):
     from labinfer import LLM
 
-    with pytest.raises(UserError, match="cannot write --trace"):
+    with pytest.raises(UserError, match="cannot write trace"):
         LLM(trace=str(tmp_path / "nowhere" / "trace.json"))
 
 
