@@ -145,7 +145,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     gc.freeze()
     gc.enable()
     set_up_logging(rank, options.runtime.log_level)
-    session = Session(environment, options, signals, starting, refusal)
+    session = Session(environment=environment, options=options, signals=signals, starting=starting, refusal=refusal)
     try:
         return command(session)
     except AgreedError as error:

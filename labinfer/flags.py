@@ -112,7 +112,7 @@ OTHER_ENGINES = {
 """Flags of llama.cpp and vLLM that have another name here."""
 
 QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
-"""What keyboards and word processors make of quotes and hyphens."""
+"""Characters that keyboards and word processors put in place of quotes and hyphens."""
 QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
 
 PROGRAM = "launch.py"

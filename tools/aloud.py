@@ -43,7 +43,7 @@ def run(command: list[str]) -> int:
 
 def copy(source: int, shows_time: bool) -> None:
     """Write to standard output what comes, to its end."""
-    begin, waits, ends_line, held = time.monotonic(), False, True, b""
+    begin, waits, ends_line, partial = time.monotonic(), False, True, b""
     while True:
         if shows_time and ends_line and not select.select([source], [], [], QUIET_SECONDS)[0]:
             write(CLEAR + b"... %d s" % (time.monotonic() - begin))
@@ -57,13 +57,13 @@ def copy(source: int, shows_time: bool) -> None:
             write(CLEAR)
             waits = False
         if not data:
-            write(held)
+            write(partial)
             return
-        text = re.sub(rb"(?m)^%s.*\n" % LEFT_OUT, b"", held + data)
+        text = re.sub(rb"(?m)^%s.*\n" % LEFT_OUT, b"", partial + data)
         begin_of_last = text.rfind(b"\n") + 1
         last = text[begin_of_last:]
-        held = last if last and last.startswith(LEFT_OUT[: len(last)]) else b""
-        text = text.removesuffix(held)
+        partial = last if last and last.startswith(LEFT_OUT[: len(last)]) else b""
+        text = text.removesuffix(partial)
         write(text)
         if visible := ESCAPES.sub(b"", text):
             ends_line = visible.endswith(b"\n")

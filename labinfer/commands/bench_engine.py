@@ -70,7 +70,7 @@ def run(session: Session, kind: str, options: list) -> int:
 
 def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile | None) -> BenchResult | None:
     try:
-        with contextlib.closing(Ticker(lambda: f"measuring: {llm.report.num_finished} requests are done")):
+        with contextlib.closing(Ticker(lambda: f"measuring, requests done: {llm.report.num_finished}")):
             figures = benchmark.run(llm, session.signals.check)
     except Interrupted:
         logger.info("interrupted; there are no figures")

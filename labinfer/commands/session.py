@@ -16,7 +16,7 @@ from labinfer.spmd.environment import LaunchEnvironment
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Session:
     """One run of one command on this rank."""
 
@@ -26,7 +26,7 @@ class Session:
     starting: Ticker | None = None
     """Rank 0's line, up to when the ranks have met."""
     refusal: UserError | None = None
-    """Of rank 0, which has said it already: the others end with it when they have met."""
+    """Error that rank 0 has found and said before the ranks met; all end with it when they have."""
     group: RankGroup | None = None
 
     def join(self) -> RankGroup:

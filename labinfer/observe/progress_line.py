@@ -11,9 +11,9 @@ from typing import TextIO
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Least time between two updates, on a terminal and elsewhere."""
-START_SECONDS = 2.0
+START_SECONDS = 1.5
 """The same elsewhere while ranks start and functions are compiled: somebody is waiting, who may be new."""
-TICK_SECONDS = 1.0
+TICK_SECONDS = 0.5
 """Between two signs of life of a ``Ticker``."""
 
 
