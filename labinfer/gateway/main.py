@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import gc
 import logging
 import os
 import resource
@@ -64,6 +65,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
     _return_large_blocks()
+    gc.freeze()  # imported modules are no garbage, and to look through them takes time in which nobody is answered
     log = LineWriter(sys.stderr.fileno())
     logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
