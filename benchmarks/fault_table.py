@@ -289,7 +289,7 @@ def wait_for_end(variable: str, begin: float, limit: float = LIMIT_SECONDS) -> f
 def watch_undisturbed(
     stopped: int, variable: str, begin: float, least: float, answers: Callable[[], bool]
 ) -> tuple[float | None, bool]:
-    """What comes of a run whose launcher or supervisor is stopped, and goes on at the end.
+    """Wait for the end, or a sign of life, of a run whose launcher or supervisor is stopped, and let that go on.
 
     Args:
         variable: in the environment of all its processes.

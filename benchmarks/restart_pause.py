@@ -31,8 +31,8 @@ TIMEOUT = 300.0
 STAGES = ("started again", "ready", "first token", "longest pause")
 """Seconds from the death to each; the last is the longest time in which a stream got nothing."""
 WORDS = "the sea and the sky were as blue as the eyes of a small cat"
-"""Its tokens are all that streams say: each has text, so that each is a piece of the answer, and none is an end. Of the others of a
-random checkpoint most have none, and would look like pauses."""
+"""Text whose tokens are all that streams say. Each of them is a piece of the answer, and none an end; most of the others of a random
+checkpoint have no text, and would look like pauses."""
 
 
 class Stream:

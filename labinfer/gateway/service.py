@@ -96,6 +96,7 @@ class Service:
         options: ServerOptions,
         model_names: list[str],
         engine: AsyncLLMEngine,
+        *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         log: TextIO | LineWriter | None = None,
