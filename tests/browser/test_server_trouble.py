@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import pytest
@@ -19,6 +20,13 @@ QUESTIONS = ("/ready", "/health")
 def demo(*flags: str) -> AbstractContextManager[Server]:
     """A server on one rank."""
     return serving("--model", "demo", "--context-shift", *flags)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Server]:
+    """A server that asks for a key, and gives each so many tokens that an answer of 110 is more than what is left."""
+    with demo("--api-key", KEY, "--tokens-per-minute", "120") as server:
+        yield server
 
 
 @pytest.fixture
@@ -49,27 +57,26 @@ def test_server_that_was_killed_and_is_back(blank):
         expect(page.locator("#banner")).to_be_hidden()
 
 
-def test_key_is_asked_for_refused_and_taken(blank):
+def test_key_is_asked_for_refused_and_taken(blank, guarded):
     page = blank
-    with demo("--api-key", KEY) as server:
-        page.goto(server.url)
-        expect(page.locator("#banner")).to_contain_text("asks for an API key")
-        page.get_by_role("button", name="Enter the key").click()
-        expect(page.get_by_label("API key")).to_be_focused()
-        page.get_by_label("API key").press_sequentially("not-the-right-key")
-        page.keyboard.press("Enter")
-        expect(page.locator("#banner")).to_contain_text("refuses this API key")
-        send(page, "17 + 25 = ?")
-        expect(answers(page)).to_contain_text("refuses this API key")
-        page.get_by_role("button", name="Enter the key").click()
-        page.get_by_label("API key").fill(KEY)
-        page.get_by_role("button", name="Save").click()
-        wait_for_end(page)
-        expect(answers(page)).to_contain_text("42")  # the question had not to be sent again
-        expect(page.locator("#banner")).to_be_hidden()
-        page.reload()
-        expect(page.locator("#banner")).to_be_hidden()
-        expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
+    page.goto(guarded.url)
+    expect(page.locator("#banner")).to_contain_text("asks for an API key")
+    page.get_by_role("button", name="Enter the key").click()
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.get_by_label("API key").press_sequentially("not-the-right-key")
+    page.keyboard.press("Enter")
+    expect(page.locator("#banner")).to_contain_text("refuses this API key")
+    send(page, "17 + 25 = ?")
+    expect(answers(page)).to_contain_text("refuses this API key")
+    page.get_by_role("button", name="Enter the key").click()
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Save").click()
+    wait_for_end(page)
+    expect(answers(page)).to_contain_text("42")  # the question had not to be sent again
+    expect(page.locator("#banner")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#banner")).to_be_hidden()
+    expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
 
 
 def test_busy_server_is_waited_for_and_one_that_shuts_down_says_so(blank):
@@ -93,16 +100,16 @@ def test_busy_server_is_waited_for_and_one_that_shuts_down_says_so(blank):
         expect(blank.locator("#banner")).to_contain_text("shutting down")
 
 
-def test_caller_who_has_had_its_share_waits_for_the_next(blank):
-    with demo("--tokens-per-minute", "120") as server:
-        blank.goto(server.url)
-        choose(blank, ignore_eos=True, max_tokens=110)
-        ask(blank, "Count from 3 to 15.")
-        send(blank, "17 + 25 = ?")
-        expect(answers(blank).last).to_contain_text("reached your limit")
-        blank.get_by_role("button", name="Stop the answer").click()  # waiting can be given up
-        wait_for_end(blank)
-        expect(answers(blank).last).to_contain_text("stopped")
+def test_caller_who_has_had_its_share_waits_for_the_next(blank, guarded):
+    blank.add_init_script(f"localStorage.setItem('labinfer.key', '{KEY}');")
+    blank.goto(guarded.url)
+    choose(blank, ignore_eos=True, max_tokens=110)
+    ask(blank, "Count from 3 to 15.")
+    send(blank, "17 + 25 = ?")
+    expect(answers(blank).last).to_contain_text("reached your limit")
+    blank.get_by_role("button", name="Stop the answer").click()  # waiting can be given up
+    wait_for_end(blank)
+    expect(answers(blank).last).to_contain_text("stopped")
 
 
 def test_tab_that_nobody_looks_at_asks_the_server_nothing(fresh_context, server):
