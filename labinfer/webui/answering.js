@@ -63,7 +63,7 @@ export class Answering extends EventTarget {
   /** Stop here and in the engine. */
   stop() {
     this._abort.abort();
-    if (this._id) this.api.cancel(this._id);
+    if (this._id) this.api.cancel(this._id).catch(() => {}); // the connection's end ends it, too
   }
 
   async _once(body) {

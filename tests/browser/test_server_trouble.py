@@ -6,12 +6,14 @@ import signal
 from contextlib import AbstractContextManager
 
 import pytest
-from chat_page import LONG, answers, ask, choose, send, wait_for_end
+from chat_page import LONG, answers, ask, choose, open_window, send, wait_for_end
 from launchers import kill_tree
 from playwright.sync_api import Page, Request, expect
-from serving import Server, serving
+from serving import Server, serving, wait_for
 
 KEY = "sesame-open-please"
+QUESTIONS = ("/ready", "/health")
+"""What the page asks every few seconds, in order."""
 
 
 def demo(*flags: str) -> AbstractContextManager[Server]:
@@ -70,14 +72,13 @@ def test_key_is_asked_for_refused_and_taken(blank):
         expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
 
 
-def test_busy_server_is_waited_for_and_one_that_shuts_down_says_so(blank, context):
+def test_busy_server_is_waited_for_and_one_that_shuts_down_says_so(blank):
     with demo("--max-open-requests", "1", "--drain-timeout", "12") as server:
-        other = context.new_page()
-        other.goto(server.url)
+        blank.goto(server.url)
+        other = open_window(blank, server.url)
         choose(other, **LONG)
         send(other, "Count from 3 to 15.")
         expect(answers(other).last).to_contain_text("3, 4")
-        blank.goto(server.url)
         send(blank, "17 + 25 = ?")
         expect(answers(blank)).to_contain_text("The server is busy")
         other.get_by_role("button", name="Stop the answer").click()
@@ -87,6 +88,8 @@ def test_busy_server_is_waited_for_and_one_that_shuts_down_says_so(blank, contex
         send(blank, "Count from 3 to 15.")
         expect(answers(blank).last).to_contain_text("3, 4")
         server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.get("/ready")[0] != 200, 10)
+        blank.evaluate("dispatchEvent(new Event('online'))")  # it asks at once, and not in its seconds' turn
         expect(blank.locator("#banner")).to_contain_text("shutting down")
 
 
@@ -104,12 +107,12 @@ def test_caller_who_has_had_its_share_waits_for_the_next(blank):
 
 def test_tab_that_nobody_looks_at_asks_the_server_nothing(fresh_context, server):
     page, asked = fresh_context.new_page(), []  # the clock is a context's
-    page.on("request", lambda request: asked.append(request) if is_question(request) else None)
+    page.on("request", lambda request: asked.append(request) if request.url.endswith(QUESTIONS) else None)
     page.clock.install()
     page.goto(server.url)
     page.get_by_role("combobox", name="Model").wait_for()
     for _ in range(2):
-        with page.expect_request_finished(is_question):
+        with page.expect_request_finished(is_last_question):
             page.clock.run_for(6000)
     look(page, False)
     page.clock.run_for(6000)  # this one has been planned already
@@ -119,14 +122,15 @@ def test_tab_that_nobody_looks_at_asks_the_server_nothing(fresh_context, server)
         page.clock.run_for(6000)
         page.wait_for_timeout(50)
     assert asked == []
-    with page.expect_request_finished(is_question):
+    with page.expect_request_finished(is_last_question):
         look(page, True)
-    with page.expect_request_finished(is_question):
+    with page.expect_request_finished(is_last_question):
         page.clock.run_for(6000)
 
 
-def is_question(request: Request) -> bool:
-    return request.url.endswith("/ready")
+def is_last_question(request: Request) -> bool:
+    """Whether the page has asked all, and plans to ask again."""
+    return request.url.endswith(QUESTIONS[-1])
 
 
 def look(page: Page, at_it: bool) -> None:
