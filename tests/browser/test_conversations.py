@@ -19,6 +19,7 @@ from chat_page import (
     start_new,
     take_in,
     wait_for_end,
+    wait_until_saved,
 )
 from playwright.sync_api import expect
 
@@ -222,7 +223,7 @@ def test_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, ser
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")
     expect(answers(page).last).to_contain_text("3, 4, 5")
-    page.wait_for_timeout(1000)  # it is saved twice a second
+    wait_until_saved(page, "3, 4, 5")
     page.reload()
     expect(answers(page)).to_contain_text("3, 4, 5")
     expect(answers(page)).to_contain_text("The page was closed in mid-answer.")
@@ -237,7 +238,7 @@ def test_all_that_came_before_a_stall_is_saved(page):
     page.evaluate(STALLS_AFTER_TWO_PIECES)
     send(page, "Count from 3 to 15.")
     expect(answers(page).last).to_contain_text("3, 4, 5")
-    page.wait_for_timeout(1000)
+    wait_until_saved(page, "3, 4, 5")
     page.reload()
     expect(answers(page)).to_contain_text("3, 4, 5")
 
