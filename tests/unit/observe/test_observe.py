@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import time
 
 import pytest
 
-from labinfer.observe import progress_line
+from labinfer.observe import line_writer, progress_line
+from labinfer.observe.line_writer import LineWriter
 from labinfer.observe.progress_line import ProgressLine, Ticker, compile_progress
 from labinfer.observe.report import RunReport, describe_loads
 from labinfer.observe.table import format_bytes, format_table, percentile
@@ -26,6 +29,22 @@ def test_tables_align_chinese_by_its_width():
     lines = format_table(("name", "n"), [("你好", 5), ("abcdef", 12)]).splitlines()
     assert lines[2] == "你好     5"
     assert lines[3] == "abcdef  12"
+
+
+def test_lines_that_nobody_reads_hold_up_nobody_and_come_when_somebody_does(monkeypatch):
+    monkeypatch.setattr(line_writer, "CLOSE_SECONDS", 0.05)
+    read_end, write_end = os.pipe()
+    writer, num_lines = LineWriter(write_end), line_writer.MAX_LINES + 5000
+    for number in range(num_lines):
+        writer.write(f"{number:0100d}\n")
+    writer.close()
+    text = ""
+    while not (lost := re.search(r"labinfer: (\d+) more lines of this log are lost", text)):
+        text += os.read(read_end, 1 << 20).decode()
+    written = [int(line) for line in text.splitlines()[:-1]]
+    assert written == list(range(len(written))) and len(written) + int(lost[1]) == num_lines
+    os.close(read_end)
+    os.close(write_end)
 
 
 def test_bytes_are_given_in_the_unit_that_fits():
