@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -78,9 +79,10 @@ def test_lines_of_a_job_are_read_or_refused(cases, tmp_path):
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        for _, line in JsonlReader(str(path), 1 << 16):
-            if isinstance(line, bytes):
-                parse_line(line, SamplingParams())
+        with closing(JsonlReader(str(path), 1 << 16)) as reader:
+            for _, line in reader:
+                if isinstance(line, bytes):
+                    parse_line(line, SamplingParams())
 
     fuzz(read, [*LINES, b"\n".join(LINES)], refusals=(UserError,), **cases(100))
     fuzz(read, LINES, refusals=(UserError,), change=mutate_json, **cases(100))
