@@ -209,6 +209,8 @@ def ask(server: Server, case, *unchecked):
         if case.operation.path.endswith("/completions") and not body.get("min_tokens"):
             body["max_tokens"] = body.get("max_tokens") or MAX_TOKENS
             body.pop("max_completion_tokens", None)  # which would go before it
+        elif case.operation.path == "/v1/responses":
+            body["max_output_tokens"] = body.get("max_output_tokens") or MAX_TOKENS
     if case.operation.path.startswith(("/v1/cluster", "/v1/requests")):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
         if case.operation.path.startswith("/v1/cluster/") and can_look(query.get("seconds", 1)):
