@@ -11,7 +11,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 # A folder of wheels, as "make wheels" fills it, to install from without a network.
 WHEELS ?= $(wildcard wheels)
-PIP_INSTALL = $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
+ALOUD = $(PYTHON) tools/aloud.py
+PIP_INSTALL = $(ALOUD) $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
 TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; TORCH_INDEX=URL takes it from another (see README.md)")
 MODEL ?= demo
 # Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait. All that
@@ -35,17 +36,18 @@ setup: $(VENV)/.setup ## create .venv and install the package with MPI
 
 $(VENV)/.setup: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "LABInfer needs Python 3.10 or newer; say make PYTHON=python3.11"; exit 1; }
-	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(ALOUD) $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { $(or $(TORCH_HINT),true); $(PIP_INSTALL) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); }
 	@echo "installing LABInfer and what it needs"
 	@$(PIP_INSTALL) --editable '.[mpi]'
 	@echo "compiling the packages, so that later starts are fast"
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # on all cores, where pip takes one; files for a newer Python fail
+	@$(ALOUD) $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # on all cores, where pip takes one; files for a newer Python fail
 	@touch $@
 
 $(VENV)/.setup-test: $(VENV)/.setup
-	$(PIP_INSTALL) --editable '.[mpi,test]'
-	touch $@
+	@echo "installing what the tests need"
+	@$(PIP_INSTALL) --editable '.[mpi,test]'
+	@touch $@
 
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)

@@ -4,8 +4,8 @@
     python benchmarks/fault_table.py --launchers mpirun --commands serve --states decode --victims "rank 0"
 
 Two ranks of the bundled model as a pipeline. A run ends well when no process of it is left, an error names
-what died or stopped, and a job's output has whole lines only. A stopped launcher or supervisor holds nothing up: its run goes on,
-and is ended here.
+what died or stopped, and a job's output has whole lines only. A stopped launcher or supervisor holds nothing up: its run answers
+for several fault timeouts, or ends as it was asked to, and all of it ends when who was stopped goes on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from threading import Thread
 
-from process_tree import is_gateway, is_rank, is_running, marked_processes, processes, rank_number
+from process_tree import entries, is_gateway, is_rank, is_running, marked_processes, processes, rank_number
 from served import LAUNCH, LAUNCHERS
 
 COMMANDS = ("serve", "job")
@@ -40,7 +41,7 @@ START_SECONDS = 20
 LIMIT_SECONDS = 90.0
 """After which a run that has not ended counts as left behind; a gateway that was never heard has a minute more than others."""
 UNDISTURBED_FACTOR = 3.0
-"""Fault timeouts after which a run whose launcher or supervisor is stopped counts as one that goes on."""
+"""Fault timeouts after which a run whose launcher or supervisor is stopped counts as one that goes on, if it answers."""
 LONG_PROMPT = "word " * 400
 NUM_LINES = 4000
 """Lines of a job, which is not to end by itself."""
@@ -82,13 +83,16 @@ class Outcome:
     """End of a trial."""
 
     seconds: float | None
-    """From the signal to the end of the last process; None where some were left."""
+    """From the signal to the end of the last process; None where some were left. Of a stopped launcher or supervisor: to the end
+    of the ranks."""
     status: int | None
     """Exit status of the process that was started first; None where some were left."""
     said: str
     """The first error."""
     num_bad_lines: int = 0
     """Lines of the job's output that are not whole."""
+    goes_on: bool = False
+    """Whether the run was still answering, where a launcher or a supervisor was stopped."""
 
 
 def main() -> None:
@@ -113,7 +117,7 @@ def main() -> None:
 
 
 def row(case: Case, outcome: Outcome) -> str:
-    left = "goes on" if case.is_harmless else "**left behind**"
+    left = "goes on" if outcome.goes_on else "**left behind**"
     ended = left if outcome.seconds is None else f"{outcome.seconds:.1f} s"
     bad = f"; **{outcome.num_bad_lines} half lines**" if outcome.num_bad_lines else ""
     fault = f"{case.signum.name} of {case.victim}"
@@ -128,16 +132,23 @@ def try_out(case: Case, fault_timeout: float) -> Outcome:
         with started(case, folder, fault_timeout) as (process, port):
             reach(case, process.pid, port, folder)
             target = find(case.victim, process.pid)
-            begin = time.monotonic()
+            begin, size = time.monotonic(), output_size(folder)
             os.kill(target, case.signum)
-            limit = UNDISTURBED_FACTOR * fault_timeout if case.is_harmless else LIMIT_SECONDS
-            seconds = wait_for_end(mark(folder), begin, limit)
+            goes_on = False
+            if case.is_harmless:
+                least = UNDISTURBED_FACTOR * fault_timeout
+                seconds, goes_on = watch_undisturbed(
+                    target, mark(folder), begin, least, lambda: answers(case, port, folder, size)
+                )
+            else:
+                seconds = wait_for_end(mark(folder), begin)
             status = None if seconds is None else process.wait()
         return Outcome(
             seconds=seconds,
             status=status,
             said=first_error(folder / "log"),
             num_bad_lines=count_bad_lines(folder / "out.jsonl"),
+            goes_on=goes_on,
         )
 
 
@@ -219,7 +230,7 @@ def reach(case: Case, ancestor: int, port: int, folder: Path) -> None:
     if case.state != "idle":
         for _ in range(8):
             Thread(
-                target=ask, args=(port, BODIES["prefill" if case.state == "prefill" else "decode"]), daemon=True
+                target=ask_always, args=(port, BODIES["prefill" if case.state == "prefill" else "decode"]), daemon=True
             ).start()
         time.sleep(1.0)
     if case.state == "draining":
@@ -233,15 +244,21 @@ def is_ready(port: int) -> bool:
     return False
 
 
-def ask(port: int, body: dict) -> None:
+def ask_always(port: int, body: dict) -> None:
     """One request after another until the server is gone."""
+    while ask(port, body):
+        pass
+
+
+def ask(port: int, body: dict) -> bool:
+    """Whether a request is answered."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with suppress(Exception):
-        while True:
-            with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
-                answer.read()
+    with suppress(OSError, HTTPException), urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
+        answer.read()
+        return True
+    return False
 
 
 def find(victim: str, launcher: int) -> int:
@@ -258,7 +275,7 @@ def find(victim: str, launcher: int) -> int:
     return next(pid for pid in processes(launcher, is_rank) if rank_number(pid) == number)
 
 
-def wait_for_end(variable: str, begin: float, limit: float) -> float | None:
+def wait_for_end(variable: str, begin: float, limit: float = LIMIT_SECONDS) -> float | None:
     """Seconds until all with this in their environment have ended; None where some were still there at the limit, which are
     killed then."""
     while left := marked_processes(variable):
@@ -267,6 +284,44 @@ def wait_for_end(variable: str, begin: float, limit: float) -> float | None:
             return None
         time.sleep(0.02)
     return time.monotonic() - begin
+
+
+def watch_undisturbed(
+    stopped: int, variable: str, begin: float, least: float, answers: Callable[[], bool]
+) -> tuple[float | None, bool]:
+    """Wait for the end, or a sign of life, of a run whose launcher or supervisor is stopped, and let that go on.
+
+    Args:
+        variable: in the environment of all its processes.
+        least: seconds after which it counts as undisturbed, if it answers.
+
+    Returns:
+        seconds until the ranks had ended, None where they had not, or others of it did not end behind them; and whether it answered.
+    """
+    while any(is_rank(words) for pid in marked_processes(variable) if (words := entries(pid, "cmdline"))):
+        if time.monotonic() > begin + least and answers():
+            return None, True
+        if time.monotonic() > begin + LIMIT_SECONDS:
+            return None, False
+        time.sleep(0.2)
+    ended = time.monotonic() - begin
+    os.kill(stopped, signal.SIGCONT)
+    return (ended if wait_for_end(variable, time.monotonic()) is not None else None), False
+
+
+def answers(case: Case, port: int, folder: Path, size: int) -> bool:
+    """Whether a server answers, or a job has written more than these bytes; nothing more is to come of a server that drains."""
+    if case.command == "serve":
+        return case.state != "draining" and is_ready(port) and ask(port, BODIES["prefill"])
+    if case.state == "idle":
+        with (folder / "in.jsonl").open("wb", buffering=0) as pipe:
+            pipe.write(json.dumps(BODIES["prefill"]).encode() + b"\n")
+    return output_size(folder) > size
+
+
+def output_size(folder: Path) -> int:
+    path = folder / "out.jsonl"
+    return path.stat().st_size if path.exists() else 0
 
 
 def first_error(log: Path) -> str:

@@ -30,16 +30,23 @@ BEGUN_PIECES = 20
 TIMEOUT = 300.0
 STAGES = ("started again", "ready", "first token", "longest pause")
 """Seconds from the death to each; the last is the longest time in which a stream got nothing."""
+WORDS = "the sea and the sky were as blue as the eyes of a small cat"
+"""Text whose tokens are all that streams say. Each of them is a piece of the answer, and none an end; most of the others of a random
+checkpoint have no text, and would look like pauses."""
 
 
 class Stream:
-    """One request, and the times at which pieces of its answer came."""
+    """One request, and the times at which pieces of its answer came.
 
-    def __init__(self, number: int, tokens: int):
+    Args:
+        allowed: ids of the tokens that it may say.
+    """
+
+    def __init__(self, number: int, tokens: int, allowed: list[int]):
         self.body = {
             "prompt": f"Once upon a time, {number + 2} ",
             "max_tokens": tokens,
-            "min_tokens": tokens,  # behind an ignored end come tokens without text, and so no pieces
+            "allowed_token_ids": allowed,
             "temperature": 0,
             "stream": True,
         }
@@ -75,7 +82,7 @@ def main() -> int:
         rank = 1 - death % 2
         with serving(args.launcher, args.model, "--dtype", args.dtype, supervised=True) as server:
             if undisturbed is None:
-                undisturbed = asyncio.run(all_streams(server, args.tokens))
+                undisturbed = asyncio.run(undisturbed_streams(server, args.tokens))
                 gap = max(stream.longest_gap(0.0) for stream in undisturbed)
                 print(f"undisturbed, the longest time in which a stream got nothing: {gap:.2f} s", flush=True)
             row, streams = asyncio.run(one_death(server, args.tokens, rank))
@@ -96,18 +103,23 @@ def main() -> int:
     return bool(wrong)
 
 
-async def all_streams(server: Served, tokens: int) -> list[Stream]:
-    """All of them without a fault."""
-    streams = [Stream(number, tokens) for number in range(STREAMS)]
+async def make_streams(client: httpx.AsyncClient, tokens: int) -> list[Stream]:
+    answer = await client.post("/tokenize", json={"prompt": WORDS, "add_special_tokens": False})
+    return [Stream(number, tokens, sorted(set(answer.json()["tokens"]))) for number in range(STREAMS)]
+
+
+async def undisturbed_streams(server: Served, tokens: int) -> list[Stream]:
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT) as client:
+        streams = await make_streams(client, tokens)
         await asyncio.gather(*(stream.run(client) for stream in streams))
     return streams
 
 
 async def one_death(server: Served, tokens: int, rank: int) -> tuple[dict[str, float], list[Stream]]:
     """Kill a rank in the middle of the streams; seconds from there to each stage, and the streams, ended."""
-    streams, row = [Stream(number, tokens) for number in range(STREAMS)], {}
+    row = {}
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT) as client:
+        streams = await make_streams(client, tokens)
         tasks = [asyncio.create_task(stream.run(client)) for stream in streams]
         while not all(len(stream.times) >= BEGUN_PIECES for stream in streams):
             await asyncio.sleep(LOOK_SECONDS)

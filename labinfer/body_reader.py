@@ -15,6 +15,8 @@ FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
 STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
 """Step of a place in them."""
+MAX_TEXT = 300
+"""Characters of msgspec's texts that are told."""
 MAX_IGNORED = 16
 """Unknown fields of a body that are left out; each is looked for anew."""
 Body = TypeVar("Body")
@@ -64,7 +66,10 @@ def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: 
 
 
 def _describe(text: str, kind: type) -> WrongBody:
-    """The error of a text of msgspec's."""
+    """The error of a text of msgspec's, in which names may be anything, and of any length."""
+    text = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:MAX_TEXT]
+    )
     if unknown := UNKNOWN_FIELD.search(text):
         name, place = unknown.groups()
         near = [] if place else difflib.get_close_matches(name[:100], kind.__struct_fields__, 1)

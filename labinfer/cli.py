@@ -16,6 +16,7 @@ import importlib
 import os
 import shutil
 import sys
+import time
 import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from labinfer.flags import (
     DEFAULTS_BY_COMMAND,
     PROGRAM,
     PROGRAMS,
+    QUOTES,
+    QUOTES_HINT,
     REPEATED,
     build_bench_parser,
     build_parser,
@@ -36,7 +39,7 @@ from labinfer.flags import (
 from labinfer.group.signals import SignalGuard, die_with_launcher
 from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
-from labinfer.observe.progress_line import ProgressLine
+from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
 from labinfer.option_fields import check_bounds, convert, convert_section, flag_name
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
 
 MODULES = {"plan": "layout"}
 """Modules of ``labinfer.commands`` that are not named like their command."""
+SPEAK_SECONDS = 0.3
+"""Time that rank 0 has to say what all ranks refuse, before the end of another one ends it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
             return _supervise(signals, program, arguments[1:])
         environment = detect()
     except UserError as error:
-        sys.stderr.write(f"labinfer: error: {error}\n")
+        _refuse(error)
         return ExitStatus.USAGE
     die_with_launcher(environment)  # before torch is imported, which takes seconds
     status = _run(environment, signals, program, arguments)
@@ -84,6 +89,9 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         usual = {key: value for key, value in DEFAULTS_BY_COMMAND.get(name, {}).items() if value}
         if name == "generate" and args.prompt:
             usual["log_level"] = "warning"
+            for text in args.prompt:
+                if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
+                    sys.stderr.write(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
         options = EngineOptions.from_flat(usual | given)
         own = _check_own(name, args) | ({"models": models} if models else {})
         if name == "chat" and own["own"].url:
@@ -103,38 +111,52 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
             for model in models.values() or [options.model.model]:
                 _check_model(model, environment)
-        if environment.world_size == 1:  # several ranks agree on a refusal when they have met
-            own |= _open(name, environment, options, own)
+        refusal = None
+        if rank == 0:
+            try:
+                own |= _open(name, environment, options, own)
+            except UserError as error:
+                if environment.world_size == 1:
+                    raise
+                _refuse(error)
+                refusal = error  # the others, who cannot know, end with this rank when they have met
     except UserError as error:
         if rank == 0:  # every rank was given the same flags, and sees the same files
-            sys.stderr.write(f"labinfer: error: {error}\n")
+            _refuse(error)
+        else:  # rank 0 speaks, which the launcher ends when this one does
+            time.sleep(SPEAK_SECONDS)
         return ExitStatus.USAGE
 
     if name in ("generate", "serve", "chat") and environment.is_one_node:
         start_reading_ahead(
             options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
         )
-    starting = ProgressLine()
-    if rank == 0 and sys.stderr.isatty() and name != "chat":
-        starting.update("starting: importing torch")
+    starting = None
+    if rank == 0:  # a launcher may hide that somebody sits at a terminal
+        seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS
+        text = "ending all ranks" if refusal else "starting: importing torch"
+        starting = Ticker(lambda: text, plain_seconds=seconds)
     gc.disable()  # imported modules are no garbage, so collecting while they load only costs time
     from labinfer.commands.session import Session
     from labinfer.group.failure import end_process_with, leave_agreed
     from labinfer.observe.logs import set_up_logging
 
     command = _import_command(name, own)
-    starting.close()
     gc.freeze()
     gc.enable()
     set_up_logging(rank, options.runtime.log_level)
-    session = Session(environment, options, signals)
+    session = Session(environment=environment, options=options, signals=signals, starting=starting, refusal=refusal)
     try:
         return command(session)
     except AgreedError as error:
-        leave_agreed(error, session.group)
+        leave_agreed(error, session.group, is_said=refusal is not None)
         return ExitStatus.USAGE
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
         return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
+
+
+def _refuse(error: UserError) -> None:
+    sys.stderr.write(f"labinfer: error: {error}\n")
 
 
 def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argparse.Namespace]:
@@ -182,6 +204,11 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
         server = own["own"].absolute()
         ApiKeys.load(server.api_key, server.api_key_file, server.is_local)
         return {"own": server} | ({} if environment.supervisor else {"listener": listen(server)})
+    for section in own.get("options", [own["own"]] if "own" in own else []):
+        if plot := getattr(section, "plot", ""):
+            from labinfer.commands.plot_file import check_plot
+
+            check_plot(plot)
     return {}
 
 

@@ -111,6 +111,10 @@ OTHER_ENGINES = {
 }
 """Flags of llama.cpp and vLLM that have another name here."""
 
+QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
+"""Characters that keyboards and word processors put in place of quotes and hyphens."""
+QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
+
 PROGRAM = "launch.py"
 """Name by which this program calls itself where it was started by no other."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
@@ -150,6 +154,8 @@ class Parser(argparse.ArgumentParser):
             if not flag.startswith("-"):
                 is_command = any(name.split()[0] == flag for name in COMMANDS)
                 hint = "commands come first" if is_command else "quote a text that has spaces"
+                if any(argument[:1] in QUOTES for argument in arguments if argument):
+                    hint = QUOTES_HINT
                 self.error(f"unexpected {unknown[0]!r}; {hint}")
             near = OTHER_ENGINES.get(flag, "")
             if near.partition(" ")[0] not in self._option_string_actions:
@@ -212,6 +218,8 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     command = " ".join(words) or "generate"
     if command not in COMMANDS:
+        if words[0].startswith(tuple(DASHES)):
+            raise UsageError(f"unknown option {words[0]}: it begins with a dash; options begin with two hyphens, --")
         for name in COMMANDS:
             if words[: len(name.split())] == name.split():
                 word = words[len(name.split())]

@@ -140,7 +140,7 @@ class Output(threading.Thread):
     def run(self) -> None:
         for line in self._pipe:
             self._lines.append(line)
-            if line.startswith("labinfer:"):
+            if line.startswith("labinfer:") and not line.startswith("labinfer: starting"):
                 self.first_line = min(self.first_line, time.monotonic())
 
     def read(self) -> str:

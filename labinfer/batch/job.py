@@ -136,6 +136,7 @@ class BatchJob:
         for text in warnings:
             if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
                 self._warnings.add(text)
+                self._progress.close()
                 logger.warning("line %d: %s; other lines of which this is true are not named", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
@@ -149,6 +150,8 @@ class BatchJob:
         Args:
             parsed: None for a line that was refused.
         """
+        if self._output.is_terminal:
+            self._progress.close()  # it comes again below
         if self._as_text:
             self._output.write_text(describe_record(record, number, parsed))
         else:

@@ -76,6 +76,10 @@ class JobOutput:
         """Whether a later run can go on with this one."""
         return self._journal is not None
 
+    @property
+    def is_terminal(self) -> bool:
+        return self._file.is_terminal
+
     def write_text(self, text: str) -> None:
         """Write an answer that is no output line."""
         self._file.write(text)

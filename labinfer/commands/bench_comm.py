@@ -19,6 +19,7 @@ from labinfer.comm.shared_memory import share_memory
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus, UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.spmd.machine import resolve_device
 
@@ -50,6 +51,9 @@ def run(session: Session) -> int:
     comm = group.comm.split(everyone, [device.type])
     shared = share_memory(comm) if device.type == "cpu" else comm
     channel = ControlChannel(group.comm.split(everyone), Note, Note)
+    ticker = None
+    if group.rank == 0:
+        ticker = Ticker(lambda: "measuring", plain_seconds=START_SECONDS)
     rows = []
     for size in SIZES:
         data = torch.zeros(size // 4, dtype=torch.float32, device=device)
@@ -70,7 +74,8 @@ def run(session: Session) -> int:
                 (name, transport, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3))
             )
     rows.sort(key=lambda row: row[:2])
-    if group.rank == 0:
+    if ticker is not None:
+        ticker.close()
         table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
         OutputFile(STANDARD).write(table + "\n")
     group.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -19,6 +20,7 @@ from labinfer.errors import ExitStatus, Interrupted
 from labinfer.llm import LLM
 from labinfer.observe.gantt import make_gantt
 from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.progress_line import Ticker
 from labinfer.observe.recorder import CAPACITY
 from labinfer.observe.trace import make_tracks
 from labinfer.option_fields import join
@@ -68,7 +70,8 @@ def run(session: Session, kind: str, options: list) -> int:
 
 def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile | None) -> BenchResult | None:
     try:
-        figures = benchmark.run(llm, session.signals.check)
+        with contextlib.closing(Ticker(lambda: f"measuring, requests done: {llm.report.num_finished}")):
+            figures = benchmark.run(llm, session.signals.check)
     except Interrupted:
         logger.info("interrupted; there are no figures")
         return None

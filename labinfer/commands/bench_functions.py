@@ -6,6 +6,7 @@ prints its own figures.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -25,6 +26,7 @@ from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import parse_overrides
 from labinfer.layout.layout import make_layout
 from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
 
 SECONDS = 0.2
@@ -75,8 +77,9 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
     group.comm.barrier()
     measured = (provider.ceilings() for provider in providers)
-    ceilings = next(filter(None, measured), Ceilings(torch.get_num_threads(), 0, 0, 0, 0))
-    with torch.inference_mode():
+    ticker = contextlib.closing(Ticker(lambda: "measuring")) if group.rank == 0 else contextlib.nullcontext()
+    with ticker, torch.inference_mode():
+        ceilings = next(filter(None, measured), Ceilings(torch.get_num_threads(), 0, 0, 0, 0))
         times = time_candidates(calls, calls.candidates, SECONDS, dropout_ratio=float("inf"))
         figures = make_figures(calls, times, ceilings, is_tuned(dtype) and options.model.autotune)
     with group.together():

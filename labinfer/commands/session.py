@@ -6,28 +6,48 @@ import logging
 from dataclasses import dataclass
 
 from labinfer.config import EngineOptions
+from labinfer.errors import UserError
 from labinfer.group.rank_group import RankGroup, join_group
 from labinfer.group.shared_signals import share_signals
 from labinfer.group.signals import SignalGuard
+from labinfer.observe.progress_line import Ticker
 from labinfer.spmd.environment import LaunchEnvironment
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Session:
     """One run of one command on this rank."""
 
     environment: LaunchEnvironment
     options: EngineOptions
     signals: SignalGuard
+    starting: Ticker | None = None
+    """Rank 0's line, up to when the ranks have met."""
+    refusal: UserError | None = None
+    """Error that rank 0 has found and said before the ranks met; all end with it when they have."""
     group: RankGroup | None = None
 
     def join(self) -> RankGroup:
-        """Meet the other ranks and say how the ranks were found."""
+        """Meet the other ranks and say how the ranks were found.
+
+        Raises:
+            AgreedError: rank 0 has refused; on every rank.
+            UserError: as ``join_group``.
+        """
         logger.debug("modules are imported")
-        self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
+        if self.starting is not None and self.environment.world_size > 1 and self.refusal is None:
+            self.starting.describe = lambda: "starting: meeting the other ranks"
+        try:
+            self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
+        finally:
+            if self.starting is not None:
+                self.starting.close()
         share_signals(self.signals, group)
+        with group.together():
+            if self.refusal is not None:
+                raise self.refusal
         if group.rank == 0:
             logger.info("%s", self.environment.describe())
             for note in self.environment.notes:

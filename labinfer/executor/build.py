@@ -23,7 +23,7 @@ from labinfer.errors import UserError, first_line
 from labinfer.executor.measure import StepMeter
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
-from labinfer.functions.expert_arena import ExpertArena, offload
+from labinfer.functions.expert_offload import needs_compiled_experts
 from labinfer.functions.provider import Provider
 from labinfer.functions.providers import make_providers, make_registry
 from labinfer.functions.registry import parse_overrides
@@ -194,10 +194,13 @@ def _build_placed(
     logger.debug("functions are chosen")
     with group.together(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, registry, overrides, choice)
-        arena = None
+        offload = None
         if layout.expert_memory:
-            arena = ExpertArena(layout.expert_memory, cache_folder() or Path(tempfile.gettempdir()))
-            context = dataclasses.replace(context, functions=offload(context.functions, arena))
+            folder = cache_folder() or Path(tempfile.gettempdir())
+            offers = (provider.expert_offload(layout.expert_memory, folder) for provider in providers)
+            if (offload := next(filter(None, offers), None)) is None:
+                raise needs_compiled_experts()
+            context = dataclasses.replace(context, functions=offload.offload(context.functions))
         with torch.device("meta"):
             model = model_class(config)(config, context).eval()
         for functions in filter(None, (provider.loading() for provider in providers)):
@@ -229,7 +232,7 @@ def _build_placed(
         model.make_rotary_tables(capacity.max_model_len, device)
     logger.debug("KV cache and rotary tables are made")
     capture = None
-    if tp.size == 1 and arena is None:  # exchanges with other ranks and reading of experts would not be captured
+    if tp.size == 1:  # exchanges with other ranks would not be captured
         capture = next(filter(None, (provider.capture() for provider in providers)), None)
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
     recorder = Recorder()
@@ -248,8 +251,8 @@ def _build_placed(
     if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):
         times = StepMeter(layout, place, worker, pipeline, cache).measure(group, options.scheduler, capacity)
         worker.reset_counters()
-        if arena is not None:
-            arena.reset_stats()
+        if offload is not None:
+            offload.reset_stats()
         logger.debug("steps are measured")
     recorder.capacity = CAPACITY if options.observe.trace else 0
     stats = StatsReporter(
@@ -259,7 +262,7 @@ def _build_placed(
         device=device,
         weight_bytes_read=checkpoint.bytes_read,
         recorder=recorder,
-        arena=arena,
+        offload=offload,
     )
     return RankParts(
         layout=layout,

@@ -13,7 +13,7 @@ import torch
 
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, ResultArrival
-from labinfer.functions.expert_arena import ExpertArena
+from labinfer.functions.expert_offload import ExpertOffload
 from labinfer.observe.recorder import Recorder
 from labinfer.plan import BatchPlan, BatchResult, EndRun
 from labinfer.rank_stats import ExpertReads, Slices, WorkerStats
@@ -81,7 +81,7 @@ class StatsReporter:
 
     Args:
         pipeline: None when there is one stage.
-        arena: None where all experts are in memory.
+        offload: None where all experts are in memory.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class StatsReporter:
         device: torch.device,
         weight_bytes_read: int,
         recorder: Recorder,
-        arena: ExpertArena | None = None,
+        offload: ExpertOffload | None = None,
     ):
         self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
-        self._weight_bytes_read, self._recorder, self._arena = weight_bytes_read, recorder, arena
+        self._weight_bytes_read, self._recorder, self._offload = weight_bytes_read, recorder, offload
         self._memory_total = total_memory(device)
 
     def report(self, num_slices: int) -> WorkerStats:
@@ -113,8 +113,8 @@ class StatsReporter:
         """At the end of a run; the next one counts from 0 again."""
         stats = self._read(self._recorder.take())
         self._worker.reset_counters()
-        if self._arena is not None:
-            self._arena.reset_stats()
+        if self._offload is not None:
+            self._offload.reset_stats()
         return stats
 
     def _read(self, slices: Slices | None) -> WorkerStats:
@@ -132,7 +132,7 @@ class StatsReporter:
             slices=slices,
             bytes_sent=dict(self._pipeline.bytes_sent) if self._pipeline else {},
             expert_tokens=self._worker.expert_tokens(),
-            expert_reads=ExpertReads(**asdict(self._arena.stats)) if self._arena is not None else None,
+            expert_reads=ExpertReads(**asdict(self._offload.stats)) if self._offload is not None else None,
             when=time.monotonic(),
             memory_total=self._memory_total,
             memory_used=used_memory(self._device, self._memory_total),

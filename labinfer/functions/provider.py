@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from labinfer.functions.ceilings import Ceilings
+from labinfer.functions.expert_offload import ExpertOffload
 from labinfer.functions.graph import Capture
 from labinfer.functions.registry import FunctionRegistry
 from labinfer.native.compiler import OnProgress
@@ -47,6 +49,14 @@ class Provider(Protocol):
 
     def capture(self) -> Capture | None:
         """Capture of calls of its functions; None where there is none."""
+        return None
+
+    def expert_offload(self, num_bytes: int, folder: Path) -> ExpertOffload | None:
+        """A place for its experts: so many bytes of memory, and a file in a folder. None where they cannot be in a file.
+
+        Raises:
+            UserError: there can be no file.
+        """
         return None
 
     def loading(self) -> object | None:

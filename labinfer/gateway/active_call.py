@@ -130,6 +130,10 @@ class ActiveCall:
         """The state of each request."""
         return self._submission.opened
 
+    def add_name(self, name: str) -> None:
+        """Let its owner cancel it by this name, too."""
+        self._submission.names.add(name)
+
     def give_up(self) -> None:
         """The client is gone."""
         self._submission.fail(Cancelled("the client has closed the connection"))

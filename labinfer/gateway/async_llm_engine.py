@@ -147,9 +147,11 @@ class AsyncLLMEngine:
             submission.fail(self._ending)
         return submission
 
-    def cancel(self, id: str, owner: str) -> bool:
-        """End the requests with this id, if they are open and this owner's; returns whether they were."""
-        matches = [submission for submission in self._submissions if (submission.id, submission.owner) == (id, owner)]
+    def cancel(self, name: str, owner: str) -> bool:
+        """End the requests with this name, if they are open and this owner's; returns whether they were."""
+        matches = [
+            submission for submission in self._submissions if submission.owner == owner and name in submission.names
+        ]
         for submission in matches:
             submission.fail(Cancelled("the request was cancelled"))
         return bool(matches)

@@ -37,8 +37,9 @@ MAX_UNREAD = 1 << 26
 """Bytes of a body that are passed over when its request has been answered, so that the client comes to read the answer."""
 MAX_AHEAD = 16
 """Requests that may be sent before the answer to the first."""
-READ_BYTES = 1 << 16
-"""Bytes that are read from a connection at once; asyncio's 256 KiB are much for a thousand strangers."""
+READ_BYTES = 1 << 14
+"""Bytes that are read from a connection at once. Of asyncio's 256 KiB a thousand strangers' take long to look at, one after another,
+and whoever asks meanwhile waits."""
 
 
 class TooMuch(Exception):

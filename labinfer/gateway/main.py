@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import gc
 import logging
 import os
 import resource
@@ -30,6 +31,7 @@ from labinfer.gateway.options import BACKLOG, MIB, Setup
 from labinfer.gateway.service import Service
 from labinfer.group.signals import die_with_parent
 from labinfer.heartbeat import BEATS
+from labinfer.observe.line_writer import LineWriter
 
 M_MMAP_THRESHOLD = -3
 logger = logging.getLogger(__name__)
@@ -63,9 +65,14 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
     _return_large_blocks()
-    logging.basicConfig(stream=sys.stderr, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
+    gc.freeze()  # imported modules are no garbage, and to look through them takes time in which nobody is answered
+    log = LineWriter(sys.stderr.fileno())
+    logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
-    asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup, beats))
+    try:
+        asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup, beats, log))
+    finally:
+        log.close()
 
 
 def _return_large_blocks() -> None:
@@ -76,10 +83,12 @@ def _return_large_blocks() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, MIB)
 
 
-async def _serve(hosts: socket.socket, listener: socket.socket, setup: Setup, beats: int | None) -> None:
+async def _serve(
+    hosts: socket.socket, listener: socket.socket, setup: Setup, beats: int | None, log: LineWriter
+) -> None:
     engine = AsyncLLMEngine(outlives_host=setup.outlives_host, stall_seconds=setup.fault_timeout)
     try:
-        service = Service(setup.options, setup.model_names, engine)
+        service = Service(setup.options, setup.model_names, engine, log=log)
     except UserError as error:
         logger.error("error: %s", error)
         return

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
+from labinfer.observe.line_writer import LineWriter
+
 MAX_TEXT = 256
 """Characters of an id or a name that are written."""
 PLAIN = re.compile(r"[!#-<>-~]+")
@@ -50,7 +52,7 @@ class RequestLog:
         clock: seconds since 1970.
     """
 
-    def __init__(self, stream: TextIO, as_json: bool, clock: Callable[[], float] = time.time):
+    def __init__(self, stream: TextIO | LineWriter, as_json: bool, clock: Callable[[], float] = time.time):
         self._stream, self._as_json, self._clock = stream, as_json, clock
 
     def write(self, request: FinishedRequest) -> None:

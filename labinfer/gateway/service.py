@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.async_llm_engine import AsyncLLMEngine
@@ -25,6 +25,7 @@ from labinfer.gateway.stored_responses import StoredResponses
 from labinfer.input_processor import InputProcessor
 from labinfer.link.frames import ModelFacts
 from labinfer.link.stats import EngineStats
+from labinfer.observe.line_writer import LineWriter
 from labinfer.openai import api_errors
 from labinfer.sampling_params import MAX_SEED, SamplingParams
 
@@ -84,6 +85,7 @@ class Service:
         model_names: models that will be served, the one for requests that name none first.
         clock: seconds that never go back.
         wall_clock: seconds since 1970.
+        log: for a line of each request; standard error by default.
 
     Raises:
         UserError: the file of keys, or the folder of files, cannot be used.
@@ -94,8 +96,10 @@ class Service:
         options: ServerOptions,
         model_names: list[str],
         engine: AsyncLLMEngine,
+        *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        log: TextIO | LineWriter | None = None,
     ):
         self.options, self.model_names, self.engine = options, model_names, engine
         self.clock, self.wall_clock = clock, wall_clock
@@ -111,7 +115,7 @@ class Service:
         self.history = ClusterHistory(model_names, engine.watch, wall_clock)
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
-        self.log = RequestLog(sys.stderr, options.log_json, wall_clock)
+        self.log = RequestLog(log or sys.stderr, options.log_json, wall_clock)
         self.models: dict[str, Model] = {}
         self._num_hosts = 0  # that are gone
         self._attached: asyncio.Queue[tuple[int, list[ModelFacts]]] = asyncio.Queue()

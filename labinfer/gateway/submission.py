@@ -70,6 +70,8 @@ class Submission:
         seconds: float,
     ):
         self._engine, self.id, self.model, self.owner = engine, id, model, owner
+        self.names = {id}
+        """Names by which it may be cancelled: its id, and that of the answer where callers see another."""
         self.begin = asyncio.get_running_loop().time()
         """By the clock of its event loop."""
         self.opened: list[RequestState] = []

@@ -31,9 +31,9 @@ def print_whole(text: str) -> None:
         pass  # nobody is listening any more
 
 
-def leave_agreed(error: AgreedError, group: RankGroup) -> None:
-    """End all ranks in an orderly way after the same refusal on each; rank 0 prints it."""
-    if group.rank == 0:
+def leave_agreed(error: AgreedError, group: RankGroup, is_said: bool = False) -> None:
+    """End all ranks in an orderly way after the same refusal on each; rank 0 prints it, unless it has done so already."""
+    if group.rank == 0 and not is_said:
         print_whole(describe_failure(error))
     group.close()
 

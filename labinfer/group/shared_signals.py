@@ -17,8 +17,8 @@ ALL_SECONDS = 0.3
 
 
 def share_signals(signals: SignalGuard, group: RankGroup) -> None:
-    """Have a signal that one rank alone gets end the run as one to all would; rank 0 says who got it."""
-    lifeline = group.lifeline
+    """Have a signal that one rank alone gets end the run as one to all would; rank 0 says who got it, or that its launcher died."""
+    lifeline, launcher = group.lifeline, os.getppid()
     if lifeline is None:
         return
 
@@ -28,6 +28,8 @@ def share_signals(signals: SignalGuard, group: RankGroup) -> None:
             time.sleep(2 * ALL_SECONDS)  # launchers end rank 0 as soon as this one ends, and it is to say why first
 
     def tell_followers(signum: int) -> None:
+        if os.getppid() != launcher:
+            logger.warning("process %d, which has started the ranks, is gone; the run ends", launcher)
         if not signals.running:  # else rank 0 ends the run in order
             lifeline.tell_signal(signum)
 

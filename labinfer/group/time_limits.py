@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from labinfer.comm.lifeline import end_process
 from labinfer.errors import UserError
 from labinfer.spmd.environment import LaunchEnvironment
-from labinfer.spmd.processes import stopped_siblings
+from labinfer.spmd.processes import stopped_ancestor, stopped_siblings
 
 TRANSPORT_SECONDS = 2.0
 """Transports with a time limit of their own may say first what they waited for."""
@@ -25,11 +25,15 @@ LOOK_SECONDS = 0.5
 @contextmanager
 def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
     """End this process where the ranks have not met after ``timeout`` seconds: MPI would wait for ever. Ranks of this machine that
-    are stopped are named and killed: launchers wait for them for long.
+    are stopped are named and killed: launchers wait for them for long. A launcher that is stopped, and keeps the ranks from meeting,
+    is named.
     """
 
-    def end(problem: str, stopped: list[int]) -> None:
-        what = f"; stopped: {_processes(stopped)}" if stopped else ""
+    def end(problem: str) -> None:
+        stopped, above = stopped_siblings(), stopped_ancestor()
+        named = [_processes(stopped)] if stopped else []
+        named += [f"process {above}, which has started the ranks"] if above else []
+        what = f"; stopped: {', '.join(named)}" if named else ""
         end_process(f"labinfer: error: {problem}{what}", lambda: _kill(stopped))
 
     def end_late() -> None:
@@ -37,7 +41,7 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
             f"rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
             f"other {environment.world_size - 1} ranks to join"
         )
-        end(problem, stopped_siblings())
+        end(problem)
 
     timer = threading.Timer(timeout + TRANSPORT_SECONDS, end_late)
     timer.daemon = True
@@ -45,8 +49,8 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
     try:
         yield
     except UserError as error:
-        if stopped := stopped_siblings():
-            end(str(error), stopped)
+        if stopped_siblings() or stopped_ancestor():
+            end(str(error))
         raise
     finally:
         timer.cancel()

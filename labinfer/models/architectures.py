@@ -44,7 +44,10 @@ def check_architecture(directory: Path) -> None:
         UserError: there is no ``config.json``, it is broken, or its architecture is not supported.
     """
     path = directory / "config.json"
-    refuse_unknown(path, read_json(path).get("architectures"))
+    names = read_json(path).get("architectures")
+    if names is None:
+        raise UserError(f"{path} has no 'architectures'; is the checkpoint complete?")
+    refuse_unknown(path, names)
 
 
 def refuse_unknown(path: Path, names: Any) -> None:

@@ -52,6 +52,10 @@ class OutputFile:
             ):
                 raise UserError(f"{flag} {path} is the {other_flag} file; give another one")
 
+    @property
+    def is_terminal(self) -> bool:
+        return os.isatty(self._fd)
+
     def begin(self) -> None:
         """Empty the file of an earlier run's content."""
         self.cut(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from typing import TextIO
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Least time between two updates, on a terminal and elsewhere."""
-COMPILE_SECONDS = 2.0
-"""The same elsewhere while functions are compiled: it happens once, and somebody new is waiting."""
+START_SECONDS = 1.5
+"""The same elsewhere while ranks start and functions are compiled: somebody is waiting, who may be new."""
+TICK_SECONDS = 0.5
+"""Between two signs of life of a ``Ticker``."""
 
 
 class ProgressLine:
@@ -55,10 +58,39 @@ class ProgressLine:
             self._width = 0
 
 
+class Ticker:
+    """A progress line with the seconds it has taken so far, from a thread: for what says nothing of itself, as imports.
+
+    Args:
+        describe: what is being done; called from the thread, may be replaced.
+        plain_seconds: as for ``ProgressLine``.
+    """
+
+    def __init__(self, describe: Callable[[], str], stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS):
+        self.describe = describe
+        self._line, self._begin = ProgressLine(stream, plain_seconds), time.monotonic()
+        if self._line.due():  # on a terminal
+            self._line.update(describe())
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="ticker", daemon=True)
+        self._thread.start()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            if self._line.due():
+                self._line.update(f"{self.describe()}, {time.monotonic() - self._begin:.0f} s")
+
+    def close(self) -> None:
+        """Clear the line; it does not come again."""
+        self._ended.set()
+        self._thread.join()
+        self._line.close()
+
+
 @contextmanager
 def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
     """A function that says how many files of C++ are compiled, and of how many; says nothing unless it is called."""
-    line, begin = ProgressLine(stream, COMPILE_SECONDS, at_once=True), time.monotonic()
+    line, begin = ProgressLine(stream, START_SECONDS, at_once=True), time.monotonic()
 
     def show(done: int, total: int) -> None:
         if line.due():

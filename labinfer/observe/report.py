@@ -103,7 +103,10 @@ class RunReport:
         if count and self.wall_time:
             what += f" ({count / self.wall_time:.1f}/s), the first after {format_seconds(min(first))}"
         answers = f"{self.num_finished} answers: " if self.num_finished > 1 else ""
-        return f"{answers}{what}; prompt{'s' * (self.num_finished > 1)} of {self.prompt_tokens} tokens"
+        prompts = (
+            f"prompt{'s' * (self.num_finished > 1)} of {self.prompt_tokens} token{'s' * (self.prompt_tokens != 1)}"
+        )
+        return f"{answers}{what}; {prompts}"
 
     def format(self) -> str:
         """The report for people: figures of the run, then a table of its ranks."""

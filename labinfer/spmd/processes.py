@@ -27,6 +27,17 @@ def stopped_siblings() -> list[int]:
     return [pid for pid in _all() if _state_and_parent(pid) == (STOPPED, own) and _is_rank(pid)]
 
 
+def stopped_ancestor() -> int:
+    """Process id of the nearest process above this one that is stopped; 0 where none is."""
+    pid = os.getppid()
+    while pid > 1:
+        state, parent = _state_and_parent(pid)
+        if state == STOPPED:
+            return pid
+        pid = parent
+    return 0
+
+
 def ancestor(names: Container[str]) -> int:
     """Process id of the nearest process above this one whose program has one of these names; 0 where there is none."""
     pid = os.getppid()

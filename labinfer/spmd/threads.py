@@ -104,7 +104,9 @@ def _sharing(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[RankInfo]:
 
 def _reason(mine: RankInfo, num_sharing: int) -> str:
     cores = min(len(mine.cores), mine.cpu_limit)
-    text = f"{cores} core{'s' * (cores != 1)} shared by {num_sharing} rank{'s' * (num_sharing != 1)}"
+    text = f"{cores} core{'s' * (cores != 1)}"
+    if num_sharing > 1:
+        text += f" shared by {num_sharing} ranks"
     if len(mine.cpus) < mine.num_cpus:
         text += f"; this rank may use {len(mine.cpus)} of the node's {mine.num_cpus} CPUs"
     return text

@@ -22,7 +22,7 @@ export class Answering extends EventTarget {
     this._abort = new AbortController();
     this._goesOn = goesOn;
     this._tokensBefore = goesOn ? message.stats?.tokens ?? 0 : 0;
-    this._saved = 0;
+    this._saving = 0; // the timer of the next save, while there is what is not saved
     /** Why it has to wait, while it does: an ApiFailure. */
     this.waitsFor = null;
     /** A promise, from whoever runs it: until it is over, and shown and kept so. */
@@ -63,7 +63,7 @@ export class Answering extends EventTarget {
   /** Stop here and in the engine. */
   stop() {
     this._abort.abort();
-    if (this._id) this.api.cancel(this._id);
+    if (this._id) this.api.cancel(this._id).catch(() => {}); // the connection's end ends it, too
   }
 
   async _once(body) {
@@ -108,10 +108,7 @@ export class Answering extends EventTarget {
     if (logprobs) (message.logprobs ??= []).push(...logprobs.content.map(shortened));
     if (finish_reason) message.finishReason = finish_reason;
     this.dispatchEvent(new Event("change"));
-    if (performance.now() - this._saved > SAVE_EVERY_MS) {
-      this._saved = performance.now();
-      this._save();
-    }
+    this._saving ||= setTimeout(() => this._save(), SAVE_EVERY_MS);
   }
 
   _endThought() {
@@ -138,6 +135,8 @@ export class Answering extends EventTarget {
   }
 
   async _save() {
+    clearTimeout(this._saving);
+    this._saving = 0;
     await this.store.saveMessage(structuredClone(this.message)).catch(() => this.dispatchEvent(new Event("unsaved")));
   }
 }

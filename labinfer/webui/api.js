@@ -59,9 +59,11 @@ export class Api {
     yield* objectsOf(response);
   }
 
-  /** End a request in the engine; it may be over already. */
+  /** End a request in the engine; it may be over already. @throws {ApiFailure} nobody has ended it */
   async cancel(id) {
-    await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch(() => {});
+    await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch((failure) => {
+      if (failure.code !== "request_not_found") throw failure;
+    });
   }
 
   /** Open requests to a model. */

@@ -8,24 +8,24 @@ const UTF_16 = { "255,254": "utf-16le", "254,255": "utf-16be" }; // by byte orde
 
 export class Attachments {
   /** @param {HTMLElement} place where they are listed @param {HTMLElement} trouble where it is said why a file is not taken */
-  constructor(place, trouble, preferences, onchange) {
-    Object.assign(this, { _place: place, _trouble: trouble, _preferences: preferences, _onchange: onchange });
+  constructor(place, trouble, preferences, store, onchange) {
+    Object.assign(this, { _place: place, _trouble: trouble, _preferences: preferences, _store: store, _onchange: onchange });
     /** @type {{name: string, text: string}[]} */
     this.files = [];
-    this._kept = new Map(); // likewise, by conversation: until the page is closed
+    this._opened = new Map(); // likewise, by conversation
   }
 
   /** Show those of this conversation. */
   open(id) {
-    this.files = this._kept.get(id) ?? [];
-    this._kept.set(id, this.files);
+    this._conversation = id;
+    this.files = this._opened.get(id) ?? this._restored(id);
     this._trouble.textContent = "";
     this._render();
   }
 
   /** Take in those files that are text. @param {Iterable<File>} files */
   async add(files) {
-    const troubles = [], taken = this.files; // another conversation may be open when they are read
+    const troubles = [], taken = this.files, conversation = this._conversation; // another one may be open when they are read
     for (const file of [...files]) { // what was dropped is gone after the event
       try {
         if (taken.length >= MOST_FILES) throw new Error(this._preferences.words.tooManyFiles(MOST_FILES));
@@ -35,6 +35,7 @@ export class Attachments {
       }
     }
     this._trouble.textContent = troubles.join(" ");
+    this._keep(conversation, taken);
     this._render();
   }
 
@@ -42,8 +43,24 @@ export class Attachments {
   take() {
     this._trouble.textContent = "";
     const taken = this.files.splice(0);
+    this._keep(this._conversation, this.files);
     this._render();
     return taken;
+  }
+
+  /** Files that were there when the page was last open come when they are read. */
+  _restored(id) {
+    const files = [];
+    this._opened.set(id, files);
+    this._store.attachments(id).then((kept) => {
+      files.unshift(...kept);
+      if (files === this.files) this._render();
+    }, () => {}); // where the browser keeps nothing, the page has said so
+    return files;
+  }
+
+  _keep(id, files) {
+    this._store.keepAttachments(id, files).catch(() => {}); // they are there until the page is closed
   }
 
   _render() {
@@ -51,6 +68,7 @@ export class Attachments {
     this._place.replaceChildren(...this.files.map((file) => make("li", {}, make("span", { className: "name" }, file.name),
       iconButton("close", words.removeFile(file.name), () => {
         this.files.splice(this.files.indexOf(file), 1);
+        this._keep(this._conversation, this.files);
         this._render();
       }))));
     this._trouble.hidden = !this._trouble.textContent;

@@ -28,7 +28,7 @@ export class Chat {
     this._wishes = new Map(); // likewise: what is to take the place of an answer that is being stopped
     this._conversation = new Conversation(newRecord());
     this._records = [];
-    this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), new MessageActions(this));
+    this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), new MessageActions(this, preferences));
     this._contextBar = new ContextBar(api, (conversation, first, summary) => this._leaveOut(conversation, first, summary));
     this.sidebar = new Sidebar(store, preferences, {
       open: (id) => { location.hash = id; this.sidebar.show(false); },
@@ -37,7 +37,7 @@ export class Chat {
       export: (id) => exportRecords(store, [this._record(id)]),
     });
     this._tabs = new Tabs(() => this._answerings.keys(), (id) => this._changedElsewhere(id));
-    this.composer = new Composer(preferences, (text, attachments) => this._send(text, attachments), () => this.stop());
+    this.composer = new Composer(preferences, store, (text, attachments) => this._send(text, attachments), () => this.stop());
     this._connect();
   }
 
@@ -336,7 +336,7 @@ export class Chat {
     await this._store.remove(id);
     this._tell(id);
     this._records = this._records.filter((one) => one.id !== id);
-    this._preferences.keepDraft(id, "");
+    this._preferences.forgetDrafts(id);
     if (id === this._conversation.record.id) location.hash = "";
     this._renderFrame();
   }

@@ -6,10 +6,10 @@ import { sends } from "./enter_key.js";
 
 export class Composer {
   /** @param {(text: string, files: {name: string, text: string}[]) => void} onsend @param {() => void} onstop */
-  constructor(preferences, onsend, onstop) {
+  constructor(preferences, store, onsend, onstop) {
     Object.assign(this, { _preferences: preferences, _onsend: onsend });
     this._input = byId("input");
-    this._attachments = new Attachments(byId("attached"), byId("not-attached"), preferences, () => this._fit());
+    this._attachments = new Attachments(byId("attached"), byId("not-attached"), preferences, store, () => this._fit());
     this._conversation = null;
     this._answering = false;
     this._input.oninput = () => {

@@ -4,6 +4,7 @@ export class MemoryStore {
   constructor() {
     this._conversations = new Map();
     this._messages = new Map();
+    this._attachments = new Map();
   }
 
   async conversations() {
@@ -15,6 +16,10 @@ export class MemoryStore {
   async messages(conversation) {
     return [...this._messages.values()].filter((message) => message.conversation === conversation);
   }
+
+  async attachments(conversation) { return this._attachments.get(conversation) ?? []; }
+
+  async keepAttachments(conversation, files) { this._attachments.set(conversation, [...files]); }
 
   async save(conversation) { this._conversations.set(conversation.id, conversation); }
 
@@ -31,6 +36,7 @@ export class MemoryStore {
 
   async remove(id) {
     this._conversations.delete(id);
+    this._attachments.delete(id);
     for (const message of await this.messages(id)) this._messages.delete(message.id);
   }
 

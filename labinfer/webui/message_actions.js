@@ -5,15 +5,26 @@ import { openDialog } from "./dialog.js";
 import { make } from "./element.js";
 
 export class MessageActions {
-  /** @param {import("./chat.js").Chat} chat */
-  constructor(chat) {
-    this._chat = chat;
+  /** @param {import("./chat.js").Chat} chat @param {import("./preferences.js").Preferences} preferences which keep what is not sent yet */
+  constructor(chat, preferences) {
+    Object.assign(this, { _chat: chat, _preferences: preferences });
+  }
+
+  /** Texts of messages that were being edited when the conversation was last open, by the message. */
+  edits(conversation) {
+    return this._preferences.edits(conversation.record.id);
+  }
+
+  /** The text of a message that is being edited; none where that is given up. */
+  keepEdit(message, text) {
+    this._preferences.keepEdit(message, text);
   }
 
   /** Another version of a message: of a question with an answer to it, of an answer as it was written by hand. */
   async edit(message, text) {
     const { role, parent, attachments, model } = message;
     if (!text.trim()) return;
+    this.keepEdit(message);
     const conversation = await this._chat.atRest();
     if (!conversation) return;
     if (role === "user") return this._chat.answer(conversation, conversation.add(role, parent, { content: text.trim(), attachments }));

@@ -154,10 +154,10 @@ export class MessageView {
     const again = iconButton("again", words.again, () => this._actions.again(message));
     if (message.role === "user") {
       again.classList.add("of-last"); // its answer was deleted
-      buttons.append(iconButton("edit", words.edit, () => this._edit()), again);
+      buttons.append(iconButton("edit", words.edit, () => this.edit().focus()), again);
     } else {
       const fork = iconButton("fork", words.fork, () => this._actions.fork(message));
-      buttons.append(again, iconButton("edit", words.editAnswer, () => this._edit()), fork);
+      buttons.append(again, iconButton("edit", words.editAnswer, () => this.edit().focus()), fork);
     }
     buttons.append(iconButton("trash", words.removeMessage, () => this._actions.remove(message)));
     if (this._canGoOn) {
@@ -195,12 +195,15 @@ export class MessageView {
       ...(summary ? [make("details", {}, make("summary", {}, words.summary), make("p", { className: "said" }, summary))] : []))];
   }
 
-  _edit() {
+  /** Open the editor. @param {string} text what is in it @returns {HTMLElement} where that is written */
+  edit(text = this.message.content) {
     const { words } = this, isAnswer = this.message.role !== "user";
     const [began, label, done] = isAnswer ? [words.editAnswer, words.editAnswer, words.keepEdited] : [words.edit, words.editMessage, words.sendEdited];
-    const area = make("textarea", { value: this.message.content, "aria-label": label });
+    const area = make("textarea", { value: text, "aria-label": label });
+    area.oninput = () => this._actions.keepEdit(this.message, area.value);
     const send = make("button", { type: "button", className: "primary", onclick: () => this._actions.edit(this.message, area.value) }, done);
     const giveUp = () => {
+      this._actions.keepEdit(this.message);
       this.render();
       this.element.querySelector(`.buttons [title="${began}"]`).focus();
     };
@@ -212,8 +215,8 @@ export class MessageView {
     };
     this._body.replaceChildren(make("div", { className: "editing" }, area, make("div", { className: "row" }, cancel, send)));
     this._foot.replaceChildren();
-    area.rows = Math.min(12, this.message.content.split("\n").length + 1);
-    area.focus();
+    area.rows = Math.min(12, text.split("\n").length + 1);
+    return area;
   }
 }
 

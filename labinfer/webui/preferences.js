@@ -39,6 +39,20 @@ export class Preferences extends EventTarget {
   draft(id) { return this._get(`draft.${id}`); }
   keepDraft(id, text) { this._write(`draft.${id}`, text); }
 
+  /** Texts of messages that are being edited, by the message. @param {string} conversation */
+  edits(conversation) { return JSON.parse(this.draft(`${conversation}.edits`) || "{}"); }
+
+  /** @param {string} [text] none: the message is not edited any more */
+  keepEdit({ id, conversation }, text) {
+    const edits = JSON.stringify({ ...this.edits(conversation), [id]: text });
+    this.keepDraft(`${conversation}.edits`, edits === "{}" ? "" : edits);
+  }
+
+  forgetDrafts(conversation) {
+    this.keepDraft(conversation, "");
+    this.keepDraft(`${conversation}.edits`, "");
+  }
+
   /** A text of this browser under this name; nobody is told that it has changed. */
   kept(name) { return this._get(name); }
   keep(name, text) { this._write(name, text); }

@@ -1,8 +1,9 @@
-// Store: conversations and their messages in IndexedDB. Messages are records of their own, so that saving one is cheap.
+// Store: conversations, their messages, and files that go with a message not yet sent, in IndexedDB. Messages are records of
+// their own, so that saving one is cheap.
 // All methods are async: what IndexedDB throws at once, as on a database that is closed, is a rejection like the others.
 
 const NAME = "labinfer";
-const VERSION = 1;
+const VERSION = 2;
 
 export class Store {
   constructor(database) {
@@ -11,9 +12,12 @@ export class Store {
 
   static async open(name = NAME) {
     const request = indexedDB.open(name, VERSION);
-    request.onupgradeneeded = () => {
-      request.result.createObjectStore("conversations", { keyPath: "id" });
-      request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+    request.onupgradeneeded = ({ oldVersion }) => {
+      if (oldVersion < 1) {
+        request.result.createObjectStore("conversations", { keyPath: "id" });
+        request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+      }
+      request.result.createObjectStore("attachments"); // by conversation
     };
     const database = await done(request);
     database.onversionchange = () => database.close(); // a newer page in another tab goes on
@@ -34,6 +38,16 @@ export class Store {
   /** Of one conversation, in no order. */
   async messages(conversation) {
     return done(this._read("messages").index("conversation").getAll(conversation));
+  }
+
+  /** Files that wait in a conversation for the next message. @returns {Promise<{name: string, text: string}[]>} */
+  async attachments(conversation) {
+    return (await done(this._read("attachments").get(conversation))) ?? [];
+  }
+
+  async keepAttachments(conversation, files) {
+    const attachments = this._write("attachments");
+    return done(files.length ? attachments.put(files, conversation) : attachments.delete(conversation));
   }
 
   async save(conversation) {
@@ -62,6 +76,7 @@ export class Store {
 
   async remove(id) {
     await done(this._write("conversations").delete(id));
+    await this.keepAttachments(id, []);
     const messages = this._write("messages");
     const keys = await done(messages.index("conversation").getAllKeys(id));
     await Promise.all(keys.map((key) => done(messages.delete(key))));

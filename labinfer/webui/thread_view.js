@@ -33,6 +33,7 @@ export class ThreadView {
   open(conversation, words) {
     this._words = words;
     this._conversation = conversation;
+    this._edits = this._actions.edits(conversation);
     this._views.clear();
     this._list.replaceChildren();
     const path = conversation.path;
@@ -99,6 +100,9 @@ export class ThreadView {
   _make(message) {
     const view = new MessageView(message, this._conversation.siblings(message), this._words, this._actions);
     this._views.set(message.id, view);
+    const { [message.id]: edit, ...others } = this._edits;
+    if (edit !== undefined) view.edit(edit);
+    this._edits = others;
     return view;
   }
 

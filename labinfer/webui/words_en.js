@@ -262,6 +262,7 @@ export const english = {
   moreRequests: (n) => `and ${n} more`,
   notYours: "another key's",
   cancelRequest: (id) => `Cancel request ${id}`,
+  notCancelled: (id, why) => `Request ${id} was not cancelled: ${why}`,
   partOf: (part, all) => `${part} of ${all}`,
   atMost: (n, most) => `${n} of at most ${most}`,
   links: "Links",

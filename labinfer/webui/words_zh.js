@@ -247,6 +247,7 @@ export const chinese = {
   moreRequests: (n) => `另有 ${n} 个`,
   notYours: "属于其他密钥",
   cancelRequest: (id) => `取消请求 ${id}`,
+  notCancelled: (id, why) => `未能取消请求 ${id}：${why}`,
   partOf: (part, all) => `${all} 中的 ${part}`,
   atMost: (n, most) => `${n}，最多 ${most}`,
   links: "链路",

@@ -6,9 +6,25 @@ import json
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
+from serving import wait_for
 
 LONG = {"ignore_eos": True, "max_tokens": 50_000, "temperature": 0}
 """Settings for an answer that goes on until it is stopped, however fast the machine is; needs --context-shift."""
+
+IS_SAVED = """async (text) => {
+    const { Store } = await import("/webui/store.js");
+    let found = false;
+    await (await Store.open()).everyMessage(({ content }) => { found ||= content.includes(text); });
+    return found;
+}"""
+
+
+def open_window(page: Page, url: str) -> Page:
+    """Another window of this browser at this address. A tab behind another draws once a second only, and what is done there
+    waits for that."""
+    with page.context.expect_page() as opened:
+        page.evaluate("(url) => { open(url, '', 'popup,noopener'); }", url)
+    return opened.value
 
 
 def send(page: Page, text: str) -> None:
@@ -27,6 +43,11 @@ def ask(page: Page, text: str) -> Locator:
 
 def wait_for_end(page: Page) -> None:
     expect(page.get_by_role("button", name="Stop the answer")).to_be_hidden(timeout=60_000)
+
+
+def wait_until_saved(page: Page, text: str) -> None:
+    """Until a message with this text is in the browser's database."""
+    wait_for(lambda: page.evaluate(IS_SAVED, text), 15)
 
 
 def answers(page: Page) -> Locator:

@@ -15,7 +15,7 @@ START = 1_700_000_000_000_000
 """When the made-up news begin, in microseconds since 1970."""
 
 FAKE_FEED = """
-window.fake = { cluster: %CLUSTER%, streams: [], asked: 0, opened: 0, failure: null, requests: [], cancelled: [] };
+window.fake = { cluster: %CLUSTER%, streams: [], asked: 0, opened: 0, failure: null, requests: [], cancelled: [], refusal: null };
 fake.push = (event) => fake.streams.at(-1).enqueue(new TextEncoder().encode(`data: ${JSON.stringify(event)}\\n\\n`));
 const realFetch = window.fetch;
 window.fetch = async (url, options = {}) => {
@@ -23,6 +23,7 @@ window.fetch = async (url, options = {}) => {
     if (pathname === "/v1/models" && fake.models) return Response.json({ data: fake.models.map((id) => ({ id })) });
     if (pathname === "/v1/requests") return Response.json({ object: "list", data: fake.requests, total: fake.requests.length });
     if (pathname.startsWith("/v1/requests/")) {
+        if (fake.refusal) return Response.json({ error: { message: fake.refusal } }, { status: 500 });
         fake.cancelled.push(pathname.split("/")[3]);
         fake.requests = fake.requests.filter(({ id }) => !fake.cancelled.includes(id));
         return Response.json({});
@@ -162,6 +163,15 @@ def hide(page: Page, hidden: bool) -> None:
         }""",
         hidden,
     )
+
+
+def come_back_to(page: Page, told: Event) -> None:
+    """Look at another tab and back: the page asks for the cluster, of which this is told from now on."""
+    page.evaluate("(cluster) => { fake.cluster = cluster; }", told)
+    hide(page, True)
+    wait_streams(page, 0)
+    hide(page, False)
+    wait_streams(page, 1)
 
 
 def picture(page: Page) -> Locator:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 from axe_findings import findings
-from chat_page import answers, ask, choose, conversations, dictate, send, wait_for_end
+from chat_page import (
+    answers,
+    ask,
+    choose,
+    conversations,
+    dictate,
+    long_conversation,
+    questions,
+    send,
+    take_in,
+    wait_for_end,
+)
 from playwright.sync_api import expect
 
 RICH = """<think>Hm.</think>## Title
@@ -24,10 +35,24 @@ def f(x): return 'y' + 1  # why
 def test_axe_finds_nothing_serious(page, theme):
     page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     expect(page.locator("html")).to_have_attribute("data-theme", theme)
+    files = [("note.txt", b"Alice"), ("paper.pdf", b"%PDF-1.7")]
+    page.locator("#attach-files").set_input_files(
+        [{"name": name, "mimeType": "text/plain", "buffer": content} for name, content in files]
+    )
+    expect(page.locator("#not-attached")).to_be_visible()
     assert findings(page) == []
+    page.get_by_role("button", name="Remove note.txt").click()
+    page.keyboard.press("Control+/")
+    assert findings(page) == []
+    page.keyboard.press("Escape")
     page.get_by_role("button", name="Settings of this conversation").click()
     page.get_by_label("Log-probabilities").select_option(label="With the 1 likeliest")
+    page.get_by_role("button", name="Keep as a preset").click()
+    page.get_by_label("Temperature").fill("-1")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).not_to_be_empty()
     assert findings(page) == []
+    page.get_by_label("Temperature").fill("")
     page.get_by_role("button", name="Save").click()
     dictate(page, RICH)
     answer = ask(page, "Go.")
@@ -37,6 +62,37 @@ def test_axe_finds_nothing_serious(page, theme):
     answers(page).get_by_role("button", name="Probabilities of tokens").click()
     assert findings(page) == []
     page.get_by_role("button", name="Preferences").click()
+    assert findings(page) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious_where_messages_are_changed(page, theme):
+    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    expect(page.locator("html")).to_have_attribute("data-theme", theme)
+    file = long_conversation(3)
+    messages = file["conversations"][0]["messages"]
+    messages[0] |= {"attachments": [{"name": "note.txt", "text": "My name is Alice."}]}
+    messages[1] |= {"edited": True}
+    messages[2] |= {"begins": {"summary": "Alice asked a question."}}
+    messages[5] |= {
+        "status": "failed",
+        "failure": {"kind": "failed", "message": "x", "code": "context_length_exceeded"},
+    }
+    take_in(page, file)
+    expect(page.locator("#context")).to_be_visible()
+    page.get_by_text("note.txt").click()
+    page.get_by_text("Summary", exact=True).click()
+    questions(page).nth(2).get_by_role("button", name="Edit").click()
+    answers(page).nth(1).get_by_role("button", name="Edit the answer").click()
+    conversations(page).hover()
+    page.get_by_role("button", name="Rename: A long one").click()
+    assert findings(page) == []
+    page.keyboard.press("Escape")
+    answers(page).first.get_by_role("button", name="Delete this message").click()
+    assert findings(page) == []
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    take_in(page, "no JSON")
+    expect(page.get_by_role("dialog")).to_contain_text("not imported")
     assert findings(page) == []
 
 

@@ -5,7 +5,21 @@ from __future__ import annotations
 import re
 
 import pytest
-from cluster_page import BREAK_OFF, MS, START, cluster, picture, push, rank, see, stats, step, steps, wait_streams
+from cluster_page import (
+    BREAK_OFF,
+    MS,
+    START,
+    cluster,
+    come_back_to,
+    picture,
+    push,
+    rank,
+    see,
+    stats,
+    step,
+    steps,
+    wait_streams,
+)
 from playwright.sync_api import expect
 
 SECOND = 1000 * MS
@@ -63,9 +77,7 @@ def test_server_with_another_layout_begins_a_picture_of_its_own(opened):
     """Also where no number of a step tells that it was started again."""
     see(opened, busy(1, 0, 10 * MS, [("run", 0, 10 * MS, 1)]), span="5 s")
     expect(opened.locator("#rows .share")).to_have_text(["0 % bubble", "0 % bubble"])
-    opened.evaluate("(cluster) => { fake.cluster = cluster; }", cluster(rank(0, 0, num_layers=8)))
-    opened.evaluate(BREAK_OFF)
-    wait_streams(opened, 1)
+    come_back_to(opened, cluster(rank(0, 0, num_layers=8)))
     expect(opened.locator("#rows .name")).to_have_count(1)
     push(opened, busy(2, SECOND, SECOND + 20 * MS))
     expect(opened.locator("#summary")).to_contain_text("with 1 step")
@@ -79,10 +91,7 @@ def test_loads_of_experts_are_drawn_and_asked_for_again(opened):
         for number in (0, 1)
     ]
     layers = [{"layer": 1, "tokens": [6, 0, 3, 3]}, {"layer": 2, "tokens": [0, 0, 8, 0]}]
-    mixture = cluster(experts=layers, expert_reads=reads)
-    opened.evaluate("(cluster) => { fake.cluster = cluster; }", mixture)
-    opened.evaluate(BREAK_OFF)
-    wait_streams(opened, 1)
+    come_back_to(opened, cluster(experts=layers, expert_reads=reads))
     said, drawn = opened.locator("#experts-say"), opened.locator("#experts-picture")
     expect(said).to_contain_text("busiest of a layer has 3 times its mean; 4 of 8 had no token")
     expect(opened.locator("#experts-read")).to_have_text(

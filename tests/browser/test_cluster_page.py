@@ -74,7 +74,7 @@ def test_ranks_are_shown_and_the_pages_know_each_other(page, server):
 
 def test_traffic_moves_picture_and_charts(cluster, server):
     expect(state(cluster)).to_have_text("No request is running")
-    streams = [server.stream({}) for _ in range(3)]
+    streams = [server.stream({"max_tokens": 50_000}) for _ in range(3)]
     expect(state(cluster)).to_have_text("Live")
     expect(cluster.locator("#overall")).to_have_text(re.compile(r"\d+(\.\d)? %"))
     expect(cluster.locator("#rows .share")).to_have_text([re.compile(r"\d+(\.\d)? % bubble")] * 2)
@@ -90,7 +90,7 @@ def test_traffic_moves_picture_and_charts(cluster, server):
     expect(cluster.locator("#verdict-says")).to_have_text(re.compile(r"bounds?\b.*\d "))
     expect(cluster.locator("#links tbody tr")).to_have_text([re.compile(r"iB/s.*iB$")] * 2)
     rows = cluster.locator("#requests tbody tr")
-    expect(rows).to_have_text([re.compile(r"[1-9]\d* of at most 1,500Cancel$")] * 3)
+    expect(rows).to_have_text([re.compile(r"[1-9]\d* of at most 50,000Cancel$")] * 3)
     rows.nth(1).get_by_role("button").click()
     expect(rows).to_have_count(2)
     assert streams[1].finish().error["code"] == "request_cancelled"

@@ -8,6 +8,7 @@ from cluster_page import (
     MS,
     cluster,
     colour_at,
+    come_back_to,
     details,
     hide,
     picture,
@@ -239,10 +240,10 @@ def test_no_request_is_running_and_the_picture_stays(opened):
     see(opened, TWO_STEPS, stats(0.02))
     expect(opened.locator("#state")).to_have_text("Live")
     push(opened, stats(0.6, running=0, waiting=0), stats(0.7))
-    opened.wait_for_timeout(1200)  # a moment between two requests is not worth a word
+    opened.wait_for_timeout(1800)  # longer than the page waits: a moment between two requests is not worth a word
     expect(opened.locator("#state")).to_have_text("Live")
     push(opened, stats(0.8, running=0, waiting=0))
-    expect(opened.locator("#state")).to_have_text("No request is running", timeout=2000)
+    expect(opened.locator("#state")).to_have_text("No request is running")
     expect(opened.locator("#overall")).to_have_text("50 %")
 
 
@@ -278,9 +279,7 @@ def test_nothing_is_drawn_while_nothing_changes(opened):
 
 def test_many_ranks_fit(opened):
     ranks = [rank(number, number // 4, number % 4) for number in range(16)]
-    opened.evaluate("(cluster) => { fake.cluster = cluster; }", cluster(*ranks, num_layers=16))
-    opened.get_by_role("button", name="Pause").click()
-    opened.get_by_role("button", name="Go on").click()
+    come_back_to(opened, cluster(*ranks, num_layers=16))
     expect(opened.locator("#rows .name")).to_have_count(16)
     expect(opened.locator("#rows .stage")).to_have_count(4)
     expect(opened.locator("#ranks tbody tr")).to_have_count(16)

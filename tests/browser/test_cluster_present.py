@@ -7,7 +7,7 @@ import re
 
 import pytest
 from axe_findings import findings
-from cluster_page import MS, cluster, picture, push, see, stats, step, steps
+from cluster_page import MS, cluster, picture, push, see, stats, step, steps, wait_streams
 from playwright.sync_api import expect
 
 VERDICT = {
@@ -116,12 +116,12 @@ def test_present_is_told_as_it_comes(opened):
     expect(rank).to_contain_text("200 MiBhost: 6 GiB of 16 GiB")
     history = rank.get_by_role("img", name="Rank 0, busy: 50 % now; 50 % at most in the last 5 minutes")
     expect(history.locator(".curve")).to_have_attribute("d", re.compile("M.*L.*|M1"))
-    history.hover(position={"x": 110, "y": 10})
+    history.hover(position={"x": 111, "y": 10})  # further from now, nothing is known
     expect(rank.locator(".busy .more")).to_have_text("22:13:21")
 
 
 def test_requests_are_told_and_ones_own_cancelled(opened):
-    expect(opened.locator("#requests p")).to_have_text("No request is open.")
+    expect(opened.locator("#requests p.hint")).to_have_text("No request is open.")
     others = request(3, own=False, generated_tokens=0, prompt_tokens=2000)
     opened.evaluate("(requests) => { fake.requests = requests; }", [request(1), request(2, max_tokens=0), others])
     chunk = step(1, prefill=512) | {
@@ -141,9 +141,27 @@ def test_requests_are_told_and_ones_own_cancelled(opened):
     expect(rows.nth(1)).to_contain_text("99 s")
     expect(rows).to_have_count(4)
     expect(cancel).to_be_focused()
+    opened.evaluate("() => { fake.refusal = 'out of order'; }")
+    cancel.press("Enter")
+    refusal = opened.get_by_role("alert").filter(has_text="Request request-2 was not cancelled: out of order")
+    expect(refusal).to_be_visible()
+    expect(cancel).to_be_focused()
+    opened.evaluate("() => { fake.refusal = null; }")
     cancel.press("Enter")
     expect(rows).to_have_count(3)
+    expect(refusal).to_have_count(0)
     assert opened.evaluate("fake.cancelled") == ["request-2"]
+
+
+def test_ranks_that_stand_still_are_named(opened):
+    wait = {"seconds": 12.3, "rank": 0, "peers": "1", "step": 481}
+    opened.route("**/health", lambda route: route.fulfill(json={"status": "ok", "wait": wait}))
+    opened.reload()
+    expect(opened.locator("#banner")).to_contain_text("Waiting for 12 s: rank 0 for rank 1, step 481.")
+    wait_streams(opened, 1)
+    push(opened, stats(0))
+    expect(opened.locator("#state")).to_have_text("Stalled")
+    opened.unroute_all()
 
 
 def test_step_under_the_pointer_is_told(opened):
@@ -158,10 +176,20 @@ def test_step_under_the_pointer_is_told(opened):
     expect(hover).to_be_hidden()
 
 
-@pytest.mark.parametrize("language, title", [("en", "What bounds the speed"), ("zh", "速度的瓶颈")])
-def test_telephone_has_room_for_several_models(opened, language, title):
+@pytest.mark.parametrize(
+    "language, theme, title", [("en", "light", "What bounds the speed"), ("zh", "dark", "速度的瓶颈")]
+)
+def test_telephone_has_room_for_all_of_several_models(opened, language, theme, title):
     names = ["meta-llama/Llama-3.3-70B-Instruct-with-a-long-name", "Qwen/Qwen3-235B-A22B-Instruct-2507"]
-    told = {"models": names, "requests": [request(1, id="x" * 64)], "cluster": cluster(model=names[0], verdict=VERDICT)}
+    link = {"source": 0, "destination": 1, "bytes_sent": 5 << 20, "bytes_per_second": 2048.0, "bytes_per_step": 512.0}
+    experts = [{"layer": number, "tokens": [6, 0, 3, 3] * 32} for number in range(8)]
+    told = {
+        "models": names,
+        "requests": [request(1, id="x" * 64)],
+        "refusal": "out of order " * 5,
+        "cluster": cluster(model=names[0], verdict=VERDICT, links=[link], experts=experts, expert_reads=[]),
+    }
+    opened.emulate_media(color_scheme=theme, reduced_motion="reduce")
     opened.add_init_script(
         f"localStorage.setItem('labinfer.language', '{language}'); Object.assign(fake, {json.dumps(told)});"
     )
@@ -169,6 +197,9 @@ def test_telephone_has_room_for_several_models(opened, language, title):
     opened.reload()
     expect(opened.get_by_role("region", name=title)).to_contain_text("1.6")
     expect(opened.locator("#model")).to_be_visible()
-    expect(opened.locator("#requests tbody tr")).to_have_count(1)
+    opened.locator("#requests tbody button").click()
+    expect(opened.locator("#requests").get_by_role("alert")).to_contain_text("out of order")
+    expect(opened.locator("#experts")).to_be_visible()
+    expect(opened.locator("#links")).to_be_visible()
     assert opened.evaluate("document.documentElement.scrollWidth") == 390
     assert findings(opened) == []

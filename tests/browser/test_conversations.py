@@ -19,6 +19,7 @@ from chat_page import (
     start_new,
     take_in,
     wait_for_end,
+    wait_until_saved,
 )
 from playwright.sync_api import expect
 
@@ -34,6 +35,19 @@ FRAMES = """async () => {
     return [times[Math.floor(times.length / 2)], times.at(-1)];
 }"""
 """The median and the longest time between two frames in a second and a half, in ms."""
+STALLS_AFTER_TWO_PIECES = """() => {
+    const { fetch } = window;
+    const piece = (content) => `data: ${JSON.stringify({ model: "demo", choices: [{ index: 0, delta: { content } }] })}\\n\\n`;
+    const stalled = new ReadableStream({
+        start(stream) {
+            stream.enqueue(new TextEncoder().encode(piece("3")));
+            setTimeout(() => stream.enqueue(new TextEncoder().encode(piece(", 4, 5"))), 100);
+        },
+    });
+    const answer = new Response(stalled, { headers: { "Content-Type": "text/event-stream" } });
+    window.fetch = async (url, options) => (String(url).includes("chat/completions") ? answer : fetch(url, options));
+}"""
+"""From then on, an answer is two pieces that come together, and no end."""
 
 
 def test_conversations_are_kept_apart_and_can_be_switched(page):
@@ -209,7 +223,7 @@ def test_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, ser
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")
     expect(answers(page).last).to_contain_text("3, 4, 5")
-    page.wait_for_timeout(600)  # it is saved twice a second
+    wait_until_saved(page, "3, 4, 5")
     page.reload()
     expect(answers(page)).to_contain_text("3, 4, 5")
     expect(answers(page)).to_contain_text("The page was closed in mid-answer.")
@@ -218,6 +232,15 @@ def test_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, ser
     expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
     page.keyboard.press("Escape")
     wait_for_end(page)
+
+
+def test_all_that_came_before_a_stall_is_saved(page):
+    page.evaluate(STALLS_AFTER_TWO_PIECES)
+    send(page, "Count from 3 to 15.")
+    expect(answers(page).last).to_contain_text("3, 4, 5")
+    wait_until_saved(page, "3, 4, 5")
+    page.reload()
+    expect(answers(page)).to_contain_text("3, 4, 5")
 
 
 @pytest.mark.timing

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 
 from axe_findings import findings
-from chat_page import answers, ask, choose, conversations, dictate, long_conversation, questions, start_new, take_in
+from chat_page import answers, ask, choose, conversations, long_conversation, questions, start_new, take_in
 from playwright.sync_api import expect
 
 SETTINGS = "Settings of this conversation"
-HTML = """```html
+PREVIEWED = """```svg
+<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><circle id="drawn" r="4"/></svg>
+```
+
+```html
 <!doctype html><html><head><style>p { color: rgb(1, 2, 3) }</style></head>
 <body><p id="said">Hello</p><script>parent.document.title = "reached"; document.body.textContent = "ran"</script></body></html>
 ```"""
@@ -100,13 +104,14 @@ def test_text_files_go_with_a_message(page):
     expect(page.locator("#not-attached")).to_have_text(
         "papers cannot be read; only text files can be attached, and no folders."
     )
-    assert findings(page) == []
     take_in(page, long_conversation(1))
     expect(questions(page)).to_have_count(1)
     expect(chips).to_have_count(0)
     start_new(page)
     expect(chips).to_have_text(["note.txt", "code.py"])
     page.get_by_role("button", name="Remove code.py").click()
+    page.reload()
+    expect(chips).to_have_text(["note.txt"])
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "What is my name?")
     assert asked.value.post_data_json["messages"][-1]["content"] == (
@@ -115,21 +120,31 @@ def test_text_files_go_with_a_message(page):
     expect(chips).to_have_count(0)
     questions(page).get_by_text("note.txt").click()
     expect(questions(page).locator("pre")).to_have_text("My name is Alice Young.")
+    page.reload()
+    expect(questions(page).get_by_text("note.txt")).to_be_visible()
+    start_new(page)
+    expect(chips).to_have_count(0)
 
 
-def test_html_is_previewed_where_it_reaches_nothing(page):
-    dictate(page, HTML)
-    answer = ask(page, "Go.")
+def test_html_and_svg_are_previewed_where_they_reach_nothing(page):
+    file = long_conversation(1)
+    file["conversations"][0]["messages"][1]["content"] = PREVIEWED
+    take_in(page, file)
+    answer = answers(page)
+    expect(answer.get_by_role("button", name="Preview")).to_have_count(2)
     expect(answer.locator("iframe")).to_have_count(0)
-    answer.get_by_role("button", name="Preview").click()
+    answer.get_by_role("button", name="Preview").first.click()
+    expect(answer.frame_locator("iframe").locator("circle#drawn")).to_be_visible()
+    answer.get_by_role("button", name="Preview").first.click()
+    answer.get_by_role("button", name="Preview").last.click()
     shown = answer.frame_locator("iframe").locator("#said")
     expect(shown).to_have_text("Hello")
     expect(shown).to_have_css("color", "rgb(1, 2, 3)")
     frame = page.frames[-1]
     assert frame.evaluate("origin") == "null"
-    expect(page).to_have_title("Go. · LABInfer")
+    expect(page).to_have_title("A long one · LABInfer")
     assert findings(page) == []
-    answer.get_by_role("button", name="Preview").click()
+    answer.get_by_role("button", name="Preview").last.click()
     expect(answer.locator("iframe")).to_have_count(0)
 
 
@@ -156,7 +171,6 @@ def test_keys_are_listed_and_work(page):
     ask(page, "17 + 25 = ?")
     page.keyboard.press("Control+/")
     expect(page.get_by_role("dialog")).to_contain_text("Search all messages")
-    assert findings(page) == []
     page.keyboard.press("Escape")
     page.keyboard.press("Control+Shift+O")
     expect(questions(page)).to_have_count(0)

@@ -20,7 +20,7 @@ def test_page_that_is_known_loads_without_its_files(fresh_context, server):
         asked.clear()
         visit()
         expect(page.get_by_role("link", name="Skip to")).to_have_count(1)
-        page.wait_for_timeout(700)
+        page.wait_for_timeout(100)  # all has been asked for when a page is loaded, and this is to hear of it
         paths = [url.removeprefix(server.url) for url in asked.values() if "/webui/" in url]
         return [path for path in paths if not path.endswith("icon.svg")]  # the browser's own request, for the tab
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from chat_page import ask, dictate
-from playwright.sync_api import expect
+from chromium import watched
+from playwright.sync_api import Page, expect
 
 RICH = """## A title
 
@@ -37,14 +40,17 @@ window.owned = 2
 """
 RENDER = """async (text) => {
     const { renderMarkdown } = await import("/webui/markdown.js");
+    const { renderMath } = await import("/webui/math.js");
     const place = document.createElement("div");
+    document.getElementById("rendered")?.remove(); // of an earlier test
     place.id = "rendered";
     place.append(renderMarkdown(text, () => {}));
     document.body.append(place);
-    await new Promise((resolve) => setTimeout(resolve, 300));
+    await Promise.all([...place.querySelectorAll("[data-math]")].map(renderMath)); // once more, to know when it is drawn
 }"""
 GROW = """async ([text, finishes]) => {
     const { GrowingMarkdown, renderMarkdown } = await import("/webui/markdown.js");
+    const { renderMath } = await import("/webui/math.js");
     const { frameCode } = await import("/webui/code_view.js");
     const frame = (pre) => frameCode(pre, { code: "Code", copy: "Copy" });
     const place = document.createElement("div"), whole = document.createElement("div");
@@ -52,10 +58,20 @@ GROW = """async ([text, finishes]) => {
     for (let end = 1; end <= text.length; end++) growing.show(text.slice(0, end));
     if (finishes) growing.finish(text);
     whole.append(renderMarkdown(text, frame));
-    await new Promise((resolve) => setTimeout(resolve, 500));
+    for (const one of [place, whole]) await Promise.all([...one.querySelectorAll("[data-math]")].map(renderMath));
     const plain = (one) => one.innerHTML.replace(/\\s+/g, " ");
     return [plain(place), plain(whole)];
 }"""
+
+
+@pytest.fixture(scope="module")
+def renderer(browser, server) -> Iterator[Page]:
+    """A page that renders text for one test after the other, and may complain of none."""
+    context = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 800})
+    with watched(context, server) as page:
+        page.goto(server.url)
+        yield page
+    context.close()
 
 
 def test_markdown_code_and_formulas(page):
@@ -109,9 +125,9 @@ def test_scripts_of_an_answer_are_text(page):
         "[x](data:text/html,x) [y](vbscript:x) <a href='//192.0.2.1'>z</a>",
     ],
 )
-def test_no_way_around_the_sanitiser(page, text):
-    page.evaluate(RENDER, text)
-    place = page.locator("#rendered")
+def test_no_way_around_the_sanitiser(renderer, text):
+    renderer.evaluate(RENDER, text)
+    place = renderer.locator("#rendered")
     assert place.locator("script, style, form, svg script, [onerror], [id], .unseen").count() == 0
     for address in place.locator("[href], [src]").evaluate_all(
         "all => all.map((one) => one.getAttribute('href') ?? one.src)"
@@ -121,13 +137,13 @@ def test_no_way_around_the_sanitiser(page, text):
 
 @pytest.mark.parametrize("finishes", [False, True])
 @pytest.mark.parametrize("text", [RICH, HOSTILE, "- a\n- b\n\n  more\n\n1. x\n   ```js\n   let a = 1;\n   ```\n\nend"])
-def test_answer_that_grew_looks_like_one_that_was_there(page, text, finishes):
-    grown, whole = page.evaluate(GROW, [text, finishes])
+def test_answer_that_grew_looks_like_one_that_was_there(renderer, text, finishes):
+    grown, whole = renderer.evaluate(GROW, [text, finishes])
     assert grown.replace(" ", "") == whole.replace(" ", "")
 
 
-def test_what_was_unfolded_in_an_answer_stays_so_at_its_end(page):
-    unfolded = page.evaluate(
+def test_what_was_unfolded_in_an_answer_stays_so_at_its_end(renderer):
+    unfolded = renderer.evaluate(
         """async (text) => {
             const { GrowingMarkdown } = await import("/webui/markdown.js");
             const place = document.createElement("div");
@@ -148,16 +164,16 @@ def test_policy_blocks_what_the_sanitiser_would_let_through(context, server):
     page.goto(server.url)
     violations = page.evaluate(
         """async () => {
-            const found = [];
-            addEventListener("securitypolicyviolation", (event) => found.push(event.effectiveDirective));
+            const found = new Set();
+            addEventListener("securitypolicyviolation", (event) => found.add(event.effectiveDirective));
             const script = document.createElement("script");
             script.textContent = "window.owned = 1";
             document.body.append(script);
             const other = new Image();
             other.src = "http://192.0.2.1/x.png";
             await fetch("http://192.0.2.1/").catch(() => {});
-            await new Promise((resolve) => setTimeout(resolve, 200));
-            return found;
+            for (let tries = 0; found.size < 3 && tries < 100; tries++) await new Promise((resolve) => setTimeout(resolve, 100));
+            return [...found];
         }"""
     )
     assert {"script-src-elem", "img-src", "connect-src"} <= set(violations)
@@ -173,9 +189,9 @@ def test_policy_blocks_what_the_sanitiser_would_let_through(context, server):
         ("2 ** 3 ** 4 and `**x:**y`", []),
     ],
 )
-def test_strong_text_needs_no_spaces_around_it(page, text, strong):
-    page.evaluate(RENDER, text)
-    expect(page.locator("#rendered strong")).to_have_text(strong)
+def test_strong_text_needs_no_spaces_around_it(renderer, text, strong):
+    renderer.evaluate(RENDER, text)
+    expect(renderer.locator("#rendered strong")).to_have_text(strong)
 
 
 @pytest.mark.parametrize(
@@ -188,31 +204,35 @@ def test_strong_text_needs_no_spaces_around_it(page, text, strong):
         ("$$\nnever closed", []),
     ],
 )
-def test_what_is_a_formula(page, text, formulas):
-    page.evaluate(RENDER, text)
-    found = page.locator("#rendered [data-tex]").evaluate_all("all => all.map((one) => one.dataset.tex)")
+def test_what_is_a_formula(renderer, text, formulas):
+    renderer.evaluate(RENDER, text)
+    found = renderer.locator("#rendered [data-tex]").evaluate_all("all => all.map((one) => one.dataset.tex)")
     assert found == formulas
 
 
-def test_columns_of_a_table_are_aligned_as_they_are_said_to_be(page):
-    page.evaluate(RENDER, "| a | b |\n|---|--:|\n| 1 | 2 |")
-    sides = page.locator("#rendered td").evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).textAlign)")
+def test_columns_of_a_table_are_aligned_as_they_are_said_to_be(renderer):
+    renderer.evaluate(RENDER, "| a | b |\n|---|--:|\n| 1 | 2 |")
+    sides = renderer.locator("#rendered td").evaluate_all(
+        "cells => cells.map((cell) => getComputedStyle(cell).textAlign)"
+    )
     assert [side.removeprefix("-webkit-") for side in sides] == ["left", "right"]
 
 
-def test_words_of_a_table_are_whole(page):
+def test_words_of_a_table_are_whole(renderer):
     cells = " | ".join(["number", "of layers", "a rather long heading", "xxxxxxxxxxxxxxxxxxxx"] * 4)
-    page.evaluate(RENDER, f"| {cells} |\n{'|---' * 16}|\n| {cells} |")
-    page.locator("#rendered").evaluate("(place) => { place.className = 'markdown'; place.style.width = '300px'; }")
-    heights = page.locator("#rendered td").evaluate_all(
+    renderer.evaluate(RENDER, f"| {cells} |\n{'|---' * 16}|\n| {cells} |")
+    renderer.locator("#rendered").evaluate("(place) => { place.className = 'markdown'; place.style.width = '300px'; }")
+    heights = renderer.locator("#rendered td").evaluate_all(
         "cells => cells.slice(0, 4).map((cell) => { const range = document.createRange();"
         "range.selectNodeContents(cell); return new Set([...range.getClientRects()].map((one) => one.top)).size; })"
     )
     assert heights[0] == heights[3] == 1 and heights[1] <= 2 and heights[2] <= 4
 
 
-def test_tags_that_become_text_are_a_paragraph(page):
-    page.evaluate(RENDER, "a\n\n---\n\n<script>\nx()\n</script>\n\n<details><summary>s</summary>\n\nb\n\n</details>")
-    tags = page.locator("#rendered > *").evaluate_all("all => all.map((one) => one.tagName)")
+def test_tags_that_become_text_are_a_paragraph(renderer):
+    renderer.evaluate(
+        RENDER, "a\n\n---\n\n<script>\nx()\n</script>\n\n<details><summary>s</summary>\n\nb\n\n</details>"
+    )
+    tags = renderer.locator("#rendered > *").evaluate_all("all => all.map((one) => one.tagName)")
     assert tags == ["P", "HR", "P", "DETAILS"]
-    expect(page.locator("#rendered > p").last).to_have_text("<script> x() </script>")
+    expect(renderer.locator("#rendered > p").last).to_have_text("<script> x() </script>")

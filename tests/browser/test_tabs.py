@@ -12,17 +12,18 @@ from chat_page import (
     conversations,
     exported,
     long_conversation,
+    open_window,
     questions,
     send,
     take_in,
     wait_for_end,
+    wait_until_saved,
 )
 from playwright.sync_api import expect
 
 
-def test_two_tabs_show_the_same(page, context, server):
-    other = context.new_page()
-    other.goto(server.url)
+def test_two_tabs_show_the_same(page, server):
+    other = open_window(page, server.url)
     ask(page, "17 + 25 = ?")
     expect(conversations(other)).to_have_text(["17 + 25 = ?"])
     conversations(other).click()
@@ -46,10 +47,9 @@ def test_two_tabs_show_the_same(page, context, server):
         expect(questions(tab)).to_have_count(0)
 
 
-def test_editor_stays_open_while_another_tab_goes_on(page, context, server):
+def test_editor_stays_open_while_another_tab_goes_on(page):
     ask(page, "17 + 25 = ?")
-    other = context.new_page()
-    other.goto(page.url)
+    other = open_window(page, page.url)
     editor = other.get_by_label("Edit the message")
     questions(other).get_by_role("button", name="Edit").click()
     editor.fill("20 + 3 = ?")
@@ -72,14 +72,13 @@ def test_editor_stays_open_while_another_tab_goes_on(page, context, server):
     assert len(exported(other)["conversations"]) == 1
 
 
-def test_versions_can_be_chosen_after_another_tab_went_on(page, context, server):
+def test_versions_can_be_chosen_after_another_tab_went_on(page):
     ask(page, "17 + 25 = ?")
     questions(page).get_by_role("button", name="Edit").click()
     page.get_by_label("Edit the message").fill("20 + 3 = ?")
     page.keyboard.press("Enter")
     wait_for_end(page)
-    other = context.new_page()
-    other.goto(page.url)
+    other = open_window(page, page.url)
     expect(answers(other)).to_contain_text("23")
     ask(page, "What is the capital of France?")
     expect(answers(other)).to_have_count(2)
@@ -90,10 +89,9 @@ def test_versions_can_be_chosen_after_another_tab_went_on(page, context, server)
     expect(answers(other)).to_contain_text("42")
 
 
-def test_name_and_settings_that_are_entered_while_another_tab_goes_on(page, context, server):
+def test_name_and_settings_that_are_entered_while_another_tab_goes_on(page):
     ask(page, "17 + 25 = ?")
-    other = context.new_page()
-    other.goto(page.url)
+    other = open_window(page, page.url)
     other.get_by_role("button", name="Settings of this conversation").click()
     other.get_by_label("System prompt").fill("Be brief.")
     ask(page, "20 + 3 = ?")
@@ -113,12 +111,11 @@ def test_name_and_settings_that_are_entered_while_another_tab_goes_on(page, cont
         assert exported(tab)["conversations"][0]["system"] == "Be brief."
 
 
-def test_name_and_settings_that_another_tab_enters_in_mid_answer(page, context, server):
+def test_name_and_settings_that_another_tab_enters_in_mid_answer(page):
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")
     expect(answers(page)).to_contain_text("3, 4")
-    other = context.new_page()
-    other.goto(page.url)
+    other = open_window(page, page.url)
     choose(other, max_tokens=5)
     conversations(other).hover()
     other.get_by_role("button", name="Rename: Count from 3 to 15.").click()
@@ -131,12 +128,11 @@ def test_name_and_settings_that_another_tab_enters_in_mid_answer(page, context, 
     expect(other.get_by_role("heading", name="Numbers")).to_be_visible()
 
 
-def test_settings_of_a_conversation_that_another_tab_removes_are_those_of_no_other(page, context, server):
+def test_settings_of_a_conversation_that_another_tab_removes_are_those_of_no_other(page):
     ask(page, "17 + 25 = ?")
     page.get_by_role("button", name="Settings of this conversation").click()
     page.get_by_label("System prompt").fill("Be brief.")
-    other = context.new_page()
-    other.goto(page.url)
+    other = open_window(page, page.url)
     conversations(other).hover()
     other.get_by_role("button", name="Delete: 17 + 25 = ?").click()
     other.get_by_role("dialog").get_by_role("button", name="Delete").click()
@@ -148,13 +144,12 @@ def test_settings_of_a_conversation_that_another_tab_removes_are_those_of_no_oth
     expect(page.get_by_label("System prompt")).to_have_value("")
 
 
-def test_who_reads_is_left_alone_while_another_tab_goes_on(page, context, server):
+def test_who_reads_is_left_alone_while_another_tab_goes_on(page):
     file = long_conversation(40)
     file["conversations"][0]["messages"][1]["content"] = "<think>So be it.</think>Answer 0"
     take_in(page, file)
     expect(answers(page).last).to_contain_text("Answer 39")
-    other = context.new_page()
-    other.goto(page.url)
+    other = open_window(page, page.url)
     expect(answers(other)).to_have_count(40)
     answers(other).first.get_by_text("Thoughts").click()
     thought = answers(other).first.get_by_text("So be it.")
@@ -170,13 +165,12 @@ def test_who_reads_is_left_alone_while_another_tab_goes_on(page, context, server
     expect(thought).to_be_in_viewport()
 
 
-def test_answer_that_another_tab_is_getting(page, context, server):
+def test_answer_that_another_tab_is_getting(page):
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")
     expect(answers(page).last).to_contain_text("3, 4")
-    page.wait_for_timeout(600)  # it is saved twice a second
-    other = context.new_page()
-    other.goto(page.url)
+    wait_until_saved(page, "3, 4")
+    other = open_window(page, page.url)
     expect(answers(other)).to_contain_text("written in another tab")
     page.keyboard.press("Escape")
     wait_for_end(page)

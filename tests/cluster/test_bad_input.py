@@ -157,6 +157,11 @@ def refused_together(folder, model, tmp_path_factory) -> dict[str, Finished]:
     return ended
 
 
+@pytest.mark.parametrize("name", ["missing input", "unwritable output", "report is the output"])
+def test_files_are_refused_before_the_ranks_meet(name, refused_together):
+    assert "transport" not in refused_together[name].text
+
+
 @pytest.mark.parametrize("name", [*TOGETHER, *JOB_CASES])
 def test_one_after_another_is_refused_with_one_line(name, refused_together):
     done = refused_together[name]

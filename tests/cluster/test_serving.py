@@ -128,6 +128,17 @@ def check_death(server: Server, victim: str) -> None:
         assert stream.finish_reason is None
 
 
+@pytest.mark.parametrize(("launcher",), matrix())
+def test_when_the_launcher_is_killed_all_end(launcher):
+    with pair(launcher, "--drain-timeout", "1") as server:
+        tree, stream = server.processes, server.stream({"max_tokens": 1900}).wait_begun()
+        server.process.kill()
+        server.wait_end(tree, END_SECONDS)
+        assert stream.finish(2).was_cut or stream.error
+        if launcher == "torchrun":  # mpirun's daemon kills the ranks before they can say anything
+            check_account(server, f"process {server.process.pid}, which has started the ranks, is gone; the run ends")
+
+
 @pytest.mark.parametrize(("launcher", "rank"), matrix(("torchrun", 1), over=[(0,), (1,)]))
 def test_exception_in_a_rank_ends_all_with_its_traceback(launcher, rank):
     fault = {"FAULT": "raise", "FAULT_RANK": str(rank), "FAULT_STEP": "20"}

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from launchers import LAUNCH, command, descendants, finish, matrix, run, start
+from launchers import LAUNCH, LAUNCHERS, command, descendants, finish, matrix, run, start
 from serving import is_running, rank_number, serving, wait_for
 
 FAULTY = "tests/cluster/faulty_launch.py"
@@ -69,6 +69,17 @@ def test_gateway_of_a_supervisor_that_does_not_get_on_is_replaced(signum, tmp_pa
 
 
 @pytest.mark.slow
+def test_server_whose_launcher_is_stopped_goes_on_though_nobody_reads_its_log():
+    with serving("-pp", "2", "--no-autotune", *FLAGS, launcher="mpirun", ranks=2) as server:
+        os.kill(server.process.pid, signal.SIGSTOP)
+        until = time.monotonic() + 3 * TIMEOUT
+        while time.monotonic() < until:
+            assert server.complete(max_tokens=1).status == 200
+        os.kill(server.process.pid, signal.SIGCONT)
+        assert server.stop() == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
 def test_server_that_was_stopped_as_a_whole_goes_on():
     with serving("-pp", "2", "--no-autotune", *FLAGS, launcher="mpirun", ranks=2) as server:
         stream = server.stream({"max_tokens": 400}).wait_begun()
@@ -92,6 +103,21 @@ def test_rank_that_stops_before_the_others_have_met_it_is_named(launcher, rank, 
     assert done.returncode != 0
     assert f"stopped: process {pid}" in done.our_errors[0]
     wait_for(lambda: not is_running(pid), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launcher_that_stops_before_the_ranks_have_met_is_named(launcher, model):
+    """Ranks meet in torchrun's store, or by way of mpirun's daemon."""
+    process = start(command(launcher, 2, LAUNCH, "--model", model, "--prompt", "x", "-pp", "2", "--timeout", "4"))
+    wait_for(lambda: sum(rank_number(pid) >= 0 for pid in descendants(process.pid)) >= 2, 20)
+    ranks = [pid for pid in descendants(process.pid) if rank_number(pid) >= 0]
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_for(lambda: not any(map(is_running, ranks)), 30)
+    os.kill(process.pid, signal.SIGCONT)
+    done = finish(process, 25)
+    assert done.returncode != 0
+    assert f"stopped: process {process.pid}" in done.our_errors[0]
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -270,6 +270,19 @@ class TestStore:
         second = create("x", extra_headers=headers, previous_response_id=first.id, max_output_tokens=2)
         assert first.id == "resp_same" != second.id
 
+    @pytest.mark.parametrize("by_its_own", [True, False])
+    def test_response_whose_id_is_another_than_was_chosen_is_cancelled(self, server, create, by_its_own):
+        headers = {"x-request-id": "again"}
+        create(extra_headers=headers)
+        endless = {"ignore_eos": True, "min_tokens": 1500}
+        stream = create("x", extra_headers=headers, extra_body=endless, max_output_tokens=1500, stream=True)
+        begun = next(stream)
+        assert begun.response.id != "resp_again"
+        id = begun.response.id if by_its_own else "again"
+        assert server.post(f"/v1/requests/{id}/cancel", b"", KEYS[1])[0] == 404
+        assert server.post(f"/v1/requests/{id}/cancel", b"", KEYS[0])[0] == 200
+        assert [event.type for event in stream][-1] == "response.failed"
+
 
 REFUSED = [
     ({"background": True}, "background"),

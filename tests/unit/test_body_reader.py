@@ -37,6 +37,14 @@ def test_wrong_fields_are_refused_all_the_same():
         read(BODY | {f"x{index}": 1 for index in range(MAX_IGNORED + 1)}, [])
 
 
+@pytest.mark.parametrize("name", ["a\nb\x1b[31m", "a`\r\nb", "x" * 10**6])
+def test_names_of_unknown_fields_are_told_in_one_short_printable_line(name):
+    with pytest.raises(WrongBody, match="unknown field") as caught:
+        read(BODY | {name: 1})
+    text = f"{caught.value} {caught.value.field}"
+    assert text.isprintable() and len(text) < 2000
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[1]", b'{"a": 1, "b": ' + b"[" * 100_000, b'{"n": 1.0, "seed": ' + b"9" * 400]
 )

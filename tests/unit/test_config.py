@@ -333,6 +333,11 @@ def test_words_that_are_no_command_are_refused(words):
         ("serve", ["--gpu-memory-utilization=0.9"], "(did you mean --memory-utilization?)"),
         ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
         ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),
+        (
+            "generate",
+            ["--prompt", "“17", "+", "25”"],
+            "unexpected '+'; to a shell only \" and ' are quotes, not “ and ”",
+        ),
     ],
 )
 def test_flags_of_other_engines_lead_to_ours(command, arguments, complaint):
@@ -344,6 +349,18 @@ def test_flags_of_other_engines_lead_to_ours(command, arguments, complaint):
 def test_flags_of_other_engines_are_none_of_ours():
     ours = {flag for command in COMMANDS for flag in build_parser(command)._option_string_actions}
     assert not ours & OTHER_ENGINES.keys() and {name.split()[0] for name in OTHER_ENGINES.values()} <= ours
+
+
+@pytest.mark.parametrize("word", ["—prompt", "－－prompt", "–prompt"])
+def test_dash_that_is_no_hyphen_is_named(word):
+    with pytest.raises(
+        UserError, match=f"unknown option {word}: it begins with a dash; options begin with two hyphens"
+    ):
+        split_command([word, "Hello"])
+
+
+def test_comma_of_a_chinese_keyboard_is_one():
+    assert EngineOptions.from_flat({"tensor_parallel_size": "2，1"}).parallel.tensor_parallel_size == (2, 1)
 
 
 def test_short_option_may_be_joined_to_its_value():

@@ -39,6 +39,7 @@ MISTAKES = {
     "no place for the output": ["--prompt", "x", "--output", "nowhere/out.jsonl"],
     "layout of more ranks": ["--prompt", "x", "-tp", "2"],
     "address of another machine": ["serve", "--host", "203.0.113.1"],
+    "chart of another kind": ["bench", "latency", "--plot", "chart.gif"],
     "no such file of keys": ["serve", "--port", "0", "--api-key-file", "nowhere"],
 }
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}

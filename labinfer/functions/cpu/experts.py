@@ -176,7 +176,25 @@ class CpuExperts:
     ) -> torch.Tensor:
         dtype, x_TD = x_TD.dtype, readable(x_TD.contiguous())
         expert_ids_TA, weights_TA = expert_ids_TA.contiguous(), weights_TA.contiguous()
-        out_TD, sums_TD, is_first = torch.empty_like(x_TD), None, True
+        out_TD = torch.empty_like(x_TD)
+        multiply = partial(self._multiply, x_TD, expert_ids_TA, weights_TA, experts, out_TD=out_TD, first=first)
+        if isinstance(experts, CpuPackedExperts):
+            multiply()
+        else:  # the ids say what has to be read
+            self._library.run(multiply)
+        return out_TD.to(dtype)
+
+    def _multiply(
+        self,
+        x_TD: torch.Tensor,
+        expert_ids_TA: torch.Tensor,
+        weights_TA: torch.Tensor,
+        experts: PackedExperts,
+        *,
+        out_TD: torch.Tensor,
+        first: int,
+    ) -> None:
+        sums_TD, is_first = None, True
         for part, is_last in experts.parts(expert_ids_TA, first):
             if is_first and not is_last:
                 sums_TD = x_TD.new_empty(len(x_TD), -(-x_TD.shape[1] // PANEL) * PANEL, dtype=torch.float32)
@@ -194,4 +212,3 @@ class CpuExperts:
             )
             self._experts(ctypes.byref(part.compiled), ctypes.byref(call), torch.get_num_threads())
             is_first = False
-        return out_TD.to(dtype)

@@ -58,7 +58,7 @@ class CpuGraph:
 def capture(library: Library, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, CpuGraph | None]:
     """See ``functions.graph.Capture``; what ``run`` calls of this library is captured."""
     recording = _Recording()
-    library.observer = recording.add_call
+    library.observer = recording
     try:
         with recording:
             out = run()
@@ -79,8 +79,19 @@ class _Recording(TorchFunctionMode):
         """The first thing that cannot be done again."""
         self._steps: list[CompiledCall | Callable[[], object]] = []
         self._kept: list[object] = []
+        self._pauses = False
+
+    def run(self, step: Callable[[], None]) -> None:
+        self._steps.append(step)
+        self._pauses = True
+        try:
+            step()
+        finally:
+            self._pauses = False
 
     def add_call(self, again: Callable | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
+        if self._pauses:
+            return
         if again is None:
             self._stop_at("a call that is not REPLAYABLE")
             return
@@ -93,7 +104,9 @@ class _Recording(TorchFunctionMode):
 
     def __torch_function__(self, operation, types, arguments=(), named=None):
         out = operation(*arguments, **(named or {}))
-        if not isinstance(out, torch.Tensor):
+        if self._pauses:
+            pass
+        elif not isinstance(out, torch.Tensor):
             if operation.__name__ not in FACTS:
                 self._stop_at(operation.__name__)
         elif operation in NEW_MEMORY:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,9 +24,15 @@ def build(cache: Path, on_progress: compiler.OnProgress = lambda done, total: No
     return compiler.build("kernels", SOURCES, cache, ["-fopenmp"], on_progress)
 
 
-Observer = Callable[[Callable | None, Sequence[type], Sequence[Any]], None]
-"""Is told of each call: of the function that makes it again with arguments from memory (``replay.h``), or None where there is
-none, and of the arguments with their types."""
+class Observer(Protocol):
+    """Is told of what runs, so that it can be done again."""
+
+    def add_call(self, again: Callable | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
+        """A call, by the function that makes it again with arguments from memory (``replay.h``), or None where there is none,
+        and by the arguments with their types."""
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Something that is to run in Python, now and again, whatever it calls."""
 
 
 class Library:
@@ -43,10 +49,17 @@ class Library:
 
         def call(*arguments):
             if self.observer is not None:
-                self.observer(again, function.argtypes, arguments)
+                self.observer.add_call(again, function.argtypes, arguments)
             function(*arguments)
 
         setattr(self, name, call)
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Something that decides in Python what it calls. It writes to memory that it was made with."""
+        if self.observer is not None:
+            self.observer.run(step)
+        else:
+            step()
 
 
 def load(path: Path) -> Library:
@@ -86,7 +99,10 @@ def load(path: Path) -> Library:
         "read_rows": [count, size, size, pointer, size, size, size, count],
         "ceiling_memory": [pointer, size, count],
         "ceiling_float32": [size, count],
+        "reader_open": [count, size, count],
+        "reader_wait": [pointer, size],
     }
+    never_captured = {"reader_add": [pointer, size, size, pointer, size, size], "reader_close": [pointer]}
     where_there_is_the_instruction = {
         "linear_dot": arguments["linear"],
         "experts_dot": arguments["experts"],
@@ -96,14 +112,17 @@ def load(path: Path) -> Library:
     }
     present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(compiled, name)}
     library = Library(compiled)
-    for name, types in (arguments | counted | present).items():
+    for name, types in (arguments | counted | never_captured | present).items():
         function = getattr(compiled, name)
         function.argtypes = types
         if name in counted or name.startswith("ceiling_"):
             function.restype = size
             setattr(library, name, function)
+            continue
+        function.restype = None
+        if name in never_captured:
+            setattr(library, name, function)
         else:
-            function.restype = None
             library.add(name, function, getattr(compiled, f"replay_{name}", None))
     library.replay.argtypes, library.replay.restype = [pointer, size], None
     return library

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,7 @@ from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu import library
 from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
+from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.loading import CpuLoading
@@ -90,6 +92,9 @@ class CpuProvider(Provider):
 
     def capture(self) -> Capture | None:
         return partial(capture, self._library) if self._library is not None else None
+
+    def expert_offload(self, num_bytes: int, folder: Path) -> ExpertArena | None:
+        return ExpertArena(self._library, num_bytes, folder) if self._library is not None else None
 
     def loading(self) -> CpuLoading | None:
         return CpuLoading(self._library) if self._library is not None else None

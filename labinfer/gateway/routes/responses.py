@@ -125,13 +125,14 @@ class ResponseAnswer:
         active: ActiveCall,
     ):
         self._call, self._body, self._conversation, self._active = call, body, conversation, active
-        id = RESPONSE_PREFIX + call.id
-        if call.service.stored_responses.get(call.caller.name, id) is not None:  # callers may choose the same again
-            id = RESPONSE_PREFIX + uuid.uuid4().hex
+        name = call.id
+        if call.service.stored_responses.get(call.caller.name, RESPONSE_PREFIX + name) is not None:
+            name = uuid.uuid4().hex  # the caller has chosen the same again, and keeps both
+            active.add_name(name)
         (opened,) = active.opened
         self._state, tokenizer = opened, model.reader.tokenizer
         self._reader = ReplyReader(tokenizer, opened.request.prompt_token_ids, parsed.tool_use)
-        response = new_response(id, self._now(), model.info.name, body, parsed.sampling)
+        response = new_response(RESPONSE_PREFIX + name, self._now(), model.info.name, body, parsed.sampling)
         self._writer = ResponseWriter(response, tokenizer)
 
     def whole(self, completion: Completion) -> StoredResponse:

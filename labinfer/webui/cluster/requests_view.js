@@ -1,6 +1,6 @@
 // RequestsView: the open requests, how old and how far they are, and the ends of one's own.
 
-import { make } from "../element.js";
+import { make, setText } from "../element.js";
 import { table } from "./table.js";
 import { duration, grouped } from "./units.js";
 
@@ -30,6 +30,7 @@ export class RequestsView {
       if (this._body.children[n] !== element) this._body.insertBefore(element, this._body.children[n] ?? null);
     });
     this._table.hidden = rows.size === 0;
+    if (!open.data.some(({ id }) => id === this._refused)) this._tell("");
     this._rest.textContent = rows.size === 0 ? words.noRequests : open.total > rows.size ? words.moreRequests(open.total - rows.size) : "";
   }
 
@@ -41,7 +42,9 @@ export class RequestsView {
     this._table = table(words.openRequests, names.map((name) => words.columns[name]), []);
     this._body = this._table.tBodies[0];
     this._rest = make("p", { className: "hint" });
-    this._place.replaceChildren(this._table, this._rest);
+    this._trouble = make("p", { className: "failure", role: "alert" });
+    this._refused = ""; // id of the request that was not cancelled
+    this._place.replaceChildren(this._table, this._rest, this._trouble);
   }
 
   _row({ id, own }) {
@@ -70,7 +73,18 @@ export class RequestsView {
   async _end(button, id) {
     if (button.ariaBusy === "true") return;
     button.ariaBusy = "true"; // and not disabled, which would take the focus away
-    await this._cancel(id);
+    this._tell("");
+    try {
+      await this._cancel(id);
+    } catch (failure) {
+      this._tell(id, failure.message);
+    }
     button.ariaBusy = "false";
+  }
+
+  /** Say why a request was not cancelled, as long as it is listed; "" for none. */
+  _tell(id, why) {
+    this._refused = id;
+    setText(this._trouble, id && this._words.notCancelled(id, why));
   }
 }

@@ -7,8 +7,13 @@ import json
 
 from fake_clock import FakeClock
 
+from labinfer.batch.job import BatchJob
+from labinfer.batch.job_output import JobOutput
 from labinfer.batch.progress import JobProgress
+from labinfer.config import JobOptions
 from labinfer.engine.llm_engine import EngineLoad
+from labinfer.observe.output_file import OutputFile
+from labinfer.sampling_params import SamplingParams
 
 LOAD = EngineLoad(num_running=3, num_waiting=2, kv_usage=0.256)
 
@@ -53,3 +58,16 @@ def test_json_lines_come_each_second_and_none_is_silent():
     silent = JobProgress("none", clock, 5, 0, io.StringIO())
     clock.now += 100
     assert not silent.due()
+
+
+def test_line_on_the_terminal_makes_room_for_answers(monkeypatch):
+    written = []
+    monkeypatch.setattr(OutputFile, "is_terminal", True)
+    monkeypatch.setattr(OutputFile, "write", lambda self, text: written.append(stream.getvalue()[-5:]))
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    progress = JobProgress("auto", FakeClock(), None, 0, stream)
+    progress.show(num_done=0, num_failed=0, output_tokens=0, load=LOAD)
+    output = JobOutput(JobOptions(input="in.jsonl"), {}, {})
+    BatchJob(None, output, progress, defaults=SamplingParams(), model_name="m")._refuse(1, b"", (None, None), "no")
+    assert written == ["    \r"], "the line is gone when an answer comes"

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from published_formats import pack
 
+from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.expert_arena import ExpertArena, offload
 from labinfer.functions.packed_experts import ExpertForm
 from labinfer.functions.protocols import ExpertFunctions, Functions
 from labinfer.functions.providers import make_registry, reference_registry
@@ -145,8 +145,8 @@ def test_coded_experts_may_be_in_a_file(compiled_functions, tmp_path):
     functions = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)]).select(CPU, torch.float32)
     form = (4, 32, True)
     resident, _ = make(functions.coded_experts["int4"], form, 70, 40, 16)
-    arena = ExpertArena(3 * resident.nbytes // EXPERTS, tmp_path)
-    own = offload(functions, arena).coded_experts["int4"]
+    arena = ExpertArena(compiled_functions, 3 * resident.nbytes // EXPERTS, tmp_path)
+    own = arena.offload(functions).coded_experts["int4"]
     torch.manual_seed(0)
     offloaded, _ = make(own, form, 70, 40, 16)
     assert offloaded.nbytes == resident.nbytes

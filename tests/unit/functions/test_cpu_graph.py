@@ -88,6 +88,26 @@ def test_products_of_torch_are_captured(compiled_functions):
         assert torch.equal(out, run())
 
 
+@torch.inference_mode()
+def test_what_python_decides_is_decided_again(compiled_functions):
+    """Calls and torch's operations in it are not seen by the capture."""
+    x, larger = torch.tensor([1.0, 2.0]), torch.empty(1)
+
+    def choose() -> None:
+        larger.copy_(CpuSampling(compiled_functions).argmax(x[None]) if x.sum().item() > 0 else -x.max())
+
+    def run() -> torch.Tensor:
+        compiled_functions.run(choose)
+        return larger.add(larger)
+
+    out, graph = capture(compiled_functions, run)
+    assert out.tolist() == [2]
+    for new, expected in (([5, 4], 0), ([-5, -4], 8)):
+        x.copy_(torch.tensor(new))
+        graph.replay()
+        assert out.tolist() == [expected]
+
+
 @pytest.mark.parametrize(
     "run",
     [

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from labinfer.errors import UserError
+from labinfer.functions.cpu.expert_arena import ExpertArena, OffloadedExperts
 from labinfer.functions.cpu.experts import CpuExperts
-from labinfer.functions.expert_arena import BLOCK_BYTES, PIECE_BYTES, ExpertArena, OffloadedExperts
+from labinfer.functions.cpu.file_reader import BLOCK_BYTES, PIECE_BYTES
 from labinfer.functions.providers import reference_registry
 from labinfer.native import compiler
 
@@ -20,10 +23,15 @@ SIZE, SLOT = 5000, 2 * BLOCK_BYTES
 """Bytes of an expert, and of its place in memory and in the file."""
 
 
-def arena(folder: Path, slots: int, experts: int = 0) -> tuple[ExpertArena, list[int]]:
-    """With so many experts in its file, which are bytes of their number."""
-    made = ExpertArena(slots * SLOT, folder)
-    return made, [made.write(torch.full((SIZE,), number, dtype=torch.uint8)) for number in range(experts)]
+@pytest.fixture
+def arena(compiled_functions, tmp_path):
+    """``arena(slots, experts)``: with so many experts in its file, which are bytes of their number, and their positions."""
+
+    def make(slots: int, experts: int = 0) -> tuple[ExpertArena, list[int]]:
+        made = ExpertArena(compiled_functions, slots * SLOT, tmp_path)
+        return made, [made.write(torch.full((SIZE,), number, dtype=torch.uint8)) for number in range(experts)]
+
+    return make
 
 
 def numbers(made: ExpertArena, parts) -> list[list[int]]:
@@ -37,16 +45,16 @@ def numbers(made: ExpertArena, parts) -> list[list[int]]:
     return found
 
 
-def test_arena_gives_experts_in_order_also_more_than_it_has_slots(tmp_path):
-    made, positions = arena(tmp_path, slots=4, experts=11)
+def test_arena_gives_experts_in_order_also_more_than_it_has_slots(arena):
+    made, positions = arena(slots=4, experts=11)
     parts = numbers(made, made.parts(positions))
     assert [number for part in parts for number in part] == list(range(11))
     assert all(len(part) <= 2 for part in parts)  # half of the slots, the other half is read into
     assert [is_last for _, is_last in made.parts(positions)] == [False] * 5 + [True]
 
 
-def test_arena_keeps_what_was_used_last(tmp_path):
-    made, positions = arena(tmp_path, slots=4, experts=6)  # the first four are in memory
+def test_arena_keeps_what_was_used_last(arena):
+    made, positions = arena(slots=4, experts=6)  # the first four are in memory
     for wanted in ((0, 1), (4,), (0, 1), (5,), (0, 1)):
         assert sum(numbers(made, made.parts([positions[number] for number in wanted])), []) == list(wanted)
     assert (made.stats.hits, made.stats.misses) == (6, 2)
@@ -56,28 +64,28 @@ def test_arena_keeps_what_was_used_last(tmp_path):
     assert made.stats.stall_time > 0
 
 
-def test_arena_reads_a_layer_in_some_parts_of_like_size(tmp_path):
-    made, positions = arena(tmp_path, slots=40, experts=60)
+def test_arena_reads_a_layer_in_some_parts_of_like_size(arena):
+    made, positions = arena(slots=40, experts=60)
     parts = numbers(made, made.parts(positions[40:60]))
     assert parts == [list(range(begin, begin + 5)) for begin in (40, 45, 50, 55)]
     assert numbers(made, made.parts(positions[40:60])) == [list(range(40, 60))]  # in memory now
 
 
-def test_experts_in_memory_come_before_those_that_are_read_at_once(tmp_path):
-    made, positions = arena(tmp_path, slots=20, experts=30)
+def test_experts_in_memory_come_before_those_that_are_read_at_once(arena):
+    made, positions = arena(slots=20, experts=30)
     wanted = [0, 1, 20, 2, 21, 22, 3]
     assert numbers(made, made.parts([positions[number] for number in wanted])) == [[0, 1], [20, 2, 21, 22, 3]]
 
 
-def test_arena_survives_a_step_that_ended_early(tmp_path):
-    made, positions = arena(tmp_path, slots=4, experts=8)
+def test_arena_survives_a_step_that_ended_early(arena):
+    made, positions = arena(slots=4, experts=8)
     for _ in made.parts(positions[4:]):
         break
     assert sum(numbers(made, made.parts(positions)), []) == list(range(8))
 
 
-def test_failed_read_leaves_nothing_stale_in_memory(tmp_path):
-    made, positions = arena(tmp_path, slots=4, experts=8)
+def test_failed_read_leaves_nothing_stale_in_memory(arena):
+    made, positions = arena(slots=4, experts=8)
     file, last = made._file.fileno(), positions[4:]
     data = os.pread(file, 8 * SLOT, 0)
     os.ftruncate(file, 5 * SLOT)
@@ -90,21 +98,46 @@ def test_failed_read_leaves_nothing_stale_in_memory(tmp_path):
     assert sorted([*made._used.values(), *made._free]) == [0, 1, 2, 3]
 
 
-def test_disk_that_fails_is_named(tmp_path, monkeypatch):
-    made, positions = arena(tmp_path, slots=2, experts=3)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
-        with pytest.raises(
-            OSError, match=f"experts' file in {tmp_path} cannot be read at {2 * SLOT}: Input/output error"
-        ):
-            numbers(made, made.parts(positions[2:]))
+@contextlib.contextmanager
+def broken_disk(made: ExpertArena, folder: Path) -> Iterator[None]:
+    """The arena's file is a folder, which cannot be read."""
+    file = made._reader._file.fileno()
+    kept, broken = os.dup(file), os.open(folder, os.O_RDONLY)
+    os.dup2(broken, file)
+    try:
+        yield
+    finally:
+        os.dup2(kept, file)
+        os.close(kept)
+        os.close(broken)
+
+
+def test_disk_that_fails_is_named(arena, tmp_path):
+    made, positions = arena(slots=2, experts=3)
+    message = f"experts' file in {tmp_path} cannot be read at {2 * SLOT}: Is a directory"
+    with broken_disk(made, tmp_path), pytest.raises(OSError, match=message):
+        numbers(made, made.parts(positions[2:]))
     assert numbers(made, made.parts(positions[2:])) == [[2]]
 
 
-def test_large_expert_is_read_in_pieces_and_as_a_whole(tmp_path):
+def test_arena_that_goes_while_it_reads_leaves_no_thread(arena):
+    begin = threads()
+    made, positions = arena(slots=4, experts=8)
+    assert threads() > begin
+    next(made.parts(positions[4:]))
+    del made
+    assert threads() == begin
+
+
+def threads() -> int:
+    """Those of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_large_expert_is_read_in_pieces_and_as_a_whole(compiled_functions, tmp_path):
     """With bytes that tell where they stand."""
     size = 2 * PIECE_BYTES + BLOCK_BYTES
-    made = ExpertArena(2 * size, tmp_path)
+    made = ExpertArena(compiled_functions, 2 * size, tmp_path)
     expert = torch.arange(size, dtype=torch.int64).remainder(251).to(torch.uint8)
     positions = [made.write(expert + number) for number in range(3)]
     for number in (2, 0, 1, 2):
@@ -113,40 +146,40 @@ def test_large_expert_is_read_in_pieces_and_as_a_whole(tmp_path):
         assert torch.equal(made._slots_SB[row], expert + number)
 
 
-def test_reads_go_as_far_ahead_as_there_are_slots(tmp_path):
-    made, positions = arena(tmp_path, slots=6, experts=14)
+def test_reads_go_as_far_ahead_as_there_are_slots(arena):
+    made, positions = arena(slots=6, experts=14)
     parts = made.parts(positions[6:])
     next(parts)
     assert made.stats.misses == 6, "three are multiplied with, three are under way"
     assert numbers(made, parts) == [[9, 10, 11], [12, 13]]
 
 
-def test_arena_without_room_for_two_experts_is_refused(tmp_path):
+def test_arena_without_room_for_two_experts_is_refused(arena):
     with pytest.raises(UserError, match=r"--expert-offload has room for 1 experts of 8192 bytes; give 16384 bytes"):
-        arena(tmp_path, slots=1, experts=1)
+        arena(slots=1, experts=1)
 
 
-def test_experts_of_two_sizes_are_refused(tmp_path):
-    made, _ = arena(tmp_path, slots=4, experts=1)
+def test_experts_of_two_sizes_are_refused(arena):
+    made, _ = arena(slots=4, experts=1)
     with pytest.raises(UserError, match="experts of one size; those of this checkpoint take 5000 and 1200 bytes"):
         made.write(torch.zeros(1200, dtype=torch.uint8))
 
 
-def test_arena_in_a_folder_that_cannot_be_is_refused(tmp_path):
+def test_arena_in_a_folder_that_cannot_be_is_refused(compiled_functions, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--expert-offload: no file for experts in"):
-        ExpertArena(SIZE, tmp_path / "file")
+        ExpertArena(compiled_functions, SIZE, tmp_path / "file")
 
 
-def test_full_disk_is_refused(tmp_path, monkeypatch):
-    made, _ = arena(tmp_path, slots=2)
+def test_full_disk_is_refused(arena, monkeypatch):
+    made, _ = arena(slots=2)
     monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(UserError, match=r"ends at 0 bytes \(No space left on device\)"):
         made.write(torch.zeros(SIZE, dtype=torch.uint8))
 
 
-def test_experts_of_the_reference_cannot_be_offloaded(tmp_path):
-    made, functions = ExpertArena(SIZE, tmp_path), reference_registry().select(CPU, torch.float32)
+def test_experts_of_the_reference_cannot_be_offloaded(compiled_functions, tmp_path):
+    made, functions = ExpertArena(compiled_functions, SIZE, tmp_path), reference_registry().select(CPU, torch.float32)
     with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
         OffloadedExperts(
             made,
@@ -170,7 +203,7 @@ def test_offloaded_experts_give_the_same_bits(compiled_functions, tmp_path, quan
     make = cpu.calls(quantization, 0)["make_experts"]
     shape = {"hidden_size": 70, "columns": 20, "dtype": dtype, "device": CPU}
     expert_bytes = make(num_experts=1, **shape).nbytes
-    made = ExpertArena(5 * -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES, tmp_path)
+    made = ExpertArena(compiled_functions, 5 * -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES, tmp_path)
     layers = []
     for _ in range(2):
         resident, offloaded = make(num_experts=8, **shape), OffloadedExperts(made, make, num_experts=8, **shape)

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from safetensors.torch import save
 import labinfer
 from labinfer.batch.reader import JsonlReader
 from labinfer.body_reader import read_body
-from labinfer.comm import wire
+from labinfer.comm import lifeline, wire
 from labinfer.comm.communicator import Finished, Handle
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.lifeline import Lifeline
@@ -78,9 +79,10 @@ def test_lines_of_a_job_are_read_or_refused(cases, tmp_path):
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        for _, line in JsonlReader(str(path), 1 << 16):
-            if isinstance(line, bytes):
-                parse_line(line, SamplingParams())
+        with closing(JsonlReader(str(path), 1 << 16)) as reader:
+            for _, line in reader:
+                if isinstance(line, bytes):
+                    parse_line(line, SamplingParams())
 
     fuzz(read, [*LINES, b"\n".join(LINES)], refusals=(UserError,), **cases(100))
     fuzz(read, LINES, refusals=(UserError,), change=mutate_json, **cases(100))
@@ -383,10 +385,9 @@ def test_strangers_at_the_lifelines_port_hold_up_nobody(cases):
         made[0].close()
 
 
-def test_nonsense_on_a_lifeline_ends_its_group_and_nothing_else(cases):
+def test_nonsense_on_a_lifeline_ends_its_group_and_nothing_else(cases, monkeypatch):
+    monkeypatch.setattr(lifeline, "GRACE_SECONDS", 0.0)  # or as many threads as cases wait for a rank's own account
     seeds = [framed(State("a"), Stats(b"b"), State("c")), framed(Failure("rank 1 fails")), framed(Goodbye())]
-    number = cases(20)
-    number["cases"] = min(number["cases"], 500)  # each takes a thread, which waits for the rank's own account
 
     def read(data: bytes) -> None:
         ours, theirs = socket.socketpair()
@@ -397,4 +398,4 @@ def test_nonsense_on_a_lifeline_ends_its_group_and_nothing_else(cases):
             line._thread.join(5)
             assert not line._thread.is_alive()
 
-    fuzz(read, seeds, refusals=(), **number)
+    fuzz(read, seeds, refusals=(), **cases(20))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import time
 
 import pytest
 
-from labinfer.observe import progress_line
-from labinfer.observe.progress_line import ProgressLine, compile_progress
+from labinfer.observe import line_writer, progress_line
+from labinfer.observe.line_writer import LineWriter
+from labinfer.observe.progress_line import ProgressLine, Ticker, compile_progress
 from labinfer.observe.report import RunReport, describe_loads
 from labinfer.observe.table import format_bytes, format_table, percentile
 from labinfer.rank_stats import WorkerStats
@@ -25,6 +29,22 @@ def test_tables_align_chinese_by_its_width():
     lines = format_table(("name", "n"), [("你好", 5), ("abcdef", 12)]).splitlines()
     assert lines[2] == "你好     5"
     assert lines[3] == "abcdef  12"
+
+
+def test_lines_that_nobody_reads_hold_up_nobody_and_come_when_somebody_does(monkeypatch):
+    monkeypatch.setattr(line_writer, "CLOSE_SECONDS", 0.05)
+    read_end, write_end = os.pipe()
+    writer, num_lines = LineWriter(write_end), line_writer.MAX_LINES + 5000
+    for number in range(num_lines):
+        writer.write(f"{number:0100d}\n")
+    writer.close()
+    text = ""
+    while not (lost := re.search(r"labinfer: (\d+) more lines of this log are lost", text)):
+        text += os.read(read_end, 1 << 20).decode()
+    written = [int(line) for line in text.splitlines()[:-1]]
+    assert written == list(range(len(written))) and len(written) + int(lost[1]) == num_lines
+    os.close(read_end)
+    os.close(write_end)
 
 
 def test_bytes_are_given_in_the_unit_that_fits():
@@ -95,6 +115,27 @@ def test_compiling_is_said_before_it_begins_and_every_two_seconds(monkeypatch):
     assert stream.getvalue() == ""  # nothing had to be compiled
 
 
+def test_ticker_counts_the_seconds_of_what_says_nothing_itself(monkeypatch):
+    monkeypatch.setattr(progress_line, "TICK_SECONDS", 0.01)
+    stream = io.StringIO()
+    ticker = Ticker(lambda: "importing", stream, plain_seconds=0.02)
+    assert stream.getvalue() == "", "off a terminal, what is fast is done without a word"
+    deadline = time.monotonic() + 10
+    while "importing, 0 s" not in stream.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ticker.describe = lambda: "meeting"
+    ticker.close()
+    lines = stream.getvalue().splitlines()
+    assert lines and {*lines} <= {"labinfer: importing, 0 s", "labinfer: meeting, 0 s"}
+
+
+def test_ticker_on_a_terminal_begins_at_once_and_leaves_nothing():
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    Ticker(lambda: "importing", stream).close()
+    assert stream.getvalue() == "\rimporting\r         \r"
+
+
 def test_report_has_a_line_for_those_who_only_want_the_answer():
     report = RunReport(
         num_finished=1,
@@ -107,4 +148,6 @@ def test_report_has_a_line_for_those_who_only_want_the_answer():
     assert report.summary() == "8 tokens in 500.0 ms (16.0/s), the first after 100.0 ms; prompt of 9 tokens"
     report.num_finished, report.output_tokens = 2, 1
     assert report.summary().startswith("2 answers: 1 token in 500.0 ms (2.0/s), ")
+    report.num_finished, report.prompt_tokens = 1, 1
+    assert report.summary().endswith("; prompt of 1 token")
     assert RunReport().summary() == "0 tokens in 0.0 ms; prompt of 0 tokens"

@@ -61,12 +61,12 @@ def test_hardware_threads_of_a_core_go_to_the_same_rank_and_count_once():
 
 
 def test_rank_alone_keeps_its_mask():
-    assert choose(ranks(1, EIGHT)) == ThreadChoice(8, "8 cores shared by 1 rank")
+    assert choose(ranks(1, EIGHT)) == ThreadChoice(8, "8 cores")
 
 
 def test_ranks_that_a_launcher_has_bound_keep_their_masks():
     everyone = [rank(0, singles(0, 1)), rank(1, singles(2, 3))]
-    assert choose(everyone, 1) == ThreadChoice(2, "2 cores shared by 1 rank; this rank may use 2 of the node's 8 CPUs")
+    assert choose(everyone, 1) == ThreadChoice(2, "2 cores; this rank may use 2 of the node's 8 CPUs")
 
 
 def test_mask_that_several_ranks_were_given_is_dealt_among_them():
@@ -91,7 +91,7 @@ def test_more_ranks_than_cores_run_one_thread_each_wherever_there_is_room():
 
 def test_other_nodes_have_cores_of_their_own():
     everyone = [rank(0, EIGHT, "a"), rank(1, EIGHT, "b")]
-    assert choose(everyone, 1) == ThreadChoice(8, "8 cores shared by 1 rank")
+    assert choose(everyone, 1) == ThreadChoice(8, "8 cores")
 
 
 def test_containers_limit_counts_where_it_is_less_than_the_cores():

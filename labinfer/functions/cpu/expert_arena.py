@@ -5,46 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import mmap
 import os
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import torch
 
 from labinfer.errors import UserError
+from labinfer.functions.cpu.file_reader import BLOCK_BYTES, NUM_THREADS, PIECE_BYTES, FileReader
+from labinfer.functions.cpu.library import Library
+from labinfer.functions.expert_offload import ExpertStats, needs_compiled_experts
 from labinfer.functions.packed_experts import MatrixCodes, PackedExperts
 from labinfer.functions.protocols import ExpertFunctions, Functions
 
 PARTS = 4
 """A layer's experts are read in so many parts at most, so that one is multiplied with while the next ones are read."""
-READERS = 4
-"""Threads that read: a disk is the fastest with several reads under way."""
-PIECE_BYTES = 1 << 20
-"""Bytes of one read; a larger expert is read by several threads."""
-BLOCK_BYTES = 4096
-"""Experts begin at multiples of it, in the file and in memory: what reading past the page cache asks for."""
 LEAST_SLOTS = 2
 """One to multiply with, and one to read into."""
-
-
-@dataclass
-class ExpertStats:
-    """Counters of the experts that were asked for. Times in seconds."""
-
-    hits: int = 0
-    """Experts that were in memory."""
-    misses: int = 0
-    bytes_read: int = 0
-    stall_time: float = 0.0
-    """Time in which nothing could be computed for want of an expert."""
 
 
 class ExpertArena:
@@ -61,24 +42,32 @@ class ExpertArena:
         UserError: there can be no file.
     """
 
-    def __init__(self, num_bytes: int, folder: Path, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, library: Library, num_bytes: int, folder: Path, clock: Callable[[], float] = time.perf_counter):
         self.stats = ExpertStats()
-        self._num_bytes, self._folder, self._clock = num_bytes, folder, clock
+        self._library, self._num_bytes, self._folder, self._clock = library, num_bytes, folder, clock
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it lives as long as the arena
         except OSError as error:
             raise UserError(f"--expert-offload: no file for experts in {folder} ({error.strerror})") from None
-        self._direct = _reopen_direct(self._file)
         self._end = self._expert_bytes = 0
         self._slots_SB, self._begin = torch.empty(0, 0, dtype=torch.uint8), 0
         self._padded_B = torch.empty(0, dtype=torch.uint8)  # an expert on its way to the file
         self._used: OrderedDict[int, int] = OrderedDict()
         """Slots by the expert's position in the file, the least recently used first."""
         self._free: list[int] = []
-        self._reads: dict[int, list[Future[None]]] = {}
-        """Reads of experts that are not known to be in their slots yet, by position."""
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="expert-reader")
+        self._reader: FileReader | None = None
+        self._reads: set[int] = set()
+        """Positions of experts that are not known to be in their slots yet."""
+
+    def offload(self, functions: Functions) -> Functions:
+        """The same functions with all experts in here."""
+
+        def offloaded(own: ExpertFunctions) -> ExpertFunctions:
+            return dataclasses.replace(own, make_experts=partial(OffloadedExperts, self, own.make_experts))
+
+        coded = {quantization: offloaded(own) for quantization, own in functions.coded_experts.items()}
+        return dataclasses.replace(functions, experts=offloaded(functions.experts), coded_experts=coded)
 
     def reset_stats(self) -> None:
         """Count from 0 again."""
@@ -109,12 +98,12 @@ class ExpertArena:
             UserError: the disk is full, the slots are too few, or not all experts are of one size.
         """
         self.expect(len(data_B))
-        if not self._end:
-            self._make_slots()
-        padded_B = self._padded_B
-        padded_B[: len(data_B)] = data_B
-        position, view = self._end, memoryview(padded_B.numpy())
+        position = self._end
         try:
+            if not position:
+                self._make_slots()
+            self._padded_B[: len(data_B)] = data_B
+            view = memoryview(self._padded_B.numpy())
             while view:
                 written = os.pwrite(self._file.fileno(), view, self._end)
                 self._end, view = self._end + written, view[written:]
@@ -124,7 +113,7 @@ class ExpertArena:
             ) from None
         if self._free:
             self._used[position] = slot = self._free.pop()
-            self._slots_SB[slot] = padded_B
+            self._slots_SB[slot] = self._padded_B
         return position
 
     def parts(self, positions: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
@@ -153,7 +142,7 @@ class ExpertArena:
         first of these is a part of those that are there."""
         missing = {position for position in positions if position not in self._used}
         most, size = self._slots_SB.shape
-        most, at_once = most // 2, max(1, READERS * PIECE_BYTES // max(size, PIECE_BYTES))
+        most, at_once = most // 2, max(1, NUM_THREADS * PIECE_BYTES // max(size, PIECE_BYTES))
         most_missing = max(at_once, -(-len(missing) // PARTS))
         groups: list[list[int]] = []
         left = 0
@@ -173,11 +162,8 @@ class ExpertArena:
                 self.stats.hits += 1
                 continue
             self.stats.misses += 1
-            slot_B = self._slots_SB[self._take_slot(position, kept)]
-            self._reads[position] = [
-                self._readers.submit(self._read, position + begin, slot_B[begin : begin + PIECE_BYTES])
-                for begin in range(0, len(slot_B), PIECE_BYTES)
-            ]
+            self._reader.read(self._take_slot(position, kept), position)
+            self._reads.add(position)
 
     def _take_slot(self, position: int, kept: set[int]) -> int:
         """A slot for an expert: a free one, or that of the least recently used which is not kept."""
@@ -197,31 +183,23 @@ class ExpertArena:
         return self._begin + self._used[position] * self._slots_SB.shape[1]
 
     def _finish(self, position: int) -> None:
-        """Wait for the reads of an expert; if one failed, its slot is free again.
+        """Wait until an expert is read; if that failed, its slot is free again.
 
         Raises:
-            OSError: one failed.
+            OSError: it failed.
         """
-        errors = [
-            read.exception() for read in self._reads.pop(position)
-        ]  # a slot is not given away while it is written
-        if error := next(filter(None, errors), None):
+        self._reads.remove(position)
+        try:
+            self._reader.finish(self._used[position])
+        except (OSError, EOFError) as error:
             self._free.append(self._used.pop(position))
-            raise error
+            if isinstance(error, EOFError):
+                size = os.fstat(self._file.fileno()).st_size
+                raise OSError(f"the experts' file in {self._folder} ends at {size} of {self._end} bytes") from None
+            raise OSError(
+                error.errno, f"the experts' file in {self._folder} cannot be read at {position}: {error.strerror}"
+            ) from None
         self.stats.bytes_read += self._slots_SB.shape[1]
-
-    def _read(self, position: int, dest_B: torch.Tensor) -> None:
-        view = memoryview(dest_B.numpy())
-        while view:
-            try:
-                count = os.preadv(self._direct.fileno(), [view], position)
-            except OSError as error:
-                raise OSError(
-                    error.errno, f"the experts' file in {self._folder} cannot be read at {position}: {error.strerror}"
-                ) from None
-            if not count:
-                raise OSError(f"the experts' file in {self._folder} ends at {position} of {self._end} bytes")
-            position, view = position + count, view[count:]
 
     def _make_slots(self) -> None:
         size = _round_up(self._expert_bytes)
@@ -231,31 +209,13 @@ class ExpertArena:
         self._slots_SB = memory_B[begin : begin + count * size].view(count, size)
         self._begin = self._slots_SB.data_ptr()
         self._padded_B = torch.zeros(size, dtype=torch.uint8)
+        self._reader = FileReader(self._library, self._file, self._slots_SB)
         self._free = list(reversed(range(count)))
 
 
 def _round_up(expert_bytes: int) -> int:
     """Bytes of an expert's slot."""
     return -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
-    """An open file once more, to be read past the page cache; the same where there is no such thing."""
-    if not hasattr(os, "O_DIRECT"):
-        return file
-    try:
-        direct = os.fdopen(os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_DIRECT), "rb", buffering=0)
-    except OSError:
-        return file
-    os.pwrite(file.fileno(), bytes(BLOCK_BYTES), 0)
-    with mmap.mmap(-1, BLOCK_BYTES) as block:  # some file systems take the flag, and then refuse to read
-        try:
-            os.preadv(direct.fileno(), [block], 0)
-        except OSError:
-            direct.close()
-            direct = file
-    os.ftruncate(file.fileno(), 0)
-    return direct
 
 
 class OffloadedExperts:
@@ -269,10 +229,7 @@ class OffloadedExperts:
         self._arena, self._make, self._shape = arena, make_experts, shape
         self._layer = make_experts(**shape | {"device": torch.device("meta")})
         if self._layer.addresses_E is None:
-            raise UserError(
-                "--expert-offload needs the compiled experts, and these are torch's: it is for CPUs, with a C++ compiler and "
-                "without --functions reference"
-            )
+            raise needs_compiled_experts()
         arena.expect(self._alone(torch.device("meta")).data_EB.shape[1])
         self.num_experts, self.hidden_size, self.columns = shape["num_experts"], shape["hidden_size"], shape["columns"]
         self.dtype, self.device, self.nbytes = shape["dtype"], shape["device"], self._layer.nbytes
@@ -310,13 +267,3 @@ class OffloadedExperts:
             addresses_E[part] = addresses
             yield self._layer, is_last
             addresses_E[part] = 0
-
-
-def offload(functions: Functions, arena: ExpertArena) -> Functions:
-    """The same functions with all experts in this arena."""
-
-    def offloaded(own: ExpertFunctions) -> ExpertFunctions:
-        return dataclasses.replace(own, make_experts=partial(OffloadedExperts, arena, own.make_experts))
-
-    coded = {quantization: offloaded(own) for quantization, own in functions.coded_experts.items()}
-    return dataclasses.replace(functions, experts=offloaded(functions.experts), coded_experts=coded)
