@@ -1,7 +1,10 @@
 #!/usr/bin/env python
 """Every rank starts here: alone, or under torchrun, mpirun or srun. See ``launch.py --help``."""
 
-from labinfer.cli import main
+try:
+    from labinfer.cli import main
+except KeyboardInterrupt:  # nobody listens to signals yet
+    raise SystemExit(130) from None
 
 if __name__ == "__main__":
     raise SystemExit(main())
