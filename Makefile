@@ -96,7 +96,7 @@ test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
 CLIENTS := .clients
 test-clients: $(foreach suite,agents libraries load javascript,$(CLIENTS)/$(suite)/.setup) ## the clients that others wrote, and the examples, in environments of their own, which this makes (gigabytes)
 	$(LIMIT) 3600 $(BIN)/python tests/clients/run.py $(CLIENTS) $(ARGS)
-	$(LIMIT) 600 $(CLIENTS)/agents/bin/python -m pytest tests/test_examples.py
+	$(LIMIT) 600 $(CLIENTS)/agents/bin/python -m pytest -rs tests/test_examples.py
 
 # Each sees the packages of $(VENV) behind its own.
 $(CLIENTS)/%/.setup: tests/clients/%/requirements.txt $(VENV)/.setup-test

@@ -275,11 +275,11 @@ def find(victim: str, launcher: int) -> int:
     return next(pid for pid in processes(launcher, is_rank) if rank_number(pid) == number)
 
 
-def wait_for_end(variable: str, begin: float, limit: float = LIMIT_SECONDS) -> float | None:
+def wait_for_end(variable: str, begin: float) -> float | None:
     """Seconds until all with this in their environment have ended; None where some were still there at the limit, which are
     killed then."""
     while left := marked_processes(variable):
-        if time.monotonic() > begin + limit:
+        if time.monotonic() > begin + LIMIT_SECONDS:
             kill_all(left)
             return None
         time.sleep(0.02)

@@ -89,7 +89,11 @@ def _read(
     options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream: true; leave it out")
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = body.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = body.max_tokens
+    elif body.max_tokens is not None:
+        SamplingParams(max_tokens=body.max_tokens)  # must be in bounds, although the other goes before it
     prompt_alone = bool(body.echo) and max_tokens == 0
     body = msgspec.structs.replace(
         body,

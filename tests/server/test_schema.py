@@ -25,6 +25,12 @@ VOCAB_SIZE = 3072
 MAX_PROMPTS, MAX_TOKENS = 2, 4
 LISTS = ("prompt", "input", "text_1", "text_2", "queries", "documents")
 """Fields with several texts."""
+NEEDED = {
+    "/v1/responses": {"input": "red"},
+    "/v1/responses/input_tokens": {"input": "red"},
+    "/score": {"text_1": "red", "text_2": ["blue"]},
+}
+"""By path, what the document leaves optional, because something else may stand for it: seldom made, and refused without."""
 CONFIG = {"seed": 1, "generation": {"deterministic": True, "database": "none", "no-shrink": True}}
 REASONS = (
     "(prompt is too long: )?This model.s maximum context length is [0-9]+ tokens",
@@ -195,13 +201,16 @@ def can_look(seconds) -> bool:
 def ask(server: Server, case, *unchecked):
     """The answer, which is as the document says."""
     if case.meta.generation.mode.is_positive and isinstance(case.body, dict):
-        case.body = body = dict(case.body)
+        needed = NEEDED.get(case.operation.path, {})
+        case.body = body = case.body | {name: case.body.get(name) or value for name, value in needed.items()}
         for field in LISTS:  # thousands, and long answers, are no better and take longer
             if isinstance(body.get(field), list):
                 body[field] = body[field][:MAX_PROMPTS]
         if case.operation.path.endswith("/completions") and not body.get("min_tokens"):
             body["max_tokens"] = body.get("max_tokens") or MAX_TOKENS
             body.pop("max_completion_tokens", None)  # which would go before it
+        elif case.operation.path == "/v1/responses":
+            body["max_output_tokens"] = body.get("max_output_tokens") or MAX_TOKENS
     if case.operation.path.startswith(("/v1/cluster", "/v1/requests")):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
         if case.operation.path.startswith("/v1/cluster/") and can_look(query.get("seconds", 1)):

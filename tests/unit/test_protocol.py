@@ -81,6 +81,9 @@ def test_chat_line_is_read():
 def test_max_completion_tokens_goes_before_max_tokens():
     assert parse(chat("hi", max_tokens=4, max_completion_tokens=9)).sampling.max_tokens == 9
     assert parse(chat("hi", max_tokens=9, max_completion_tokens=4)).sampling.max_tokens == 4
+    for wrong in (-1, 0):
+        with pytest.raises(UserError, match="max_tokens must be at least 1"):
+            parse(chat("hi", max_tokens=wrong, max_completion_tokens=4))
 
 
 @pytest.mark.parametrize(
