@@ -15,7 +15,8 @@ class MicroBatchCount:
 
     With m micro-batches of n/m sequences a round takes as long as one of them needs through all stages and hops, and at
     least as long as the slowest stage needs for all m. More micro-batches hide hops and other stages' work; but where a
-    step takes nearly as long for a few sequences as for many, the slowest stage pays for each.
+    step takes nearly as long for a few sequences as for many, the slowest stage pays for each. One stage has one: there is
+    nothing to hide, and a time that was measured too long would split its batches.
 
     Args:
         times: None where nothing was measured: it is always as many as there are stages.
@@ -28,7 +29,7 @@ class MicroBatchCount:
 
     def best(self, num_decoding: int, has_prompts: bool) -> int:
         """Number of micro-batches for so many decoding sequences, with or without prompts beside them."""
-        if self._fixed or self._times is None or num_decoding == 0:
+        if self._fixed or self._times is None or num_decoding == 0 or self._num_stages == 1:
             return self._fixed or self._num_stages
         count = self._shortest(num_decoding)
         # A prompt's chunks cost by their tokens and are one behind the other: every stage can have one.

@@ -43,14 +43,14 @@ def cases_of(kinds, ways) -> list[Case]:
 
 
 def sample_cases(layout: str, launcher: str) -> list[Case]:
-    """A dense model, a seventh of the families, so that each runs on some layout, and one of them in a scenario.
+    """A dense model, a tenth of the families, so that each runs on one layout, and one of them in a scenario.
 
     What differs between layouts takes turns: pipeline schedules with their chunks, models, scenarios.
     """
     turn = list(LAYOUTS).index(layout)
     dense = SAMPLE_KINDS[(turn + LAUNCHERS.index(launcher)) % 2], *SAMPLE_CASES[(turn + 1) % len(SAMPLE_CASES)]
     scenario = NEWEST[turn % len(NEWEST)], "1f1b", CHUNKS[turn % 3], SCENARIOS[turn % 4]
-    return [dense, *cases_of(FAMILIES[turn % 7 :: 7], [SAMPLE_CASES[turn % len(SAMPLE_CASES)]]), scenario]
+    return [dense, *cases_of(FAMILIES[turn :: len(LAYOUTS)], [SAMPLE_CASES[turn % len(SAMPLE_CASES)]]), scenario]
 
 
 ALL = cases_of(KINDS, ALL_CASES) + cases_of(FAMILIES, SAMPLE_CASES)

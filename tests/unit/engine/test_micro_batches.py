@@ -31,6 +31,12 @@ def test_equal_stages_get_one_each():
     assert count([LINEAR]) == 1
 
 
+def test_one_stage_has_one_whatever_was_measured():
+    """A time that was measured under load would have it take half of the sequences at once."""
+    assert count([[0.001, 0.003, 0.064]], num_decoding=8) == 1
+    assert count([[0.001, 0.008, 0.3]]) == 1
+
+
 def test_where_a_step_costs_the_same_for_any_number_a_slow_stage_is_not_entered_twice():
     assert count([[3 * t for t in FLAT], FLAT]) == 1
     assert count([[3 * t for t in LINEAR], LINEAR]) == 2

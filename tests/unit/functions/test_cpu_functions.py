@@ -265,7 +265,7 @@ def test_the_keys_of_few_sequences_are_dealt_over_threads(panels, context, windo
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
 
 
-@pytest.mark.parametrize("flags", ["-mavx2 -mfma", "-msse2"])
+@pytest.mark.parametrize("flags", ["-mavx2 -mfma", pytest.param("-msse2", marks=pytest.mark.slow)])
 def test_processors_with_narrower_vectors(load_functions, flags):
     """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on the first with ``-m slow``."""
     compiled = load_functions(flags)
