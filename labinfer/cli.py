@@ -194,8 +194,10 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
         UserError: a file cannot be read or written, or the server's address is taken.
     """
     if name == "generate":
-        from labinfer.batch.job_files import JobFiles
+        from labinfer.batch.job_files import JobFiles, open_quickly
 
+        if environment.world_size > 1 and not open_quickly(own["job"]):
+            return {}
         return {"files": JobFiles.open(own["job"], options, own["sampling"])}
     if name == "serve":
         from labinfer.gateway.access import ApiKeys

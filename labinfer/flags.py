@@ -151,6 +151,7 @@ class Parser(argparse.ArgumentParser):
         args, unknown = self.parse_known_args(arguments)
         if unknown:
             flag = unknown[0].partition("=")[0]
+            _check_hyphens(flag)
             if not flag.startswith("-"):
                 is_command = any(name.split()[0] == flag for name in COMMANDS)
                 hint = "commands come first" if is_command else "quote a text that has spaces"
@@ -218,8 +219,8 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     command = " ".join(words) or "generate"
     if command not in COMMANDS:
-        if words[0].startswith(tuple(DASHES)):
-            raise UsageError(f"unknown option {words[0]}: it begins with a dash; options begin with two hyphens, --")
+        for word in words:
+            _check_hyphens(word)
         for name in COMMANDS:
             if words[: len(name.split())] == name.split():
                 word = words[len(name.split())]
@@ -229,6 +230,14 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
             f"there is no command {command!r}; commands are {known}, and without one --prompt or --input is run"
         )
     return command, arguments[len(words) :]
+
+
+def _check_hyphens(word: str) -> None:
+    """Raises:
+    UsageError: it looks like an option, and begins with another character.
+    """
+    if word.startswith(tuple(DASHES)):
+        raise UsageError(f"unknown option {word}: it begins with a dash; options begin with two hyphens, --")
 
 
 def add_options(

@@ -35,8 +35,10 @@ def run(command: list[str]) -> int:
     os.close(sink)
     try:
         copy(source, shows_time=on_terminal)
-        return process.wait()
-    except KeyboardInterrupt:  # the command has it too, and ends
+        status = process.wait()
+        return status if status >= 0 else 128 - status
+    except KeyboardInterrupt:  # the command has it too, and ends; nobody reads any more
+        os.close(source)
         process.wait()
         return 130
 

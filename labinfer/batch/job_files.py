@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from dataclasses import dataclass
 
 from labinfer.batch.fingerprint import input_fingerprint, options_fingerprint
@@ -11,6 +14,19 @@ from labinfer.config import EngineOptions, JobOptions
 from labinfer.errors import UserError
 from labinfer.observe.output_file import OutputFile
 from labinfer.sampling_params import SamplingParams
+
+QUICK_BYTES = 256 << 20
+"""Size of a file whose digest takes less time on any disk than ranks wait for each other."""
+
+
+def open_quickly(job: JobOptions) -> bool:
+    """Whether a job's files are open at once: a pipe waits for whoever writes to it, and long files take long to read."""
+    for path in filter(None, (job.input, job.output)):
+        with contextlib.suppress(OSError):  # what is wrong with it is said at once
+            status = os.stat(path)
+            if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode) or status.st_size > QUICK_BYTES:
+                return False
+    return True
 
 
 @dataclass(frozen=True)

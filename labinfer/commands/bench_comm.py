@@ -7,6 +7,7 @@ also sum and gather through the memory that they share.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -51,9 +52,19 @@ def run(session: Session) -> int:
     comm = group.comm.split(everyone, [device.type])
     shared = share_memory(comm) if device.type == "cpu" else comm
     channel = ControlChannel(group.comm.split(everyone), Note, Note)
-    ticker = None
+    with contextlib.ExitStack() as at_end:
+        if group.rank == 0:
+            at_end.callback(Ticker(lambda: "measuring", plain_seconds=START_SECONDS).close)
+        rows = _measure(comm, shared, channel, device)
     if group.rank == 0:
-        ticker = Ticker(lambda: "measuring", plain_seconds=START_SECONDS)
+        table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
+        OutputFile(STANDARD).write(table + "\n")
+    group.close()
+    return ExitStatus.OK
+
+
+def _measure(comm: Communicator, shared: Communicator, channel: ControlChannel, device: torch.device) -> list[tuple]:
+    """Rows of the table."""
     rows = []
     for size in SIZES:
         data = torch.zeros(size // 4, dtype=torch.float32, device=device)
@@ -73,13 +84,7 @@ def run(session: Session) -> int:
             rows.append(
                 (name, transport, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3))
             )
-    rows.sort(key=lambda row: row[:2])
-    if ticker is not None:
-        ticker.close()
-        table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
-        OutputFile(STANDARD).write(table + "\n")
-    group.close()
-    return ExitStatus.OK
+    return sorted(rows, key=lambda row: row[:2])
 
 
 def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:

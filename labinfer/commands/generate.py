@@ -31,7 +31,7 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobF
     """Run the job on every rank; returns the exit status.
 
     Args:
-        files: where they are open already, as they are for a rank that is alone.
+        files: of rank 0, where they are open already; those that take long are not.
 
     Raises:
         AgreedError: nothing could be run, or the output could not be written; on every rank.

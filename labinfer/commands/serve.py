@@ -29,7 +29,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     """Serve ``models``, by the names that requests use, until a signal comes; returns the exit status.
 
     Args:
-        listener: for clients, where it is open already, as it is for a rank that is alone.
+        listener: for clients, of rank 0; none under a supervisor, which has it.
 
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.

@@ -35,7 +35,7 @@ class ExpertOffload(Protocol):
 
 
 def needs_compiled_experts() -> UserError:
-    """The error where there are others."""
+    """The error of ``--expert-offload`` where experts are not the compiled ones."""
     return UserError(
         "--expert-offload needs the compiled experts, and these are torch's: it is for CPUs, with a C++ compiler and "
         "without --functions reference"

@@ -15,8 +15,8 @@ CLOSE_SECONDS = 1.0
 
 
 class LineWriter:
-    """A stream on which no event loop waits. Nobody may read standard error for long: a launcher that is stopped, a terminal that is
-    held (Ctrl-S). A pipe is full after some hundred lines then, and whoever writes to it stands still.
+    """A stream on which no event loop waits. Standard error may go unread for long: its launcher is stopped, its terminal held
+    (Ctrl-S). A pipe is full after some hundred lines then, and whoever writes to it stands still.
 
     Args:
         descriptor: where the lines go.

@@ -13,6 +13,7 @@ export class Attachments {
     /** @type {{name: string, text: string}[]} */
     this.files = [];
     this._opened = new Map(); // likewise, by conversation
+    this._restoring = new Map(); // promises, by conversation: that those of last time are among them
   }
 
   /** Show those of this conversation. */
@@ -35,6 +36,7 @@ export class Attachments {
       }
     }
     this._trouble.textContent = troubles.join(" ");
+    await this._restoring.get(conversation); // else those of last time would be written over
     this._keep(conversation, taken);
     this._render();
   }
@@ -52,10 +54,10 @@ export class Attachments {
   _restored(id) {
     const files = [];
     this._opened.set(id, files);
-    this._store.attachments(id).then((kept) => {
+    this._restoring.set(id, this._store.attachments(id).then((kept) => {
       files.unshift(...kept);
       if (files === this.files) this._render();
-    }, () => {}); // where the browser keeps nothing, the page has said so
+    }, () => {})); // where the browser keeps nothing, the page has said so
     return files;
   }
 

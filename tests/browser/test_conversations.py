@@ -234,6 +234,25 @@ def test_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, ser
     wait_for_end(page)
 
 
+def test_conversations_of_a_store_without_attachments_are_kept(page):
+    found = page.evaluate(
+        """async () => {
+            const { Store } = await import("/webui/store.js");
+            const old = indexedDB.open("old", 1);
+            old.onupgradeneeded = () => {
+                old.result.createObjectStore("conversations", { keyPath: "id" }).put({ id: "a", updated: 1 });
+                old.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+            };
+            await new Promise((resolve) => (old.onsuccess = resolve));
+            old.result.close();
+            const store = await Store.open("old");
+            await store.keepAttachments("a", [{ name: "file", text: "text" }]);
+            return [(await store.conversations()).map(({ id }) => id), await store.attachments("a")];
+        }"""
+    )
+    assert found == [["a"], [{"name": "file", "text": "text"}]]
+
+
 def test_all_that_came_before_a_stall_is_saved(page):
     page.evaluate(STALLS_AFTER_TWO_PIECES)
     send(page, "Count from 3 to 15.")

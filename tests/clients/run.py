@@ -125,7 +125,7 @@ def main() -> None:
         parser.error(f"--table has no column for --layout {args.layout}, only for {' and '.join(COLUMNS)}")
     clients = [client for client in CLIENTS if not args.only or client.key in args.only]
     launcher, _, ranks = args.layout.partition(":")
-    with client_service(launcher=launcher, ranks=int(ranks)) as server:
+    with client_service(launcher=launcher, ranks=int(ranks or 1)) as server:
         outcomes = {client: run_suite(client, args.environments.resolve(), server.url) for client in clients}
     for client, outcome in outcomes.items():
         print(f"{client.name}: {counts(outcome)}")

@@ -357,6 +357,10 @@ def test_dash_that_is_no_hyphen_is_named(word):
         UserError, match=f"unknown option {word}: it begins with a dash; options begin with two hyphens"
     ):
         split_command([word, "Hello"])
+    with pytest.raises(UserError, match=f"unknown option {word}"):
+        split_command(["serve", word, "8001"])
+    with pytest.raises(UserError, match=f"unknown option {word}"):
+        build_parser().parse_args(["--model", "demo", word, "Hello"])
 
 
 def test_comma_of_a_chinese_keyboard_is_one():

@@ -76,5 +76,5 @@ def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
 
 
 def _close(library: Library, reader: int, *used: object) -> None:
-    """End the threads, until when they use these."""
+    """End the threads. What they write to is kept alive until then."""
     library.reader_close(reader)

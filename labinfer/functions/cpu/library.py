@@ -32,7 +32,7 @@ class Observer(Protocol):
         and by the arguments with their types."""
 
     def run(self, step: Callable[[], None]) -> None:
-        """Something that is to run in Python, now and again, whatever it calls."""
+        """Run a step in Python, now and with each replay, without a look at what it calls."""
 
 
 class Library:
@@ -55,7 +55,7 @@ class Library:
         setattr(self, name, call)
 
     def run(self, step: Callable[[], None]) -> None:
-        """Something that decides in Python what it calls. It writes to memory that it was made with."""
+        """Run a step that depends on numbers in tensors. A graph runs it again, in Python."""
         if self.observer is not None:
             self.observer.run(step)
         else:

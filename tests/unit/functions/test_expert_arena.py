@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,7 +127,10 @@ def test_arena_that_goes_while_it_reads_leaves_no_thread(arena):
     assert threads() > begin
     next(made.parts(positions[4:]))
     del made
-    assert threads() == begin
+    deadline = time.monotonic() + 10
+    while threads() > begin and time.monotonic() < deadline:  # the system takes them off its list a moment later
+        time.sleep(0.01)
+    assert threads() <= begin
 
 
 def threads() -> int:
