@@ -312,7 +312,7 @@ extern "C" {
   REPLAYABLE(NAME)
 
 ATTEND(attend, Fma)
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 ATTEND(attend_dot, Dot)
 #endif
 
