@@ -19,6 +19,7 @@ constexpr int64_t NO_LIMIT = std::numeric_limits<int64_t>::max();
 
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__)) || \
     defined(__ARM_FEATURE_MATMUL_INT8) || defined(__ARM_FEATURE_DOTPROD)
+#define HAS_BYTE_DOT
 // Dot products of bytes.
 struct ByteDot {
   using Input = int8_t;
