@@ -25,7 +25,7 @@ from labinfer.native import compiler
 logger = logging.getLogger(__name__)
 
 NAME, SOURCES = "comm", Path(__file__).parent
-"""What ``compiler.build`` makes the library of."""
+"""Arguments of ``compiler.build``."""
 SLOT_BYTES = 512 * 1024
 """Bytes that a rank shows the others at a time, few enough for two slots of each rank to stay in the cache. Larger tensors
 go in pieces."""

@@ -50,7 +50,7 @@ TARGETS = (
 
 
 def processor_features() -> frozenset[str]:
-    """What the first core of this machine has; none where Linux does not say."""
+    """Instructions of this machine's first core; none where Linux does not say."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,9 +1,8 @@
 // What the processor can do at most: the ceilings that bench functions compares with. Each function does a known amount of
 // work and returns it, for the caller to time; the instructions are those of the kernels.
-
-#include "team.h"
 #include "dot4.h"
 #include "panel.h"
+#include "team.h"
 
 namespace {
 

@@ -14,7 +14,7 @@ from labinfer.native.memory import use_huge_pages
 from labinfer.native.targets import Target
 
 NAME, SOURCES, FLAGS = "kernels", Path(__file__).parent, ("-pthread",)
-"""What ``compiler.build`` makes the library of."""
+"""Arguments of ``compiler.build``."""
 
 
 def build(
