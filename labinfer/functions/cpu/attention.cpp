@@ -1,8 +1,8 @@
 // Attention over a paged KV cache, for one query token of a sequence or many.
 #include <vector>
 
-#include "panel.h"
 #include "replay.h"
+#include "team.h"
 #include "units.h"
 
 namespace {
@@ -401,12 +401,11 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
   std::vector<Tile>& tiles = dealt;  // the team shares the caller's
   std::vector<Whole>& wholes = divided;
   float* memory = parts.data();
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (tiles.size() > 1)
-  for (size_t i = 0; i < tiles.size(); ++i) {
+  for_each(threads, tiles.size(), [&](int64_t i) {
     static thread_local Scratch<Kernel> scratch;
     if (tiles[i].whole < 0) finish(batch, tiles[i], scratch);
     else finish_piece(batch, tiles[i], wholes[tiles[i].whole], memory, scratch);
-  }
+  });
 }
 
 }  // namespace
@@ -429,7 +428,7 @@ extern "C" {
   REPLAYABLE(NAME)
 
 ATTEND(attend, FmaUnits)
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 ATTEND(attend_dot, DotUnits)
 #endif
 

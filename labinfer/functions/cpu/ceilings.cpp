@@ -1,10 +1,8 @@
 // What the processor can do at most: the ceilings that bench functions compares with. Each function does a known amount of
 // work and returns it, for the caller to time; the instructions are those of the kernels.
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
-#include "vectors.h"
+#include "dot4.h"
+#include "panel.h"
+#include "team.h"
 
 namespace {
 
@@ -14,8 +12,7 @@ constexpr int CHAINS = 12;  // sums at once, more than an instruction's latency 
 // cannot know, or it would find them all alike, and what comes out is stored where nobody looks.
 template <typename Number, typename V, typename Step>
 void keep_busy(int64_t rounds, int threads, Step step) {
-#pragma omp parallel num_threads(threads)
-  {
+  for_each(threads, threads, [&](int64_t) {
     volatile int beginning = 0;
     V total[CHAINS];
     for (int i = 0; i < CHAINS; ++i) total[i] = V{} + Number(beginning);
@@ -26,7 +23,7 @@ void keep_busy(int64_t rounds, int threads, Step step) {
     volatile char sink[sizeof(V)];
     for (size_t i = 0; i < sizeof(V); ++i) sink[i] = reinterpret_cast<const char*>(total)[i];
     (void)sink;
-  }
+  });
 }
 
 }  // namespace
@@ -37,19 +34,17 @@ extern "C" {
 int64_t ceiling_memory(const uint8_t* data, int64_t bytes, int threads) {
   constexpr int64_t STEP = 4 * REGISTER;
   int64_t steps = bytes / STEP;
-  uint32_t found = 0;
-#pragma omp parallel num_threads(threads) reduction(| : found)
-  {
+  std::atomic<uint32_t> found{0};
+  for_each(threads, threads, [&](int64_t part) {
     lane_words seen[4] = {};
-#pragma omp for schedule(static)
-    for (int64_t step = 0; step < steps; ++step) {
+    for (int64_t step = steps * part / threads; step < steps * (part + 1) / threads; ++step) {
       const uint8_t* at = data + step * STEP;
       for (int64_t ahead = 0; ahead < STEP; ahead += 64) __builtin_prefetch(at + AHEAD + ahead);
       for (int i = 0; i < 4; ++i) seen[i] |= load<lane_words>(at + i * REGISTER);
     }
     lane_words all = seen[0] | seen[1] | seen[2] | seen[3];
     for (int i = 0; i < LANES; ++i) found |= all[i];
-  }
+  });
   volatile uint32_t sink = found;
   (void)sink;
   return steps * STEP;
@@ -63,24 +58,23 @@ int64_t ceiling_float32(int64_t rounds, int threads) {
   return rounds * threads * CHAINS * LANES * 2;
 }
 
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 // The same in products of bfloat16.
 int64_t ceiling_dot(int64_t rounds, int threads) {
-  volatile int pair = 0x3f803f80;
-  __m512bh one = (__m512bh)_mm512_set1_epi32(pair);
-  keep_busy<float, __m512>(rounds, threads, [=](__m512 total) { return _mm512_dpbf16_ps(total, one, one); });
-  return rounds * threads * CHAINS * WIDTH * 4;
+  volatile uint32_t pair = 0x3f803f80;
+  lane_words one = pair - lane_words{};
+  keep_busy<float, lanes>(rounds, threads, [=](lanes total) { return Dot::add(total, one, one); });
+  return rounds * threads * CHAINS * LANES * 4;
 }
 #endif
 
-#ifdef __AVX512VNNI__
+#ifdef HAS_BYTE_DOT
 // The same in products of 8 bits.
 int64_t ceiling_int8(int64_t rounds, int threads) {
-  volatile int four = 0x01010101;
-  __m512i one = _mm512_set1_epi32(four);
-  typedef int32_t ints __attribute__((vector_size(64)));
-  keep_busy<int32_t, ints>(rounds, threads, [=](ints total) { return (ints)_mm512_dpbusd_epi32((__m512i)total, one, one); });
-  return rounds * threads * CHAINS * WIDTH * 8;
+  volatile uint32_t four = 0x01010101;
+  lane_words one = four - lane_words{};
+  keep_busy<int32_t, lane_ints>(rounds, threads, [=](lane_ints total) { return ByteDot::add(total, one, (lane_ints)one); });
+  return rounds * threads * CHAINS * LANES * 8;
 }
 #endif
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "replay.h"
+#include "team.h"
 #include "units.h"
 
 namespace {
@@ -84,16 +85,15 @@ inline float round_head(const bf16* from, int8_t* to, int64_t size) {
   return scale;
 }
 
-// A token's numbers to their places among those of its unit of keys, or of values. See units.h.
+// A token's numbers of a KV head to row, in tiles to their places among those of its unit of keys, or of values. See units.h.
 template <typename T>
-inline void write_key(T* unit, const T* numbers, int64_t key, int64_t size) {
-  for (int64_t i = 0; i < size; i += 2) std::memcpy(unit + i * UNIT + key * 2, numbers + i, 2 * sizeof(T));
-}
-
-template <typename T>
-inline void write_value(T* unit, const T* numbers, int64_t key, int64_t size) {
-  T* to = unit + key / 2 * 2 * size + key % 2;
-  for (int64_t i = 0; i < size; ++i) to[2 * i] = numbers[i];
+inline void write_head(T* cache, const T* numbers, int64_t row, int64_t key, int64_t size, bool tiled, bool is_key) {
+  T* unit = cache + (row - key) * size;
+  if (!tiled) std::memcpy(cache + row * size, numbers, size * sizeof(T));
+  else if (is_key)
+    for (int64_t i = 0; i < size; i += 2) std::memcpy(unit + i * UNIT + key * 2, numbers + i, 2 * sizeof(T));
+  else
+    for (int64_t i = 0; i < size; ++i) unit[(key / 2 * size + i) * 2 + key % 2] = numbers[i];
 }
 
 // hidden += delta (if there is one); out = hidden / rms(hidden) * weight, rounded where torch rounds: before the product with
@@ -103,8 +103,7 @@ void add_norm(bf16* hidden, const bf16* delta, const Weight* weight, bf16* out, 
               int threads) {
   auto rounded = [](floats value) { return sizeof(Weight) == sizeof(bf16) ? widen(narrow(value)) : value; };
   auto rounded_one = [](float value) { return sizeof(Weight) == sizeof(bf16) ? widen(narrow(value)) : value; };
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     bf16 *at = hidden + token * size, *to = out + token * size;
     const bf16* add = delta ? delta + token * size : nullptr;
     floats squares{};
@@ -129,7 +128,7 @@ void add_norm(bf16* hidden, const bf16* delta, const Weight* weight, bf16* out, 
       store(to + i, narrow(load_floats(weight + i) * value));
     }
     for (; i < size; ++i) to[i] = narrow(as_float(weight[i]) * rounded_one(widen(at[i]) * scale));
-  }
+  });
 }
 
 }  // namespace
@@ -146,8 +145,7 @@ REPLAYABLE(add_rms_norm)
 
 // out (tokens, size) = silu(gate) * up of the halves of (tokens, 2 size).
 void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     const bf16 *gate = gate_up + token * 2 * size, *up = gate + size;
     bf16* to = out + token * size;
     int64_t i = 0;
@@ -160,7 +158,7 @@ void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, 
       float value = widen(gate[i]);
       to[i] = narrow(widen(narrow(value / (1.0f + std::exp(-value)))) * widen(up[i]));
     }
-  }
+  });
 }
 REPLAYABLE(silu_and_mul)
 
@@ -172,8 +170,7 @@ void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const H
                       int64_t heads, int64_t kv_heads, int64_t size, int64_t rotated, int interleaved,
                       int64_t block_size, int tiled, int threads) {
   Positions positions{cos, sin, norms, size, rotated, bool(interleaved)};
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     static thread_local std::vector<bf16> turned;  // kept from call to call, so that nothing is allocated
     static thread_local std::vector<int8_t> rounded;
     static thread_local std::vector<float> wide;
@@ -183,28 +180,21 @@ void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const H
       position(from, positions, false, token, wide.data(), q + (token * heads + head) * size);
     for (int64_t head = 0; head < 2 * kv_heads; ++head, from += size) {
       bool is_key = head < kv_heads;
-      int64_t slot = slots[token], kv = head % kv_heads, row = slot * kv_heads + kv, offset = slot % block_size;
-      if (tiled) row = (slot / block_size * kv_heads + kv) * block_size + offset;
+      int64_t slot = slots[token], kv = head % kv_heads, key = slot % block_size % UNIT;
+      int64_t row = slot * kv_heads + kv;
+      if (tiled) row = (slot / block_size * kv_heads + kv) * block_size + slot % block_size;
       void* cache = is_key ? k_cache : v_cache;
       float* scales = is_key ? k_scales : v_scales;
-      const bf16* head_numbers = from;
-      if (is_key) position(from, positions, true, token, wide.data(), turned.data()), head_numbers = turned.data();
-      if (scales) scales[row] = round_head(head_numbers, rounded.data(), size);
-      if (!tiled) {
-        if (scales) std::memcpy((int8_t*)cache + row * size, rounded.data(), size);
-        else std::memcpy((bf16*)cache + row * size, head_numbers, size * sizeof(bf16));
-        continue;
-      }
-      int64_t key = offset % UNIT, unit = (row - key) * size;  // where this token's unit begins
-      if (is_key) {
-        if (scales) write_key((int8_t*)cache + unit, rounded.data(), key, size);
-        else write_key((bf16*)cache + unit, head_numbers, key, size);
+      if (is_key) position(from, positions, true, token, wide.data(), turned.data());
+      const bf16* numbers = is_key ? turned.data() : from;
+      if (scales) {
+        scales[row] = round_head(numbers, rounded.data(), size);
+        write_head((int8_t*)cache, rounded.data(), row, key, size, tiled, is_key);
       } else {
-        if (scales) write_value((int8_t*)cache + unit, rounded.data(), key, size);
-        else write_value((bf16*)cache + unit, head_numbers, key, size);
+        write_head((bf16*)cache, numbers, row, key, size, tiled, is_key);
       }
     }
-  }
+  });
 }
 REPLAYABLE(rotate_and_write)
 

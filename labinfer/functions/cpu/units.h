@@ -1,9 +1,7 @@
 // The inner loops of attention: rows times 32 columns of keys or values, as the cache holds them.
 #pragma once
 
-#include <utility>
-
-#include "vectors.h"
+#include "panel.h"
 
 namespace {
 
@@ -52,10 +50,10 @@ struct FmaUnits {
         const bf16 *soon[2] = {columns.first[i + AHEAD_UNITS] + columns.first_offset,
                                columns.second[i + AHEAD_UNITS] + columns.second_offset};
         int64_t pairs = std::min(left, columns.group);
-        for (int64_t pair = 0; pair < pairs; ++pair, input += At::PAIR) {
+        for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
           if (column == 0) {
-            __builtin_prefetch(soon[0] + pair * columns.stride);
-            __builtin_prefetch(soon[1] + pair * columns.stride);
+            __builtin_prefetch(soon[0] + from);
+            __builtin_prefetch(soon[1] + from);
           }
 #pragma GCC unroll 2
           for (int odd = 0; odd < 2; ++odd) {
@@ -63,7 +61,7 @@ struct FmaUnits {
 #pragma GCC unroll 8
             for (int j = 0; j < TOGETHER; ++j) {
               int lane = (column + j) * LANES;
-              lane_words both = load<lane_words>(at[lane / UNIT] + pair * columns.stride + lane % UNIT * 2);
+              lane_words both = load<lane_words>(at[lane / UNIT] + from + lane % UNIT * 2);
               wide[j] = (lanes)(odd ? both & 0xffff0000 : both << 16);
             }
 #pragma GCC unroll 16
@@ -81,39 +79,47 @@ struct FmaUnits {
   }
 };
 
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 // The processor's dot product of pairs in bfloat16, summed in float32.
 struct DotUnits {
   using Input = bf16;
-  static constexpr int ROWS = 13;
+  static constexpr int ROWS = Dot::ROWS;
 
   template <Rows KIND, int COUNT>
   static void multiply(const bf16* x, const Columns& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
-    __m512 low[COUNT], high[COUNT];
-    for (int row = 0; row < COUNT; ++row) low[row] = high[row] = _mm512_setzero_ps();
-    const bf16* input = x;
-    int64_t left = columns.pairs;
-    for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
-      const bf16 *first = columns.first[i] + columns.first_offset, *second = columns.second[i] + columns.second_offset;
-      const bf16 *soon = columns.first[i + AHEAD_UNITS] + columns.first_offset,
-                 *soon_second = columns.second[i + AHEAD_UNITS] + columns.second_offset;
-      int64_t pairs = std::min(left, columns.group);
-      for (int64_t pair = 0, at = 0; pair < pairs; ++pair, at += columns.stride, input += At::PAIR) {
-        __m512bh a = (__m512bh)_mm512_loadu_si512(first + at), b = (__m512bh)_mm512_loadu_si512(second + at);
-        __builtin_prefetch(soon + at);
-        __builtin_prefetch(soon_second + at);
+    constexpr int ACROSS = PANEL / LANES, HELD = 26;  // registers of a row, and for sums
+    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : ACROSS / 2;
+    for (int column = 0; column < ACROSS; column += TOGETHER) {
+      lanes total[COUNT][TOGETHER] = {};
+      const bf16* input = x;
+      int64_t left = columns.pairs;
+      for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
+        const bf16 *at[2] = {columns.first[i] + columns.first_offset, columns.second[i] + columns.second_offset};
+        const bf16 *soon[2] = {columns.first[i + AHEAD_UNITS] + columns.first_offset,
+                               columns.second[i + AHEAD_UNITS] + columns.second_offset};
+        int64_t pairs = std::min(left, columns.group);
+        for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
+          lane_words both[TOGETHER];
+#pragma GCC unroll 8
+          for (int j = 0; j < TOGETHER; ++j) {
+            int lane = (column + j) * LANES;
+            both[j] = load<lane_words>(at[lane / UNIT] + from + lane % UNIT * 2);
+          }
+          if (column == 0) {
+            __builtin_prefetch(soon[0] + from);
+            __builtin_prefetch(soon[1] + from);
+          }
 #pragma GCC unroll 16
-        for (int row = 0; row < COUNT; ++row) {
-          __m512bh factor = (__m512bh)_mm512_set1_epi32(load<int32_t>(input + row * At::ROW));
-          low[row] = _mm512_dpbf16_ps(low[row], a, factor);
-          high[row] = _mm512_dpbf16_ps(high[row], b, factor);
+          for (int row = 0; row < COUNT; ++row) {
+            lane_words factor = load<uint32_t>(input + row * At::ROW) - lane_words{};
+#pragma GCC unroll 8
+            for (int j = 0; j < TOGETHER; ++j) total[row][j] = Dot::add(total[row][j], both[j], factor);
+          }
         }
       }
-    }
-    for (int row = 0; row < COUNT; ++row) {
-      _mm512_storeu_ps(out + row * out_stride, low[row]);
-      _mm512_storeu_ps(out + row * out_stride + WIDTH, high[row]);
+      for (int row = 0; row < COUNT; ++row)
+        for (int j = 0; j < TOGETHER; ++j) store(out + row * out_stride + (column + j) * LANES, total[row][j]);
     }
   }
 };
