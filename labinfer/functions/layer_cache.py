@@ -19,7 +19,7 @@ class PoolLayout(Enum):
 
     In tiles, what a KV head reads of a block stands together as the products with it go through it, so that they read one
     straight stream: for the scores pairs of a key's numbers, for the weighted values pairs of keys. See
-    ``docs/decisions/0037-kv-blocks-in-tiles.md``.
+    ``docs/decisions/0038-kv-blocks-in-tiles.md``.
     """
 
     ROWS = "rows"

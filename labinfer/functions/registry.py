@@ -191,9 +191,7 @@ class FunctionRegistry:
             **others,
         )
 
-    def tiled_cache(
-        self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str] | None = None
-    ) -> bool:
+    def tiled_cache(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str] | None = None) -> bool:
         """Whether the KV cache is best kept in tiles, going by the preferred candidates: those that were measured against
         each other have one layout."""
         candidates = (self.candidates(name, device, dtype, overrides) for name in CACHE_FUNCTIONS)

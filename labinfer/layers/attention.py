@@ -122,9 +122,7 @@ class Attention(nn.Module):
         yield PagedAttentionCall(head_ptr=shard.head_ptr, head_size=config.head_size, window=config.window)
 
     def cache_spec(self) -> CacheSpec:
-        spec = key_value_spec(
-            self._shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache
-        )
+        spec = key_value_spec(self._shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache)
         if self.config.qk_norm != "head_after_rotation":
             return spec
         return replace(spec, per_token=spec.per_token | {"k": replace(spec.per_token["k"], can_turn=False)})
