@@ -50,7 +50,7 @@ class PoolLayout(Enum):
         return view, (view.shape[1],)
 
     @property
-    def of_scales(self) -> PoolLayout:
+    def scale_layout(self) -> PoolLayout:
         """The layout of the scales that belong to a pool of this one."""
         return PoolLayout.ROWS if self == PoolLayout.ROWS else PoolLayout.HEADS_FIRST
 
@@ -74,14 +74,14 @@ class TokenPool:
         if self.layout == PoolLayout.KEY_TILES:
             entries = entries.flatten(-2)
         if self.scale is not None:
-            entries = entries * _gather(self.scale, self.layout.of_scales, blocks).unsqueeze(-1)
+            entries = entries * _gather(self.scale, self.layout.scale_layout, blocks).unsqueeze(-1)
         return entries.to(dtype)
 
     def store(self, x: torch.Tensor, slots_T: torch.Tensor) -> None:
         """Write entries (T, …) of any float dtype to slots: block × block size + offset."""
         if self.scale is not None:
             x, steps = quantize(x)
-            _scatter(steps, self.scale, self.layout.of_scales, slots_T)
+            _scatter(steps, self.scale, self.layout.scale_layout, slots_T)
         if self.layout == PoolLayout.KEY_TILES:
             x = x.unflatten(-1, (-1, 2))
         _scatter(x, self.data, self.layout, slots_T)
@@ -134,7 +134,7 @@ class LayerCache:
 
         pools = [pool(layout, heads, dtype) for layout in layouts]
         if dtype == torch.int8:
-            pools += [pool(layout.of_scales, heads[:1], SCALE_DTYPE) for layout in layouts]
+            pools += [pool(layout.scale_layout, heads[:1], SCALE_DTYPE) for layout in layouts]
         return cls(*pools)
 
     @property

@@ -73,7 +73,7 @@ class CacheSpec:
             layout = tensor.layout if fits else PoolLayout.ROWS
             pools[name] = BlockPool(entry=tensor.shape, dtype=tensor.dtype or kv_dtype, layout=layout)
             if tensor.dtype is None and kv_dtype == torch.int8:
-                scales = BlockPool(entry=tensor.shape[:-1], dtype=SCALE_DTYPE, layout=layout.of_scales)
+                scales = BlockPool(entry=tensor.shape[:-1], dtype=SCALE_DTYPE, layout=layout.scale_layout)
                 pools[f"{name}_scale"] = scales
         return pools
 
