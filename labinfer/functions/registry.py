@@ -161,6 +161,7 @@ class FunctionRegistry:
                 target=target,
                 quantization=own,
                 pack_codes=_pick(known["pack_codes"]) if known["pack_codes"] else None,
+                packing=_packing(known["pack_weight"], own),
             )
 
         def expert_functions(target: str, own: str, is_named: bool) -> ExpertFunctions:
@@ -170,6 +171,7 @@ class FunctionRegistry:
                 experts=_pick(known["experts"], choice.get(target, ())),
                 target=target,
                 quantization=own,
+                packing=_packing(known["make_experts"], own),
             )
 
         others = {
@@ -238,6 +240,12 @@ def _pick(candidates: Mapping[str, Implementation], names: Sequence[str] = ()) -
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
     return calls[0] if len(set(map(id, calls))) == 1 else ByRows(calls)
+
+
+def _packing(candidates: Mapping[str, Implementation], quantization: str) -> str:
+    """The implementation that ``_pick`` takes, in words."""
+    item = candidates[next(reversed(candidates))]
+    return f"{item.name} {item.layout} {quantization}"
 
 
 def kind_quantization(kind: MatrixKind, quantization: str) -> str:

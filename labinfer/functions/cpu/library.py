@@ -96,6 +96,7 @@ def load(path: Path) -> Library:
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     counted = {
         "expert_bytes": [pointer],
+        "checksum": [pointer, size],
         "read_rows": [count, size, size, pointer, size, size, size, count],
         "ceiling_memory": [pointer, size, count],
         "ceiling_float32": [size, count],
