@@ -1,6 +1,7 @@
 // Attention over a paged KV cache, for one query token of a sequence or many: both products run through linear's panels.
 #include "panel.h"
 #include "replay.h"
+#include "team.h"
 
 namespace {
 
@@ -272,24 +273,19 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
   bool divided = std::any_of(tiles.begin(), tiles.end(), [](const Tile& tile) { return tile.pieces > 1; });
   if (divided && pieces.size() < tiles.size()) pieces.resize(tiles.size());
   std::vector<Scratch<Kernel>>& partial = pieces;
-#pragma omp parallel num_threads(threads) if (tiles.size() > 1)
-  {
+  for_each(threads, tiles.size(), [&](int64_t i) {
     static thread_local Scratch<Kernel> own;
-#pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < tiles.size(); ++i) {
-      if (tiles[i].pieces > 1) {
-        run(batch, tiles[i], partial[i]);
-      } else {
-        run(batch, tiles[i], own);
-        write(batch, tiles[i], own.total.data(), own.mass.data());
-      }
+    if (tiles[i].pieces > 1) {
+      run(batch, tiles[i], partial[i]);
+    } else {
+      run(batch, tiles[i], own);
+      write(batch, tiles[i], own.total.data(), own.mass.data());
     }
-    if (divided) {
-#pragma omp for schedule(dynamic)
-      for (size_t i = 0; i < tiles.size(); ++i)
-        if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
-    }
-  }
+  });
+  if (!divided) return;
+  for_each(threads, tiles.size(), [&](int64_t i) {
+    if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
+  });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #endif
 
+#include "team.h"
 #include "vectors.h"
 
 namespace {
@@ -14,8 +15,7 @@ constexpr int CHAINS = 12;  // sums at once, more than an instruction's latency 
 // cannot know, or it would find them all alike, and what comes out is stored where nobody looks.
 template <typename Number, typename V, typename Step>
 void keep_busy(int64_t rounds, int threads, Step step) {
-#pragma omp parallel num_threads(threads)
-  {
+  for_each(threads, threads, [&](int64_t) {
     volatile int beginning = 0;
     V total[CHAINS];
     for (int i = 0; i < CHAINS; ++i) total[i] = V{} + Number(beginning);
@@ -26,7 +26,7 @@ void keep_busy(int64_t rounds, int threads, Step step) {
     volatile char sink[sizeof(V)];
     for (size_t i = 0; i < sizeof(V); ++i) sink[i] = reinterpret_cast<const char*>(total)[i];
     (void)sink;
-  }
+  });
 }
 
 }  // namespace
@@ -37,19 +37,17 @@ extern "C" {
 int64_t ceiling_memory(const uint8_t* data, int64_t bytes, int threads) {
   constexpr int64_t STEP = 4 * REGISTER;
   int64_t steps = bytes / STEP;
-  uint32_t found = 0;
-#pragma omp parallel num_threads(threads) reduction(| : found)
-  {
+  std::atomic<uint32_t> found{0};
+  for_each(threads, threads, [&](int64_t part) {
     lane_words seen[4] = {};
-#pragma omp for schedule(static)
-    for (int64_t step = 0; step < steps; ++step) {
+    for (int64_t step = steps * part / threads; step < steps * (part + 1) / threads; ++step) {
       const uint8_t* at = data + step * STEP;
       for (int64_t ahead = 0; ahead < STEP; ahead += 64) __builtin_prefetch(at + AHEAD + ahead);
       for (int i = 0; i < 4; ++i) seen[i] |= load<lane_words>(at + i * REGISTER);
     }
     lane_words all = seen[0] | seen[1] | seen[2] | seen[3];
     for (int i = 0; i < LANES; ++i) found |= all[i];
-  }
+  });
   volatile uint32_t sink = found;
   (void)sink;
   return steps * STEP;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "replay.h"
+#include "team.h"
 #include "vectors.h"
 
 namespace {
@@ -46,8 +47,7 @@ template <typename T>
 void convolve(const T* x, int64_t stride, const float* weight, T* state, const Sequences& all, T* out, int64_t channels,
               int64_t width, int threads) {
   int64_t pieces = (channels + CHANNELS - 1) / CHANNELS, past = width - 1;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (all.count * pieces > 1)
-  for (int64_t item = 0; item < all.count * pieces; ++item) {
+  for_each(threads, all.count * pieces, [&](int64_t item) {
     int64_t b = item / pieces, first = item % pieces * CHANNELS, size = std::min(CHANNELS, channels - first);
     int64_t tokens = all.tokens(b);
     const T* rows = x + all.row_ptr[b] * stride + first;
@@ -75,7 +75,7 @@ void convolve(const T* x, int64_t stride, const float* weight, T* state, const S
       const T* from = input(tokens - past + w);
       if (from != before + w * channels) std::copy_n(from, size, before + w * channels);
     }
-  }
+  });
 }
 
 // What all heads have in common.
@@ -207,8 +207,7 @@ void apply(const Rule<T>& rule, const Sequences& all, int threads) {
       for (int64_t first = 0; first < rule.value_size; first += columns)
         items.push_back({b, head, first, std::min(columns, rule.value_size - first)});
   }
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (items.size() > 1)
-  for (size_t index = 0; index < items.size(); ++index) {
+  for_each(threads, items.size(), [&](int64_t index) {
     static thread_local Token pair[2];
     for (Token& token : pair) token.k.resize(rule.key_size), token.q.resize(rule.key_size);
     const Item& item = items[index];
@@ -220,15 +219,14 @@ void apply(const Rule<T>& rule, const Sequences& all, int threads) {
     if (tokens > 1) advance_copy<FEW>(rule, item, row, tokens, state, pair);
     else if (item.size < ROW * LANES) advance_copy<ROW>(rule, item, row, tokens, state, pair);
     else advance<ROW>(rule, item, row, tokens, state, rule.value_size, pair);
-  }
+  });
 }
 
 // x and out (tokens, heads, size), gate (tokens, stride), of which the first heads * size.
 template <typename T>
 void norm_and_gate(const T* x, const T* gate, int64_t stride, const T* weight, T* out, int64_t tokens, int64_t heads,
                    int64_t size, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token)
+  for_each(threads, tokens, [&](int64_t token) {
     for (int64_t head = 0; head < heads; ++head) {
       const T *from = x + (token * heads + head) * size, *by = gate + token * stride + head * size;
       T* to = out + (token * heads + head) * size;
@@ -242,6 +240,7 @@ void norm_and_gate(const T* x, const T* gate, int64_t stride, const T* weight, T
         store_floats(to + i, load_floats(from + i) * scale * load_floats(weight + i) * silu(load_floats(by + i)));
       for (; i < size; ++i) set(to[i], as_float(from[i]) * scale * as_float(weight[i]) * silu(as_float(by[i])));
     }
+  });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "replay.h"
+#include "team.h"
 #include "vectors.h"
 
 namespace {
@@ -91,8 +92,7 @@ void add_norm(bf16* hidden, const bf16* delta, const Weight* weight, bf16* out, 
               int threads) {
   auto rounded = [](floats value) { return sizeof(Weight) == sizeof(bf16) ? widen(narrow(value)) : value; };
   auto rounded_one = [](float value) { return sizeof(Weight) == sizeof(bf16) ? widen(narrow(value)) : value; };
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     bf16 *at = hidden + token * size, *to = out + token * size;
     const bf16* add = delta ? delta + token * size : nullptr;
     floats squares{};
@@ -117,7 +117,7 @@ void add_norm(bf16* hidden, const bf16* delta, const Weight* weight, bf16* out, 
       store(to + i, narrow(load_floats(weight + i) * value));
     }
     for (; i < size; ++i) to[i] = narrow(as_float(weight[i]) * rounded_one(widen(at[i]) * scale));
-  }
+  });
 }
 
 }  // namespace
@@ -134,8 +134,7 @@ REPLAYABLE(add_rms_norm)
 
 // out (tokens, size) = silu(gate) * up of the halves of (tokens, 2 size).
 void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     const bf16 *gate = gate_up + token * 2 * size, *up = gate + size;
     bf16* to = out + token * size;
     int64_t i = 0;
@@ -148,7 +147,7 @@ void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, 
       float value = widen(gate[i]);
       to[i] = narrow(widen(narrow(value / (1.0f + std::exp(-value)))) * widen(up[i]));
     }
-  }
+  });
 }
 REPLAYABLE(silu_and_mul)
 
@@ -158,8 +157,7 @@ void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const H
                       bf16* q, void* k_cache, float* k_scales, void* v_cache, float* v_scales, int64_t tokens,
                       int64_t heads, int64_t kv_heads, int64_t size, int64_t rotated, int interleaved, int threads) {
   Positions positions{cos, sin, norms, size, rotated, bool(interleaved)};
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     static thread_local std::vector<bf16> rounded;  // kept from call to call, so that nothing is allocated
     static thread_local std::vector<float> wide;
     if (int64_t(rounded.size()) < size) rounded.resize(size), wide.resize(size);
@@ -176,7 +174,7 @@ void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const H
       else std::memcpy(to, from, size * sizeof(bf16));
       if (scales) scales[row] = round_head(to, (int8_t*)cache + row * size, size);
     }
-  }
+  });
 }
 REPLAYABLE(rotate_and_write)
 

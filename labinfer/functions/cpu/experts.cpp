@@ -1,6 +1,7 @@
 // The gated MLPs of a layer's experts, each for the tokens that chose it, in one call.
 #include "experts.h"
 #include "replay.h"
+#include "team.h"
 
 namespace {
 
@@ -187,8 +188,7 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
                     const Rows<Form>& rows_in, T* out, int threads) {
   int64_t panels = layout.gate_panels, total = 0, active = routing.experts.size();
   for (int64_t i = 0; i < active; ++i) total += (routing.begin[i + 1] - routing.begin[i] + READING) * panels;
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int part = 0; part < threads; ++part) {
+  for_each(threads, threads, [&](int64_t part) {
     int64_t from = total * part / threads, to = total * (part + 1) / threads;
     auto panel_at = [&](int64_t i, int64_t at) {  // the first of an expert from this place in the list on
       int64_t passed = (routing.begin[i] + i * READING) * panels, cost = routing.begin[i + 1] - routing.begin[i] + READING;
@@ -209,7 +209,7 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
         store_floats(out + ((first + row) * panels + panel) * WIDTH, gate / (1.0f + exponential(-gate)) * up);
       });
     }
-  }
+  });
 }
 
 // out (tokens, hidden): the weighted sums of the products with down, in float32 and in the order of the experts. Each thread
@@ -218,10 +218,9 @@ template <typename Form, typename T>
 void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, const Routing& routing,
                     const Rows<Form>& rows_in, float* sums, T* out, const Call& call, int threads) {
   int64_t panels = layout.down_panels, width = panels * PANEL, active = routing.experts.size();
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int part = 0; part < threads; ++part) {
+  for_each(threads, threads, [&](int64_t part) {
     int64_t begin = panels * part / threads, end = panels * (part + 1) / threads;
-    if (begin == end) continue;
+    if (begin == end) return;
     int64_t column = begin * PANEL, columns = std::min(end * PANEL, layout.hidden) - column;
     for (int64_t token = 0; call.is_first && token < call.tokens; ++token)
       std::memset(sums + token * width + column, 0, (end - begin) * PANEL * sizeof(float));
@@ -244,7 +243,7 @@ void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, c
       for (; i + WIDTH <= columns; i += WIDTH) store_floats(to + i, load<floats>(from + i));
       for (; i < columns; ++i) set(to[i], from[i]);
     }
-  }
+  });
 }
 
 template <typename T, typename Form>

@@ -21,7 +21,7 @@ def build(cache: Path, on_progress: compiler.OnProgress = lambda done, total: No
     Raises:
         NoCompiler: there is none, or it failed.
     """
-    return compiler.build("kernels", SOURCES, cache, ["-fopenmp"], on_progress)
+    return compiler.build("kernels", SOURCES, cache, ["-pthread"], on_progress)
 
 
 class Observer(Protocol):
@@ -63,7 +63,7 @@ class Library:
 
 
 def load(path: Path) -> Library:
-    """The library's functions. Its OpenMP is torch's, which is loaded already: one pool of threads."""
+    """The library's functions."""
     compiled = ctypes.CDLL(str(path))
     pointer, size, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     arguments = {

@@ -1,6 +1,7 @@
 // Products with packed weights.
 #include "panel.h"
 #include "replay.h"
+#include "team.h"
 
 namespace {
 
@@ -18,40 +19,40 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
               int64_t inputs, int threads) {
   constexpr int ROWS = Kernel::ROWS;
   int64_t panels = outputs / PANEL, pairs = inputs / 2, row_bytes = inputs * sizeof(typename Kernel::Input);
-  int64_t together = std::max<int64_t>(ROWS, CACHE / row_bytes / ROWS * ROWS);
-#pragma omp parallel num_threads(threads)
-  {
+  int64_t together = std::max<int64_t>(ROWS, CACHE / row_bytes / ROWS * ROWS), blocks = (tokens + together - 1) / together;
+  int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
+  in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
     alignas(64) float block[ROWS * PANEL];
-    for (int64_t first = 0; first < tokens; first += together) {
+    const typename Kernel::Input* rows_in = nullptr;
+    int64_t taken = -1;  // the first row of those
+    for (int64_t piece; pieces.next(piece);) {
+      int64_t first = piece / parts * together, number = piece % parts;
       int64_t count = std::min(together, tokens - first), passes = (count + ROWS - 1) / ROWS;
       int64_t step = (count + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
-      const typename Kernel::Input* rows_in = Kernel::inputs(x + first * inputs, count * inputs);
-#pragma omp for nowait schedule(static)
-      for (int64_t number = 0; number < panels; ++number) {
-        floats add_low{}, add_high{};
-        if (bias) {
-          add_low = widen(load<halves>(bias + number * PANEL));
-          add_high = widen(load<halves>(bias + number * PANEL + WIDTH));
-        }
-        for (int64_t token = 0; token < count; token += step) {
-          int rows = int(std::min(step, count - token));
-          panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block, {});
-          for (int row = 0; row < rows; ++row) {
-            bf16* to = out + (first + token + row) * outputs + number * PANEL;
-            store(to, narrow(load<floats>(block + row * PANEL) + add_low));
-            store(to + WIDTH, narrow(load<floats>(block + row * PANEL + WIDTH) + add_high));
-          }
+      if (number == panels) {
+        for (int64_t output = panels * PANEL; output < outputs; ++output)
+          for (int64_t token = first; token < first + count; ++token)
+            out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
+                                                   (bias ? widen(bias[output]) : 0.0f));
+        continue;
+      }
+      if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
+      floats add_low{}, add_high{};
+      if (bias) {
+        add_low = widen(load<halves>(bias + number * PANEL));
+        add_high = widen(load<halves>(bias + number * PANEL + WIDTH));
+      }
+      for (int64_t token = 0; token < count; token += step) {
+        int rows = int(std::min(step, count - token));
+        panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block, {});
+        for (int row = 0; row < rows; ++row) {
+          bf16* to = out + (first + token + row) * outputs + number * PANEL;
+          store(to, narrow(load<floats>(block + row * PANEL) + add_low));
+          store(to + WIDTH, narrow(load<floats>(block + row * PANEL + WIDTH) + add_high));
         }
       }
     }
-    if (panels * PANEL < outputs) {  // another loop is another barrier
-#pragma omp for nowait schedule(static)
-      for (int64_t output = panels * PANEL; output < outputs; ++output)
-        for (int64_t token = 0; token < tokens; ++token)
-          out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
-                                                 (bias ? widen(bias[output]) : 0.0f));
-    }
-  }
+  });
 }
 
 }  // namespace
@@ -61,19 +62,16 @@ extern "C" {
 
 // weight (outputs, inputs) is put into panels where it stands; inputs is even.
 void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
-  int64_t panels = outputs / PANEL;
-#pragma omp parallel num_threads(threads)
-  {
+  in_parallel(threads, outputs / PANEL, [&](Pieces& pieces) {
     std::vector<bf16> rows(PANEL * inputs);
     const bf16* found[PANEL];
     for (int row = 0; row < PANEL; ++row) found[row] = &rows[row * inputs];
-#pragma omp for
-    for (int64_t number = 0; number < panels; ++number) {
+    for (int64_t number; pieces.next(number);) {
       bf16* at = weight + number * PANEL * inputs;
       std::memcpy(rows.data(), at, rows.size() * sizeof(bf16));
       pack_panel(found, inputs, at);
     }
-  }
+  });
 }
 
 // out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
@@ -95,8 +93,7 @@ REPLAYABLE(linear_dot)
 void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,
                int64_t first, int threads) {
   int64_t packed = outputs / PANEL * PANEL;
-#pragma omp parallel for num_threads(threads)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     int64_t row = ids[token] - first;
     bf16* to = out + token * inputs;
     if (row < 0 || row >= outputs) {
@@ -107,7 +104,7 @@ void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens,
       const bf16* at = table + row / PANEL * PANEL * inputs + row % PANEL * 2;
       for (int64_t pair = 0; pair < inputs / 2; ++pair) std::memcpy(to + 2 * pair, at + pair * 2 * PANEL, 2 * sizeof(bf16));
     }
-  }
+  });
 }
 REPLAYABLE(embedding)
 

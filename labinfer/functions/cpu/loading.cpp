@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "panel.h"
+#include "team.h"
 
 namespace {
 
@@ -53,11 +54,9 @@ struct Stored {
 
 template <typename Source, typename T>
 void decode_rows(const Stored& from, T* out, int64_t out_stride, int64_t rows, int64_t columns, int threads) {
-#pragma omp parallel num_threads(threads)
-  {
+  in_parallel(threads, rows, [&](Pieces& pieces) {
     std::vector<uint8_t> unpacked(from.halves ? up_to(from.skip + columns, 2) : 0);
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t row; pieces.next(row);) {
       const uint8_t* numbers = from.numbers + row * from.stride;
       if (from.halves) {
         for (int64_t i = 0; i < int64_t(unpacked.size()) / 2; ++i) {
@@ -82,7 +81,7 @@ void decode_rows(const Stored& from, T* out, int64_t out_stride, int64_t rows, i
         first = end;
       }
     }
-  }
+  });
 }
 
 // The same on 8 words at once: in word i code j becomes in word j code i.
@@ -109,9 +108,8 @@ int64_t read_rows(int file, int64_t position, int64_t stride, uint8_t* out, int6
               int threads) {
   if (stride == bytes && out_stride == bytes) bytes *= rows, rows = 1;
   int64_t blocks = (bytes + BLOCK - 1) / BLOCK;
-  int complete = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) reduction(&& : complete)
-  for (int64_t i = 0; i < rows * blocks; ++i) {
+  std::atomic<bool> complete{true};
+  for_each(threads, rows * blocks, [&](int64_t i) {
     int64_t row = i / blocks, begin = i % blocks * BLOCK, end = std::min(bytes, begin + BLOCK);
     while (begin < end) {
       ssize_t count = pread(file, out + row * out_stride + begin, end - begin, position + row * stride + begin);
@@ -119,29 +117,30 @@ int64_t read_rows(int file, int64_t position, int64_t stride, uint8_t* out, int6
       if (count <= 0) break;
       begin += count;
     }
-    complete = complete && begin >= end;
-  }
+    if (begin < end) complete = false;
+  });
   return complete;
 }
 
 // out (columns, rows) = words (rows, columns); strides in words.
 void transpose_words(const uint32_t* from, int64_t stride, uint32_t* out, int64_t out_stride, int64_t rows, int64_t columns,
                      int threads) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t column = 0; column < columns; column += WIDTH)
+  for_each(threads, (columns + WIDTH - 1) / WIDTH, [&](int64_t piece) {
+    int64_t column = piece * WIDTH;
     for (int64_t row = 0; row < rows; row += WIDTH) {
       int64_t height = std::min<int64_t>(WIDTH, rows - row);
       transpose_block(from + row * stride + column, stride, height, std::min<int64_t>(WIDTH, columns - column),
                       [&](int64_t i, words word) { store_some(out + (column + i) * out_stride + row, word, height); });
     }
+  });
 }
 
 // AWQ's words (inputs, columns), 8 outputs in each, output 2 i in code i and output 2 i + 1 in code i + 4, to out (8 columns,
 // words of 8 inputs); strides in words.
 void transpose_awq(const uint32_t* from, int64_t stride, uint32_t* out, int64_t out_stride, int64_t inputs, int64_t columns,
                    int threads) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t column = 0; column < columns; column += WIDTH)
+  for_each(threads, (columns + WIDTH - 1) / WIDTH, [&](int64_t piece) {
+    int64_t column = piece * WIDTH;
     for (int64_t first = 0; first < inputs; first += 8 * WIDTH) {
       int64_t width = std::min<int64_t>(WIDTH, columns - column), height = std::min<int64_t>(8 * WIDTH, inputs - first);
       words codes[8][WIDTH];  // by code and by word of 8 inputs
@@ -161,6 +160,7 @@ void transpose_awq(const uint32_t* from, int64_t stride, uint32_t* out, int64_t 
           store_some(out + (8 * (column + i) + output) * out_stride + first / 8, codes[code][i], (height + 7) / 8);
       }
     }
+  });
 }
 
 // Sum of words of 64 bits, each times its odd number.
@@ -193,8 +193,7 @@ void decode(const uint8_t* numbers, int64_t stride, const float* scales, const u
 void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t code_stride, float* scales, int64_t scale_stride,
                   int64_t rows, int64_t columns, int64_t group, int64_t lead, int threads) {
   int64_t groups = (lead + columns + group - 1) / group;
-#pragma omp parallel for num_threads(threads)
-  for (int64_t row = 0; row < rows; ++row) {
+  for_each(threads, rows, [&](int64_t row) {
     const float* from = values + row * stride - lead;
     for (int64_t number = 0; number < groups; ++number) {
       int64_t begin = std::max(number * group, lead), end = std::min((number + 1) * group, lead + columns);
@@ -225,7 +224,7 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
       for (; i < end; ++i) to[i] = uint8_t(int32_t(std::nearbyint(from[i] * factor)) + 128);
       std::memset(to + end, 128, (number + 1) * group - end);
     }
-  }
+  });
 }
 
 }  // extern "C"

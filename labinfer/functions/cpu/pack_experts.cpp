@@ -13,20 +13,19 @@ struct UnpackedCodes {
 template <typename T, typename Kernel, typename Row>
 void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int64_t outputs, float, int threads) {
   int64_t padded = form.padded();
-#pragma omp parallel num_threads(threads)
-  {
+  in_parallel(threads, (outputs + PANEL - 1) / PANEL, [&](Pieces& pieces) {
     std::vector<T> rows(PANEL * padded);
     const T* found[PANEL];
     for (int i = 0; i < PANEL; ++i) found[i] = rows.data() + i * padded;
-#pragma omp for
-    for (int64_t first = 0; first < outputs; first += PANEL) {
+    for (int64_t number; pieces.next(number);) {
+      int64_t first = number * PANEL;
       for (int i = 0; i < PANEL; ++i) {
         const T* from = first + i < outputs ? row(first + i) : nullptr;
         T* to = rows.data() + i * padded;
         if (from) std::memcpy(to, from, form.inputs * sizeof(T));
         else std::memset(to, 0, form.inputs * sizeof(T));
       }
-      T* to = (T*)(data + first / PANEL * form.panel_bytes());
+      T* to = (T*)(data + number * form.panel_bytes());
       if constexpr (Kernel::STEP == 2) {
         pack_panel(found, padded, to);
       } else {
@@ -34,7 +33,7 @@ void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int6
           for (int i = 0; i < PANEL; ++i) to[input * PANEL + i] = found[i][input];
       }
     }
-  }
+  });
 }
 
 template <typename T, typename Form, typename Row>

@@ -31,25 +31,24 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
   rounded.round(form, x, tokens, form.inputs, threads);
   RoundedRows rows_in = rounded.rows();  // the threads of the team share the caller's
   int64_t panels = (outputs + PANEL - 1) / PANEL, padded = form.padded(), groups = form.groups();
-  int64_t together = std::max<int64_t>(ROWS, CACHE / padded / ROWS * ROWS);
-#pragma omp parallel num_threads(threads)
-  {
+  int64_t together = std::max<int64_t>(ROWS, CACHE / padded / ROWS * ROWS), blocks = (tokens + together - 1) / together;
+  in_parallel(threads, blocks * panels, [&](Pieces& pieces) {
     alignas(64) float block[ROWS * PANEL];
-    for (int64_t first = 0; first < tokens; first += together)
-#pragma omp for nowait schedule(static)
-      for (int64_t number = 0; number < panels; ++number) {
-        int64_t last = std::min(tokens, first + together), output = number * PANEL;
-        for (int64_t token = first; token < last; token += ROWS) {
-          int rows = int(std::min<int64_t>(ROWS, last - token));
-          whole_panel<Form>(rows)(form, rows_in.q + token * padded, weight + number * form.panel_bytes(),
-                                  rows_in.start + token * groups, block, {});
-          for (int row = 0; row < rows; ++row)
-            finish(out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
-                   Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
-                   std::min<int64_t>(PANEL, outputs - output));
-        }
+    for (int64_t piece; pieces.next(piece);) {
+      int64_t first = piece / panels * together, number = piece % panels, output = number * PANEL;
+      int64_t last = std::min(tokens, first + together), passes = (last - first + ROWS - 1) / ROWS;
+      int64_t step = (last - first + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
+      for (int64_t token = first; token < last; token += step) {
+        int rows = int(std::min(step, last - token));
+        whole_panel<Form>(rows)(form, rows_in.q + token * padded, weight + number * form.panel_bytes(),
+                                rows_in.start + token * groups, block, {});
+        for (int row = 0; row < rows; ++row)
+          finish(out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
+                 Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
+                 std::min<int64_t>(PANEL, outputs - output));
       }
-  }
+    }
+  });
 }
 
 template <typename Form, typename T>
@@ -63,15 +62,14 @@ template <typename T>
 void rows_of_int8(const int64_t* ids, const uint8_t* data, const float* scales, T* out, int64_t tokens, int64_t outputs,
                   int64_t inputs, int64_t first, int threads) {
   int64_t padded = up_to(inputs, 4);
-#pragma omp parallel for num_threads(threads)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_each(threads, tokens, [&](int64_t token) {
     int64_t row = ids[token] - first;
     bool inside = row >= 0 && row < outputs;
     const uint8_t* at = inside ? data + row / PANEL * PANEL * padded + row % PANEL * 4 : nullptr;
     for (int64_t i = 0; i < inputs; ++i) {
       set(out[token * inputs + i], inside ? (at[i / 4 * 4 * PANEL + i % 4] - Int8::MIDDLE) * scales[row] : 0.0f);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Many calls as one: between them no time passes in which the other threads would fall asleep.
 #include <cstdint>
 
+#include "team.h"
+
 namespace {
 
 struct Call {
@@ -13,6 +15,7 @@ struct Call {
 extern "C" {
 
 void replay(const Call* calls, int64_t count) {
+  Awake awake;
   for (int64_t i = 0; i < count; ++i) calls[i].function(calls[i].words);
 }
 

@@ -7,6 +7,7 @@
 
 #include "dot4.h"
 #include "panel.h"
+#include "team.h"
 
 namespace {
 
@@ -93,8 +94,7 @@ class Rounded {
   template <typename Form, typename T>
   void round(const Form& form, const T* x, int64_t rows, int64_t stride, int threads) {
     resize(form, rows);
-#pragma omp parallel for num_threads(threads) if (rows * form.inputs >= SHARED)
-    for (int64_t row = 0; row < rows; ++row) round_row(form, x + row * stride, row);
+    for_each(rows * form.inputs >= SHARED ? threads : 1, rows, [&](int64_t row) { round_row(form, x + row * stride, row); });
   }
 
   // Some rows of others, next to each other.
@@ -229,11 +229,9 @@ inline uint16_t best_scale(const WeightGroup& group, float unit) {
 // Rows of weights to panels. row(output) is where one begins; null for one of zeros, as are those from outputs on.
 template <typename T, typename Rows>
 void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t outputs, float, int threads) {
-#pragma omp parallel num_threads(threads)
-  {
+  in_parallel(threads, up_to(outputs, PANEL), [&](Pieces& pieces) {
     WeightGroup group;
-#pragma omp for
-    for (int64_t output = 0; output < up_to(outputs, PANEL); ++output) {
+    for (int64_t output; pieces.next(output);) {
       const T* from = output < outputs ? row(output) : nullptr;
       uint8_t* at = data + output / PANEL * form.panel_bytes() + output % PANEL * 4;
       group.take(from, from ? form.inputs : 0, form.padded());
@@ -245,18 +243,16 @@ void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t 
         for (int64_t j = 0; j < WIDTH && i + j < form.padded(); j += 4) std::memcpy(at + (i + j) * PANEL, (char*)&codes + j, 4);
       }
     }
-  }
+  });
 }
 
 // unit is a power of two, which all scales are to be multiplied with.
 template <typename T, typename Rows>
 void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs, float unit, int threads) {
   int64_t groups = form.groups(), size = form.group;
-#pragma omp parallel num_threads(threads)
-  {
+  in_parallel(threads, up_to(outputs, PANEL), [&](Pieces& pieces) {
     WeightGroup group;
-#pragma omp for
-    for (int64_t output = 0; output < up_to(outputs, PANEL); ++output) {
+    for (int64_t output; pieces.next(output);) {
       const T* from = output < outputs ? row(output) : nullptr;
       for (int64_t number = 0; number < groups; ++number) {
         int64_t begin = number * size;
@@ -276,7 +272,7 @@ void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs
         }
       }
     }
-  }
+  });
 }
 
 // Of 8 codes of 4 bits the first four in the low halves of the bytes, the others in the high ones.
@@ -309,14 +305,13 @@ inline auto halves_of(int64_t rows) {
 template <typename Rows>
 void pack(const Int8& form, const Codes& codes, Rows rows, uint8_t* data, float* scales, int64_t panels, float, int threads) {
   int64_t quads = form.padded() / 4;
-#pragma omp parallel for num_threads(threads)
-  for (int64_t half = 0; half < 2 * panels; ++half) {
+  for_each(threads, 2 * panels, [&](int64_t half) {
     Half own = rows(half);
     uint8_t* at = data + half / 2 * form.panel_bytes() + half % 2 * WIDTH * 4;
     for (int64_t i = 0; i < WIDTH; ++i) scales[half * WIDTH + i] = i < own.count ? codes.scales[own.row + i] : 0.0f;
     transpose_rows(codes.words + own.row * quads, quads, own.count, quads,
                    [&](int64_t quad, words column) { store(at + quad * PANEL * 4, column); });
-  }
+  });
 }
 
 // unit is a power of two, which all scales are to be multiplied with.
@@ -327,8 +322,7 @@ void pack(const Grouped<BITS, ZEROS>& form, const Codes& codes, Rows rows, uint8
   std::vector<int64_t> places(row_words);  // of the words of a row in a panel
   for (int64_t i = 0; i < row_words; ++i)
     places[i] = i / group_words * form.group_bytes() + (ZEROS ? 4 : 2) * PANEL + i % group_words * PANEL * 4;
-#pragma omp parallel for num_threads(threads)
-  for (int64_t half = 0; half < 2 * panels; ++half) {
+  for_each(threads, 2 * panels, [&](int64_t half) {
     Half own = rows(half);
     for (int64_t number = 0; number < groups; ++number) {
       uint8_t* at = data + half / 2 * form.panel_bytes() + number * form.group_bytes();
@@ -342,7 +336,7 @@ void pack(const Grouped<BITS, ZEROS>& form, const Codes& codes, Rows rows, uint8
     uint8_t* at = data + half / 2 * form.panel_bytes() + half % 2 * WIDTH * 4;
     transpose_rows(codes.words + own.row * row_words, row_words, own.count, row_words,
                    [&](int64_t i, words column) { store(at + places[i], BITS == 4 ? in_halves(column) : column); });
-  }
+  });
 }
 
 }  // namespace

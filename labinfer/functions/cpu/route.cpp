@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "replay.h"
+#include "team.h"
 #include "vectors.h"
 
 namespace {
@@ -49,24 +50,22 @@ void dot_products(const T* x, const Weight* weight, int64_t size, float* logits,
 template <typename T, typename Weight>
 void multiply(const T* x, const Weight* weight, float* logits, int64_t tokens, int64_t experts, int64_t size, int threads) {
   int64_t token_blocks = (tokens + TOGETHER - 1) / TOGETHER, expert_blocks = (experts + TOGETHER - 1) / TOGETHER;
-#pragma omp parallel for num_threads(threads) collapse(2)
-  for (int64_t i = 0; i < token_blocks; ++i)
-    for (int64_t j = 0; j < expert_blocks; ++j) {
-      int64_t first = i * TOGETHER, last = std::min(tokens, first + TOGETHER), begin = j * TOGETHER;
-      int64_t end = std::min(experts, begin + TOGETHER);
-      const Weight* rows = weight + begin * size;
-      float* out = logits + begin;
-      if (last - first == TOGETHER)
-        for (int64_t expert = begin; expert < end; ++expert, rows += size, ++out)
-          dot_products<TOGETHER, 1>(x + first * size, rows, size, out + first * experts, experts);
-      else if (end - begin == TOGETHER)
+  for_each(threads, token_blocks * expert_blocks, [&](int64_t piece) {
+    int64_t first = piece / expert_blocks * TOGETHER, last = std::min(tokens, first + TOGETHER);
+    int64_t begin = piece % expert_blocks * TOGETHER, end = std::min(experts, begin + TOGETHER);
+    const Weight* rows = weight + begin * size;
+    float* out = logits + begin;
+    if (last - first == TOGETHER)
+      for (int64_t expert = begin; expert < end; ++expert, rows += size, ++out)
+        dot_products<TOGETHER, 1>(x + first * size, rows, size, out + first * experts, experts);
+    else if (end - begin == TOGETHER)
+      for (int64_t token = first; token < last; ++token)
+        dot_products<1, TOGETHER>(x + token * size, rows, size, out + token * experts, experts);
+    else
+      for (int64_t expert = begin; expert < end; ++expert, rows += size, ++out)
         for (int64_t token = first; token < last; ++token)
-          dot_products<1, TOGETHER>(x + token * size, rows, size, out + token * experts, experts);
-      else
-        for (int64_t expert = begin; expert < end; ++expert, rows += size, ++out)
-          for (int64_t token = first; token < last; ++token)
-            dot_products<1, 1>(x + token * size, rows, size, out + token * experts, experts);
-    }
+          dot_products<1, 1>(x + token * size, rows, size, out + token * experts, experts);
+  });
 }
 
 template <typename T>
@@ -142,9 +141,9 @@ void route(const Rule* rule, const void* x, const void* weight, const float* bia
   float* logits = memory.data();  // the threads of the team share the caller's
   if (wide) multiply((const float*)x, weight, narrow, logits, tokens, experts, size, threads);
   else multiply((const bf16*)x, weight, narrow, logits, tokens, experts, size, threads);
-#pragma omp parallel for num_threads(threads) if (tokens > 1)
-  for (int64_t token = 0; token < tokens; ++token)
+  for_each(threads, tokens, [&](int64_t token) {
     choose(logits + token * experts, bias, *rule, ids + token * chosen, weights + token * chosen);
+  });
   if (counts)
     for (int64_t i = 0; i < tokens * chosen; ++i) ++counts[ids[i]];
 }

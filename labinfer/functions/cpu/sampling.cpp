@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "team.h"
 #include "vectors.h"
 
 namespace {
@@ -189,8 +190,9 @@ struct Row {
   std::vector<Top> tops(int64_t wanted) const {
     int64_t length = block_length(wanted), blocks = (size + length - 1) / length;
     std::vector<Top> found(blocks);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && size >= SHARED)
-    for (int64_t b = 0; b < blocks; ++b) found[b] = largest_of(logits, b * length, std::min(size, (b + 1) * length));
+    for_each(size >= SHARED ? threads : 1, blocks, [&](int64_t b) {
+      found[b] = largest_of(logits, b * length, std::min(size, (b + 1) * length));
+    });
     return found;
   }
 
@@ -225,9 +227,10 @@ struct Row {
 
   // The weight of the tokens whose logits are not less than each of these.
   std::array<int64_t, BOUNDS> masses(const std::array<float, BOUNDS>& bounds, double temperature, double largest) const {
-    int64_t length = block_length(threads), sums[BOUNDS] = {};
-#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(+ : sums[:BOUNDS])
-    for (int64_t begin = 0; begin < size; begin += length) {
+    int64_t length = block_length(threads);
+    std::atomic<int64_t> sums[BOUNDS] = {};
+    for_each(threads, (size + length - 1) / length, [&](int64_t block) {
+      int64_t begin = block * length;
       longs within[BOUNDS] = {};
       for (int64_t i = begin, end = std::min(size, begin + length); i < end; i += WIDTH) {
         floats x = read(logits + i, end - i);
@@ -237,7 +240,7 @@ struct Row {
       }
       for (int n = 0; n < BOUNDS; ++n)
         for (int lane = 0; lane < WIDTH; ++lane) sums[n] += within[n][lane];
-    }
+    });
     std::array<int64_t, BOUNDS> found;
     std::copy(sums, sums + BOUNDS, found.begin());
     return found;
@@ -326,9 +329,9 @@ struct Row {
     Drawn first{largest + gumbel(split_mix(key + uint64_t(top.id) * GAMMA)), top.id};
     int64_t length = block_length(threads), blocks = (size + length - 1) / length;
     std::vector<Drawn> found(blocks);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t b = 0; b < blocks; ++b)
+    for_each(threads, blocks, [&](int64_t b) {
       found[b] = best_of(draw, cut, key, first, b * length, std::min(size, (b + 1) * length));
+    });
     Drawn best = first;
     for (const Drawn& one : found)
       if (one.score > best.score || (one.score == best.score && one.id < best.id)) best = one;
@@ -336,15 +339,13 @@ struct Row {
   }
 };
 
-// Threads take rows; where there are more threads than rows, they share one row after another. That is no parallel region
-// of one thread around the rows: OpenMP makes new threads for a region within a region.
+// Threads take rows; where there are more threads than rows, they share one row after another.
 template <typename Call>
 void for_rows(int64_t rows, int threads, Call of_row) {
   if (threads == 1 || rows < threads) {
     for (int64_t row = 0; row < rows; ++row) of_row(row, threads);
   } else {
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t row = 0; row < rows; ++row) of_row(row, 1);
+    for_each(threads, rows, [&](int64_t row) { of_row(row, 1); });
   }
 }
 

@@ -1,0 +1,34 @@
+// Regions of a team, one after another and from several threads at once: each piece is done once, and before the region ends.
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "team.h"
+
+static std::atomic<long> wrong{0};
+
+static void regions(int threads, int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    int64_t count = round % 97;
+    std::vector<int> done(count);
+    for_each(1 + round % threads, count, [&](int64_t piece) {
+      ++done[piece];
+      if (round % 50 == 0) for_each(threads, 3, [&](int64_t) { done[piece] += 0; });  // a region within one
+    });
+    for (int times : done) wrong += times != 1;
+    if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));  // the others fall asleep
+    if (round % 1000 == 0) {
+      Awake awake;
+      for (int i = 0; i < 100; ++i) for_each(threads, 2, [&](int64_t) {});
+    }
+  }
+}
+
+int main() {
+  regions(4, 20000);
+  std::vector<std::thread> callers;  // each has a team of its own
+  for (int i = 0; i < 3; ++i) callers.emplace_back(regions, 3, 3000);
+  for (std::thread& caller : callers) caller.join();
+  std::printf("%ld\n", wrong.load());
+  return wrong != 0;
+}
