@@ -275,6 +275,13 @@ class JobOptions:
     report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightCacheOptions:
+    """Packed weights on disk."""
+
+    clean: bool = option(False, "remove them all; what runs with them goes on")
+
+
 SAMPLING_FLAGS = {
     "max_tokens": ("tokens to generate at most", "N"),
     "temperature": ("0 is greedy", "T"),

@@ -30,7 +30,7 @@ from labinfer.functions.providers import make_providers, make_registry
 from labinfer.functions.registry import parse_overrides
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.kv_capacity import KVCapacity, agree_on_blocks
-from labinfer.layout.layout import GIB, Layout, make_layout
+from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class, with_window
 from labinfer.native import compiler
@@ -44,7 +44,7 @@ from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights
 from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.resolve import resolve_model
-from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest, start_digest
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.worker import Worker
@@ -179,9 +179,11 @@ def _build_placed(
 
     with group.together():
         checkpoint = Checkpoint(directory)
-        if group.rank == 0:
+        cache = WeightCache.of_user(options.cache.weight_cache_size)
+        if group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
             check_checkpoint(whole.meta(whole.topology.place(0)).model, checkpoint, config.tied_embeddings)
+        if group.rank == 0:
             for warning in config.formats.warnings if options.model.quantization != "none" else ():
                 logger.warning("%s", warning)
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
@@ -211,7 +213,11 @@ def _build_placed(
         if device.type == "cpu":
             keep_freed_memory()  # a matrix goes where the one before it was decoded
         load_weights(
-            model, checkpoint, device, on_progress, _packed_files(options, layout, place, directory, providers)
+            model,
+            checkpoint,
+            device,
+            on_progress,
+            _packed_files(cache, options, layout, place, directory, providers=providers),
         )
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
     capacity = agree_on_blocks(group, options, layout, place)
@@ -322,29 +328,34 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
 
 
 def _packed_files(
-    options: EngineOptions, layout: Layout, place: Place, directory: Path, providers: list[Provider]
+    cache: WeightCache | None,
+    options: EngineOptions,
+    layout: Layout,
+    place: Place,
+    directory: Path,
+    *,
+    providers: list[Provider],
 ) -> PackedFiles | None:
     """The cache of packed weights for this rank; None where there is none, or weights are not in host memory."""
-    folder, limit = cache_folder(), int(options.cache.weight_cache_size * GIB)
-    if folder is None or not limit or layout.devices[place.rank].type != "cpu":
+    if cache is None or layout.devices[place.rank].type != "cpu":
         return None
     begin, end = layout.topology.layers[place.stage]
     dtype = str(layout.dtype(place)).removeprefix("torch.")
     form = dtype if layout.quantization_name == "none" else f"{layout.quantization_name} ({dtype})"
     part = f"tp {place.tp_rank} of {place.tp_size}" if place.tp_size > 1 else ""
     return PackedFiles(
-        cache=WeightCache(folder, limit),
+        cache=cache,
         directory=directory,
         checkpoint=checkpoint_digest(directory),
         circumstances=digest(
             labinfer.__version__,
-            code_digest(),
             [provider.fingerprint() for provider in providers],
             layout.rounding,
             layout.quantization_group_size,
         ),
         label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),
-        start=start_digest(options),
+        options=digest(options.model, options.parallel),
+        code=code_digest(),
         num_threads=torch.get_num_threads(),
     )
 

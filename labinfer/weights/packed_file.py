@@ -60,19 +60,18 @@ class PackedFiles:
     checkpoint: str
     """Digest of its files before they were read."""
     circumstances: str
-    """Digest of all else that packed weights depend on beside their slices."""
+    """Digest of all else that packed weights depend on beside their slices and the code."""
     label: str
     """The rank's part of the model, and its form, for people."""
-    start: str
+    options: str
+    code: str
     """See ``WeightHeader``."""
     num_threads: int
     """For checksums."""
-    least_bytes: int = LEAST_BYTES
-    """Of weights that are kept."""
 
     def path(self, slices: object) -> Path:
         """The file for these slices, which are told apart by their text."""
-        return self.cache.path(self.checkpoint, digest(self.circumstances, slices))
+        return self.cache.path(self.checkpoint, digest(self.code, self.circumstances, slices))
 
     def open(self, path: Path, functions: LoadFunctions) -> dict[str, State] | None:
         """What each module holds, in memory that all processes share that map the file; None where there is none. One that is
@@ -95,9 +94,16 @@ class PackedFiles:
         logger.info("packed weights are mapped from %s", path)
         return states
 
-    def keep(self, path: Path, states: dict[str, State], functions: LoadFunctions) -> threading.Thread | None:
-        """Write what each module holds, in a thread that the process waits for at its end. None where it is too little."""
-        if sum(tensor.nbytes for state in states.values() for tensor in _tensors(state)) < self.least_bytes:
+    def keep(
+        self, path: Path, states: dict[str, State], functions: LoadFunctions, least_bytes: int | None = None
+    ) -> threading.Thread | None:
+        """Write what each module holds, in a thread that the process waits for at its end; None where there is none.
+
+        Args:
+            least_bytes: of weights that are kept; ``LEAST_BYTES`` by default.
+        """
+        least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
+        if sum(tensor.nbytes for state in states.values() for tensor in _tensors(state)) < least_bytes:
             return None
         thread = threading.Thread(target=self._write, args=(path, states, functions), name="weight-cache")
         thread.start()
@@ -117,11 +123,17 @@ class PackedFiles:
                     _write_all(file, piece)
                     bystander.look(PIECE * len(checksums), size)
                 header = WeightHeader(
-                    model=str(self.directory), slice=self.label, start=self.start, modules=modules, checksums=checksums
+                    model=str(self.directory),
+                    slice=self.label,
+                    options=self.options,
+                    code=self.code,
+                    modules=modules,
+                    checksums=checksums,
                 )
                 _write_all(file, torch.frombuffer(bytearray(encode_header(header, size)), dtype=torch.uint8))
                 if checkpoint_digest(self.directory) != self.checkpoint:
                     raise NoRoom(f"{self.directory} has changed since they were read")
+            self.cache.remove_superseded(path, header)
         except NoRoom as error:
             logger.info("packed weights are not kept for the next start: %s", error)
         except (OSError, UserError) as error:
@@ -165,9 +177,7 @@ def map_states(file: BinaryIO, checksum: Callable[[torch.Tensor], int], num_thre
         end = stored.position + math.prod(stored.shape) * dtype.itemsize
         return data_B[stored.position : end].view(dtype).view(stored.shape)
 
-    return {
-        name: {key: value(stored) for key, stored in module.items()} for name, module in header.modules.items()
-    }
+    return {name: {key: value(stored) for key, stored in module.items()} for name, module in header.modules.items()}
 
 
 def _tensors(state: State) -> Iterator[torch.Tensor]:

@@ -20,8 +20,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from labinfer.native import compiler
 from labinfer.weights.files import weight_files
 
+GIB = 1 << 30
 SUFFIX, UNFINISHED = ".weights", ".unfinished"
 MAGIC = b"labinfer weights 1"
 TRAILER = struct.Struct("<QQ32s18s")
@@ -34,7 +36,22 @@ FREE_FRACTION = 0.1
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("functions", "layers", "models", "native", "weights")
 """Folders with the code that decides how packed weights look."""
-NETWORKS = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "fuse", "9p", "afs", "gluster", "pvfs", "orangefs")
+CODE = (".py", ".cpp", ".h")
+NETWORKS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "ceph",
+    "gpfs",
+    "beegfs",
+    "fuse",
+    "9p",
+    "afs",
+    "gluster",
+    "pvfs",
+    "orangefs",
+)
 """How the names of file systems begin whose files other machines may take away while they are mapped."""
 
 
@@ -53,8 +70,10 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the checkpoint."""
     slice: str
     """The part of it and its form, for people."""
-    start: str
-    """Digest of the options of the start that wrote it."""
+    options: str
+    """Digest of the options of the start that wrote it, of which there is one file for each slice."""
+    code: str
+    """Digest of the code that wrote it."""
     modules: dict[str, dict[str, StoredTensor | str | int | float | bool | None]]
     """What each module holds."""
     checksums: list[int]
@@ -89,6 +108,14 @@ class WeightCache:
     def __init__(self, folder: Path, limit: int):
         self.folder, self._limit = folder, limit
 
+    @classmethod
+    def of_user(cls, gib: float) -> WeightCache | None:
+        """That of this user; None where it may take nothing, or there is no home directory."""
+        try:
+            return cls(compiler.default_cache(), int(gib * GIB)) if gib else None
+        except compiler.NoCompiler:
+            return None
+
     def files(self) -> list[WeightFile]:
         """All that are complete, the one that was used last first."""
         found = []
@@ -102,10 +129,37 @@ class WeightCache:
         """The file for a slice, by digests of the checkpoint and of all else that its contents depend on."""
         return self.folder / f"{checkpoint}-{slice}{SUFFIX}"
 
-    def started_so(self, checkpoint: str, start: str) -> list[Path]:
-        """Files that starts with these options wrote for a checkpoint, the one that was used last first."""
-        paths = (file.path for file in self.files() if file.path.name.startswith(checkpoint))
-        return [path for path in paths if (header := try_header(path)) is not None and header.start == start]
+    def knows(self, checkpoint: str) -> bool:
+        """Whether there are weights of a checkpoint, which was checked then by the code as it is."""
+        return bool(self._headers(checkpoint))
+
+    def started_so(self, checkpoint: str, options: str) -> list[Path]:
+        """Files that starts with these options, and the code as it is, wrote for a checkpoint."""
+        return [path for path, header in self._headers(checkpoint).items() if header.options == options]
+
+    def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:
+        """What the code as it is wrote for a checkpoint."""
+        paths, code = (file.path for file in self.files() if file.path.name.startswith(checkpoint)), code_digest()
+        headers = ((path, try_header(path)) for path in paths)
+        return {path: header for path, header in headers if header is not None and header.code == code}
+
+    def remove_superseded(self, path: Path, header: WeightHeader) -> None:
+        """Remove what was written for the same slice by a start with the same options, but of another checkpoint or by other code."""
+        for file in self.files():
+            other = try_header(file.path) if file.path != path else None
+            if other and (other.model, other.slice, other.options) == (header.model, header.slice, header.options):
+                file.path.unlink(missing_ok=True)
+
+    def mapped_bytes(self, maps: Path = Path("/proc/self/maps")) -> int:
+        """Bytes of files that this process has mapped."""
+        total, begin = 0, f"{self.folder.resolve()}/"
+        with contextlib.suppress(OSError):
+            for line in maps.read_text(errors="replace").splitlines():
+                address, *_, path = line.split(maxsplit=5)
+                if path.startswith(begin) and SUFFIX in path:
+                    first, last = (int(part, 16) for part in address.split("-"))
+                    total += last - first
+        return total
 
     def make_room(self, num_bytes: int) -> None:
         """Remove files until one of this size may be written.
@@ -114,7 +168,7 @@ class WeightCache:
             NoRoom: it may not.
         """
         if num_bytes > self._limit:
-            raise NoRoom(f"they take {num_bytes / 2**30:.1f} GiB, and --weight-cache-size is {self._limit / 2**30:g}")
+            raise NoRoom(f"they take {num_bytes / GIB:.1f} GiB, and --weight-cache-size is {self._limit / GIB:g}")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if kind := network_file_system(self.folder):
             raise NoRoom(f"{self.folder} is on a network ({kind}), whose files are not mapped")
@@ -125,7 +179,7 @@ class WeightCache:
         disk = shutil.disk_usage(self.folder)
         if disk.free - num_bytes < FREE_FRACTION * disk.total:
             raise NoRoom(
-                f"{self.folder} has {disk.free / 2**30:.1f} GiB free, and a tenth of the disk is not to be filled"
+                f"{self.folder} has {disk.free / GIB:.1f} GiB free, and a tenth of the disk is not to be filled"
             )
 
     def clean(self) -> int:
@@ -149,7 +203,9 @@ class WeightCache:
         """
         unfinished = path.with_suffix(UNFINISHED)
         with open(unfinished, "ab", buffering=0) as file:
-            if not _try_lock(file) or not _is_at(file, unfinished):  # another process is writing it, or has just done so
+            if not _try_lock(file) or not _is_at(
+                file, unfinished
+            ):  # another process is writing it, or has just done so
                 yield None
                 return
             try:
@@ -192,11 +248,6 @@ def digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=12).hexdigest()
 
 
-def start_digest(options: object) -> str:
-    """Digest of the options of a start, which are known before its slices are."""
-    return digest(options)
-
-
 def checkpoint_digest(directory: Path) -> str:
     """Digest of the files of a checkpoint that weights depend on, by what the system says of them.
 
@@ -212,8 +263,8 @@ def checkpoint_digest(directory: Path) -> str:
 
 
 def code_digest() -> str:
-    """Digest of the files of the code that decides how packed weights look; Python alone may be changed without a compiler."""
-    paths = (path for folder in SOURCES for path in sorted((PACKAGE / folder).rglob("*.py")))
+    """Digest of the files of the code that decides how packed weights look, by what the system says of them."""
+    paths = (path for folder in SOURCES for path in sorted((PACKAGE / folder).rglob("*")) if path.suffix in CODE)
     return digest([(str(path.relative_to(PACKAGE)), *_identity(path)[:2]) for path in paths])
 
 
@@ -233,7 +284,9 @@ def read_header(file: BinaryIO) -> tuple[WeightHeader, int]:
     size = os.fstat(file.fileno()).st_size
     if size < TRAILER.size:
         raise Damaged(f"it ends after {size} bytes")
-    data_bytes, header_bytes, header_digest, magic = TRAILER.unpack(os.pread(file.fileno(), TRAILER.size, size - TRAILER.size))
+    data_bytes, header_bytes, header_digest, magic = TRAILER.unpack(
+        os.pread(file.fileno(), TRAILER.size, size - TRAILER.size)
+    )
     if magic != MAGIC or data_bytes + header_bytes + TRAILER.size != size:
         raise Damaged(f"it has no end after {size} bytes")
     header = os.pread(file.fileno(), header_bytes, data_bytes)
@@ -273,18 +326,3 @@ def network_file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) 
             kinds[len(point)] = kind  # the last of several mounts on one point is the one that is seen
     kind = kinds[max(kinds)] if kinds else ""
     return kind if kind.startswith(NETWORKS) else ""
-
-
-def mapped_bytes(folder: Path, maps: Path = Path("/proc/self/maps")) -> int:
-    """Bytes of a folder's files that this process has mapped, which the system counts among the memory that it could use."""
-    total, begin = 0, f"{folder.resolve()}/"
-    try:
-        lines = maps.read_text(errors="replace").splitlines()
-    except OSError:
-        return 0
-    for line in lines:
-        address, *_, path = line.split(maxsplit=5)
-        if path.startswith(begin) and SUFFIX in path:
-            first, last = (int(part, 16) for part in address.split("-"))
-            total += last - first
-    return total
