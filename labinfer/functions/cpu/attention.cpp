@@ -308,7 +308,7 @@ extern "C" {
   REPLAYABLE(NAME)
 
 ATTEND(attend, Fma)
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 ATTEND(attend_dot, Dot)
 #endif
 

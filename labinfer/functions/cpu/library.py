@@ -11,17 +11,24 @@ import torch
 
 from labinfer.native import compiler
 from labinfer.native.memory import use_huge_pages
+from labinfer.native.targets import Target
 
-SOURCES = Path(__file__).parent
+NAME, SOURCES, FLAGS = "kernels", Path(__file__).parent, ("-pthread",)
+"""Arguments of ``compiler.build``."""
 
 
-def build(cache: Path, on_progress: compiler.OnProgress = lambda done, total: None) -> Path:
-    """The library for this machine in ``cache``, compiled if it is not there yet.
+def build(
+    cache: Path | None = None,
+    on_progress: compiler.OnProgress = lambda done, total: None,
+    *,
+    target: Target | None = None,
+) -> Path:
+    """The library for this machine, or for the processors of ``target``; see ``compiler.build``.
 
     Raises:
         NoCompiler: there is none, or it failed.
     """
-    return compiler.build("kernels", SOURCES, cache, ["-pthread"], on_progress)
+    return compiler.build(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
 
 
 class Observer(Protocol):

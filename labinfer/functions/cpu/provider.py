@@ -32,7 +32,7 @@ PANEL_FUNCTIONS = ("linear", "paged_attention")
 
 
 class CpuProvider(Provider):
-    """C++ behind ctypes, compiled at the first run on a machine.
+    """C++ behind ctypes, compiled beforehand or at the first run on a machine.
 
     Args:
         compiled: the library, where it is loaded already.
@@ -47,7 +47,7 @@ class CpuProvider(Provider):
             return
         self._processor = compiler.processor()
         try:
-            self._library = library.load(library.build(compiler.default_cache(), on_progress))
+            self._library = library.load(library.build(on_progress=on_progress))
         except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home from which nothing may be run
             logger.warning("%s; torch's functions are used, which are slower", error)
 

@@ -14,6 +14,7 @@ from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache, quantize
 from labinfer.functions.reference import attention, elementwise, linear
 from labinfer.native import compiler
+from labinfer.native.targets import X86_64_V3, Target
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -265,10 +266,10 @@ def test_the_keys_of_few_sequences_are_dealt_over_threads(panels, context, windo
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
 
 
-@pytest.mark.parametrize("flags", ["-mavx2 -mfma", pytest.param("-msse2", marks=pytest.mark.slow)])
-def test_processors_with_narrower_vectors(load_functions, flags):
+@pytest.mark.parametrize("level", ["x86-64-v3", pytest.param("x86-64", marks=pytest.mark.slow)])
+def test_processors_with_narrower_vectors(load_functions, level):
     """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on the first with ``-m slow``."""
-    compiled = load_functions(flags)
+    compiled = load_functions(Target(level, "x86_64", (f"-march={level}",), X86_64_V3))
     assert not has_dot(compiled)
     narrow = CpuFunctions(compiled)
     for tokens in range(1, 15):
