@@ -139,7 +139,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             environment.model_dir,
             environment.local_rank,
             environment.local_world_size,
-            cache=WeightCache.of_user(options.cache.weight_cache_size),
+            cache=WeightCache.from_home(options.cache.weight_cache_size),
             options=digest(options.model, options.parallel),
         )
     starting = None

@@ -78,7 +78,7 @@ class LLM:
                     environment.model_dir,
                     environment.local_rank,
                     environment.local_world_size,
-                    cache=WeightCache.of_user(checked.cache.weight_cache_size),
+                    cache=WeightCache.from_home(checked.cache.weight_cache_size),
                     options=digest(checked.model, checked.parallel),
                 )
             group = join_group(environment, checked.parallel, checked.runtime)

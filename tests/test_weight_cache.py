@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, which also keeps small weights."""
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
     cache = WeightCache(tmp_path / "cache", 1 << 30)
-    monkeypatch.setattr(WeightCache, "of_user", lambda gib: cache if gib else None)
+    monkeypatch.setattr(WeightCache, "from_home", lambda gib: cache if gib else None)
     return cache
 
 

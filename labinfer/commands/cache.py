@@ -20,7 +20,7 @@ def run(own: WeightCacheOptions) -> int:
     Raises:
         UserError: there is no folder for them, or one cannot be removed.
     """
-    cache = WeightCache.of_user(CacheOptions.weight_cache_size)
+    cache = WeightCache.from_home(CacheOptions.weight_cache_size)
     if cache is None:
         raise UserError("this user has no home directory, so nothing is kept")
     if own.clean:

@@ -179,7 +179,7 @@ def _build_placed(
 
     with group.together():
         checkpoint = Checkpoint(directory)
-        cache = WeightCache.of_user(options.cache.weight_cache_size)
+        cache = WeightCache.from_home(options.cache.weight_cache_size)
         if group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
             check_checkpoint(whole.meta(whole.topology.place(0)).model, checkpoint, config.tied_embeddings)

@@ -71,7 +71,7 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
     per_block, per_state = layout.block_bytes(place, size), layout.meta(place).bytes_per_sequence
     device = layout.devices[group.rank]
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
-    weights = WeightCache.of_user(cache.weight_cache_size)
+    weights = WeightCache.from_home(cache.weight_cache_size)
     if device.type == "cpu" and weights is not None:  # the system calls memory of mapped files available
         free -= weights.mapped_bytes()
     with group.together():

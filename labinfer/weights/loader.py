@@ -17,7 +17,7 @@ from labinfer.errors import UserError
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm, Codes
-from labinfer.weights.packed_file import PackedFiles, State
+from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 
@@ -76,11 +76,9 @@ def load_weights(
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
     _hold_as_stored(model, checkpoint, names)
-    states: dict[str, State] = {}
     path = files.path(_describe(model, names)) if files is not None else None
-    is_packed = path is not None and (found := files.open(path, checkpoint.functions)) is not None
-    if is_packed:
-        states = found
+    packed = files.open(path, checkpoint.functions) if path is not None else None
+    states = packed or {}
     total = sum(1 for name, module in _weighted_modules(model) if name not in states for _ in module.slices(name))
 
     def read(part: WeightSlice) -> None:
@@ -97,7 +95,7 @@ def load_weights(
             module.allocate(device)
             module.load(name, read)
     on_progress(total, total)
-    if path is not None and not is_packed:
+    if path is not None and packed is None:
         exported = {name: module.export_packed() for name, module in _weighted_modules(model)}
         files.keep(path, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)
 

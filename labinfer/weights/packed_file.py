@@ -162,8 +162,8 @@ def map_states(file: BinaryIO, checksum: Callable[[torch.Tensor], int], num_thre
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes into weights
         data_B = torch.frombuffer(memory, dtype=torch.uint8)
     with ThreadPoolExecutor(num_threads) as threads:
-        for index, found in enumerate(threads.map(checksum, data_B.split(PIECE))):
-            if found != header.checksums[index]:
+        for index, total in enumerate(threads.map(checksum, data_B.split(PIECE))):
+            if total != header.checksums[index]:
                 raise Damaged(f"what begins at byte {index * PIECE} has changed")
     if has_huge_pages() and huge_bytes(data_B.data_ptr()) < LARGE_FRACTION * size:
         mapped_B, data_B = data_B, torch.empty(size, dtype=torch.uint8)

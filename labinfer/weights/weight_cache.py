@@ -109,7 +109,7 @@ class WeightCache:
         self.folder, self._limit = folder, limit
 
     @classmethod
-    def of_user(cls, gib: float) -> WeightCache | None:
+    def from_home(cls, gib: float) -> WeightCache | None:
         """That of this user; None where it may take nothing, or there is no home directory."""
         try:
             return cls(compiler.default_cache(), int(gib * GIB)) if gib else None
@@ -118,12 +118,12 @@ class WeightCache:
 
     def files(self) -> list[WeightFile]:
         """All that are complete, the one that was used last first."""
-        found = []
+        files = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process has removed it
                 status = path.stat()
-                found.append(WeightFile(path=path, size=status.st_size, last_use=status.st_mtime))
-        return sorted(found, key=lambda file: -file.last_use)
+                files.append(WeightFile(path=path, size=status.st_size, last_use=status.st_mtime))
+        return sorted(files, key=lambda file: -file.last_use)
 
     def path(self, checkpoint: str, slice: str) -> Path:
         """The file for a slice, by digests of the checkpoint and of all else that its contents depend on."""

@@ -23,7 +23,7 @@ def cache(group, monkeypatch):
     folder = Path(group.comm.all_gather_bytes(path.encode())[0].decode())
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
     cache = WeightCache(folder, 1 << 30)
-    monkeypatch.setattr(WeightCache, "of_user", lambda gib: cache if gib else None)
+    monkeypatch.setattr(WeightCache, "from_home", lambda gib: cache if gib else None)
     yield cache
     group.comm.barrier()
     if group.rank == 0:
