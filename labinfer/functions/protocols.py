@@ -350,6 +350,8 @@ class Functions:
     silu_and_mul: SiluAndMul
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
+    tiled_cache: bool = False
+    """Whether these two are the fastest where the KV cache is in tiles; all implementations read and write either layout."""
     causal_conv: CausalConv
     delta_rule: DeltaRule
     gated_norm: GatedNorm

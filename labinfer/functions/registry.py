@@ -19,6 +19,8 @@ from labinfer.functions.protocols import ExpertFunctions, Functions, MatrixFunct
 
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "embedding")
 """Functions that share packed weights, so that their implementations must be of one layout."""
+CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
+"""Functions that share the KV cache. All take it in any layout; where both have the layout ``tiles`` it is kept in tiles."""
 CODES = ("int8", "int4")
 """Quantizations in which checkpoints hold codes."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
@@ -51,7 +53,8 @@ class Implementation:
     quantization: str = "none"
     """Quantization of the weights it reads, if it is a function of matrices."""
     layout: str = "plain"
-    """The order in which it packs or reads weights: implementations of one layout can take turns."""
+    """The order in which it packs or reads weights: implementations of one layout can take turns. Of a function that reads
+    the KV cache the layout in which it reads it fastest."""
     autotuned: bool = True
     """False for reference code: selectable by name and as the fallback, excluded from autotuning."""
 
@@ -186,8 +189,15 @@ class FunctionRegistry:
             codes={own: matrix_functions(f"{own}.linear", own, is_named=False) for own in CODES},
             experts=expert_functions("experts", kind_quantization("expert", quantization), is_named=True),
             coded_experts={own: expert_functions(f"{own}.experts", own, is_named=False) for own in CODES},
+            tiled_cache=self.tiled_cache(device, dtype, overrides),
             **others,
         )
+
+    def tiled_cache(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str] | None = None) -> bool:
+        """Whether the KV cache is best kept in tiles, going by the preferred candidates: those that were measured against
+        each other have one layout."""
+        candidates = (self.candidates(name, device, dtype, overrides) for name in CACHE_FUNCTIONS)
+        return all([*known.values()][-1].layout == "tiles" for known in candidates)
 
     def check(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
         """Refuse unknown names, and names of matrices' functions that do not go together.

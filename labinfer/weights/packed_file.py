@@ -47,7 +47,7 @@ SPOKEN_SECONDS = 1.0
 """After the run, before a line says what the process still does."""
 
 State = Mapping[str, Any]
-"""What ``WeightedModule.export_packed`` gives."""
+"""Result of ``WeightedModule.export_packed``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class PackedFiles:
         return self.cache.path(self.checkpoint, digest(self.code, self.circumstances, slices))
 
     def open(self, path: Path, functions: LoadFunctions) -> dict[str, State] | None:
-        """What each module holds, in memory that all processes share that map the file; None where there is none. One that is
+        """States of the modules, in memory that all processes share that map the file; None where there is none. A file that is
         damaged is removed."""
         try:
             with open(path, "rb", buffering=0) as file:
@@ -97,7 +97,7 @@ class PackedFiles:
     def keep(
         self, path: Path, states: dict[str, State], functions: LoadFunctions, least_bytes: int | None = None
     ) -> threading.Thread | None:
-        """Write what each module holds, in a thread that the process waits for at its end; None where there is none.
+        """Write the states of the modules, in a thread that the process waits for at its end; None where there is none.
 
         Args:
             least_bytes: of weights that are kept; ``LEAST_BYTES`` by default.
@@ -143,7 +143,7 @@ class PackedFiles:
 
 
 def map_states(file: BinaryIO, checksum: Callable[[torch.Tensor], int], num_threads: int) -> dict[str, State]:
-    """What the modules of a file hold: views into the file, which is mapped and must not be written to.
+    """States of the modules of a file: views into the file, which is mapped and must not be written to.
 
     Where its pages in the system's cache are small ones, which processors take longer to find, it is copied into large ones.
 

@@ -52,7 +52,7 @@ NETWORKS = (
     "pvfs",
     "orangefs",
 )
-"""How the names of file systems begin whose files other machines may take away while they are mapped."""
+"""Beginnings of the names of file systems whose files other machines may take away while they are mapped."""
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     """Digest of the code that wrote it."""
     modules: dict[str, dict[str, StoredTensor | str | int | float | bool | None]]
-    """What each module holds."""
+    """State of each module."""
     checksums: list[int]
     """One for each ``PIECE`` of the data."""
 
@@ -110,7 +110,7 @@ class WeightCache:
 
     @classmethod
     def from_home(cls, gib: float) -> WeightCache | None:
-        """That of this user; None where it may take nothing, or there is no home directory."""
+        """This user's cache; None where it may take nothing, or there is no home directory."""
         try:
             return cls(compiler.default_cache(), int(gib * GIB)) if gib else None
         except compiler.NoCompiler:
@@ -138,7 +138,7 @@ class WeightCache:
         return [path for path, header in self._headers(checkpoint).items() if header.options == options]
 
     def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:
-        """What the code as it is wrote for a checkpoint."""
+        """Headers of the files that the code as it is wrote for a checkpoint."""
         paths, code = (file.path for file in self.files() if file.path.name.startswith(checkpoint)), code_digest()
         headers = ((path, try_header(path)) for path in paths)
         return {path: header for path, header in headers if header is not None and header.code == code}

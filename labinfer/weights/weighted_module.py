@@ -68,12 +68,12 @@ class WeightedModule(nn.Module):
 
     @property
     def packing(self) -> str:
-        """What packs this module's weights, beside what its slices say: with another text they are packed otherwise."""
+        """Text that differs where this module's slices are the same, and packed otherwise."""
         return ""
 
     def export_packed(self) -> dict[str, Any] | None:
-        """What this module's own weights are once they are packed: tensors in host memory and plain values, by name. None where
-        that cannot be kept beyond the process."""
+        """State of this module's own weights once they are packed: tensors in host memory and plain values, by name. None where
+        they cannot be kept beyond the process."""
         return {name: parameter.detach() for name, parameter in self.named_parameters(recurse=False)}
 
     def import_packed(self, state: Mapping[str, Any]) -> None:
