@@ -22,7 +22,7 @@ from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
-from labinfer.functions.registry import EXPERT_FUNCTIONS, MATRIX_FUNCTIONS, FunctionRegistry
+from labinfer.functions.registry import CACHE_FUNCTIONS, EXPERT_FUNCTIONS, MATRIX_FUNCTIONS, FunctionRegistry
 from labinfer.native import compiler
 
 logger = logging.getLogger(__name__)
@@ -103,4 +103,6 @@ class CpuProvider(Provider):
 def _add(registry: FunctionRegistry, calls: dict, **description) -> None:
     for function, call in calls.items():
         layout = "panels" if function in (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS) else "plain"
+        if function in CACHE_FUNCTIONS:
+            layout = "tiles"
         registry.add_all({function: call}, devices=("cpu",), layout=layout, **description)
