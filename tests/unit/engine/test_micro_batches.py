@@ -37,6 +37,16 @@ def test_one_stage_has_one_whatever_was_measured():
     assert count([[0.001, 0.008, 0.3]]) == 1
 
 
+def test_stages_that_lend_their_cores_have_one_where_it_is_faster():
+    """Weights are read once for all sequences, by all cores, where two micro-batches would read them twice at half the rate."""
+    together, alone = [[0.010, 0.011, 0.016]] * 2, [[0.005, 0.0055, 0.008]] * 2
+    for num_decoding, has_prompts, best in ((8, False, 1), (32, False, 1), (32, True, 2)):
+        times = StepTimes(SIZES, together, alone=alone)
+        assert MicroBatchCount(2, times).best(num_decoding, has_prompts) == best
+    assert MicroBatchCount(2, StepTimes(SIZES, together)).best(32, False) == 2
+    assert MicroBatchCount(2, StepTimes(SIZES, together, alone=[[0.009, 0.0099, 0.0144]] * 2)).best(32, False) == 2
+
+
 def test_where_a_step_costs_the_same_for_any_number_a_slow_stage_is_not_entered_twice():
     assert count([[3 * t for t in FLAT], FLAT]) == 1
     assert count([[3 * t for t in LINEAR], LINEAR]) == 2
