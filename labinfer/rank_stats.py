@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class StepTimes(msgspec.Struct, frozen=True):
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that steps take on the slowest rank of each stage, measured before the first request."""
 
     sizes: list[int]

@@ -84,7 +84,7 @@ class StepMeter:
             for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, alone, hop, swaps))).items()
         }
         topology = self.layout.topology
-        together, of_stage = (
+        together, alone_by_stage = (
             [
                 [
                     max(times)
@@ -98,7 +98,12 @@ class StepMeter:
             max(times) for times in zip(*(swaps for *_, swaps in of_rank.values()), strict=True)
         )
         return StepTimes(
-            sizes, together, of_rank[0][2], swapped_block, swapped_state, of_stage if any(of_stage) else []
+            sizes=sizes,
+            by_stage=together,
+            alone=alone_by_stage if any(alone_by_stage) else [],
+            hop=of_rank[0][2],
+            swapped_block=swapped_block,
+            swapped_state=swapped_state,
         )
 
     def _time_with_others(self, group: RankGroup, size: int, number: int) -> float:
