@@ -127,7 +127,7 @@ class ParallelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """The paged KV cache, and memory for experts."""
+    """The paged KV cache, memory for experts, and packed weights on disk."""
 
     block_size: int = option(16, "tokens in one KV block", metavar="N", least=1)
     num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
@@ -154,6 +154,12 @@ class CacheOptions:
         0.0,
         "GiB of memory on every rank for the experts of a mixture: all are in a file in ~/.cache/labinfer, and those that were "
         "used last in memory (default: all in memory)",
+        metavar="GIB",
+    )
+    weight_cache_size: float = option(
+        20.0,
+        "GiB of disk, in ~/.cache/labinfer, for packed and quantised weights, which the next start maps instead of making them "
+        "again; launch.py cache shows them; 0 keeps none",
         metavar="GIB",
     )
     memory_utilization: float = option(
@@ -267,6 +273,13 @@ class JobOptions:
         choices=PROGRESS,
     )
     report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightCacheOptions:
+    """Packed weights on disk."""
+
+    clean: bool = option(False, "remove them all; what runs with them goes on")
 
 
 SAMPLING_FLAGS = {

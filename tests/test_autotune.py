@@ -18,7 +18,7 @@ def said(tmp_path, monkeypatch):
     """What is said about functions; with a cache of its own for the times, the library is where it always is."""
     built = build.cache_folder()
     compiled = library.build
-    monkeypatch.setattr(library, "build", lambda *_: compiled(built))
+    monkeypatch.setattr(library, "build", lambda *_, **__: compiled(built))
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     lines = []
     handler = logging.Handler()

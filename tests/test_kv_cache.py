@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from labinfer import LLM, SamplingParams
 from labinfer.errors import UserError
-from labinfer.functions.layer_cache import read_keys, read_values, store
 from labinfer.layers.attention import key_value_spec
 from labinfer.layers.rope import RopeConfig, RotaryTable
 from labinfer.plan import CacheMove
@@ -17,6 +16,7 @@ from labinfer.worker.kv_cache import KVCacheManager
 
 BLOCK = 4
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+BLOCKS = pytest.mark.parametrize("block", [BLOCK, 16])  # of the latter the compiled functions have tiles
 ROPE = RopeConfig(dim=8, parameters={"rope_type": "default", "rope_theta": 10000.0}, max_position=64)
 
 
@@ -28,14 +28,14 @@ def checkpoint(request, tmp_path_factory):
 # Blocks on a rank.
 
 
-def make_cache(dtype: torch.dtype) -> tuple[KVCacheManager, RotaryTable, list[torch.Tensor]]:
+def make_cache(dtype: torch.dtype, block: int) -> tuple[KVCacheManager, RotaryTable, list[torch.Tensor]]:
     """A cache whose blocks 0 to 3 hold random numbers, and all its bytes as they are then."""
     generator = torch.Generator().manual_seed(0)
     rotary = RotaryTable(ROPE, 64, torch.float32, torch.device("cpu"))
     cache = KVCacheManager(
-        [key_value_spec(3, 8, ROPE)] * 2,
+        [key_value_spec(3, 16, ROPE, tiled=True)] * 2,
         num_blocks=6,
-        block_size=BLOCK,
+        block_size=block,
         dtype=dtype,
         device=torch.device("cpu"),
         rotary_table=lambda rope: rotary,
@@ -54,17 +54,20 @@ def tensors_of(cache: KVCacheManager) -> list[torch.Tensor]:
     return [tensor for layer in cache.layers for tensor in layer.tensors()]
 
 
+@BLOCKS
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_copy_is_exact(dtype):
-    cache, rotary, before = make_cache(dtype)
+def test_copy_is_exact(dtype, block):
+    cache, rotary, before = make_cache(dtype, block)
+    assert cache.layers[0].is_tiled == (block == 16 and dtype in (torch.bfloat16, torch.int8))
     cache.move([CacheMove("copy", [0, 2], [4, 5])])
     for tensor, old in zip(tensors_of(cache), before, strict=True):
         assert torch.equal(tensor[[4, 5]], old[[0, 2]]) and torch.equal(tensor[:4], old[:4])
 
 
+@BLOCKS
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_what_goes_to_the_host_comes_back_exactly(dtype):
-    cache, rotary, before = make_cache(dtype)
+def test_what_goes_to_the_host_comes_back_exactly(dtype, block):
+    cache, rotary, before = make_cache(dtype, block)
     cache.move([CacheMove("swap_out", [1, 3], [1, 0]), CacheMove("copy", [0, 0], [1, 3])])
     cache.move([CacheMove("swap_in", [0, 1], [4, 5])])
     for tensor, old in zip(tensors_of(cache), before, strict=True):
@@ -73,23 +76,28 @@ def test_what_goes_to_the_host_comes_back_exactly(dtype):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.int8, 0.03)])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_shifted_keys_are_those_of_their_new_positions(dtype, tolerance, in_place):
-    """Keys that were rotated for positions 20 to 27, moved down by 12, are those rotated for 8 to 15."""
-    cache, rotary, _ = make_cache(dtype)
-    plain_SKP = torch.randn(8, 3, 8, generator=torch.Generator().manual_seed(1))
+@BLOCKS
+def test_shifted_keys_are_those_of_their_new_positions(dtype, tolerance, in_place, block):
+    """The first 8 numbers of keys that were rotated for positions 20 and on, moved down by 12, are those for 8 and on."""
+    cache, rotary, _ = make_cache(dtype, block)
+    count = 2 * block
+    plain_SKP = torch.randn(count, 3, 16, generator=torch.Generator().manual_seed(1))
+
+    def rotated(first: int) -> torch.Tensor:
+        turned_SKP = [rotary.turn(plain_SKP[i : i + 1, :, :8], first + i) for i in range(count)]
+        return torch.cat([torch.cat(turned_SKP), plain_SKP[..., 8:]], dim=-1)
+
+    far = torch.tensor([0, 1])
     for layer in cache.layers:
-        far = torch.tensor([0, 1])
-        layer.k[far] = 0
-        turned_SKP = torch.cat([rotary.turn(plain_SKP[i : i + 1], 20 + i) for i in range(8)])
-        store(turned_SKP.unflatten(0, (-1, BLOCK)), layer.k, layer.k_scale, far)
-    values = [read_values(layer, torch.tensor([0, 1]), torch.float32) for layer in cache.layers]
+        layer.keys.store(rotated(20), torch.arange(count))
+    values = [layer.values.load(far, torch.float32) for layer in cache.layers]
     dest = [0, 1] if in_place else [4, 5]
     cache.move([CacheMove("copy", [0, 1], dest, -12)])
-    wanted_SKP = torch.cat([rotary.turn(plain_SKP[i : i + 1], 8 + i) for i in range(8)])
+    wanted_SKP = rotated(8)
     for layer, value in zip(cache.layers, values, strict=True):
-        got_SKP = read_keys(layer, torch.tensor(dest), torch.float32)
+        got_SKP = layer.keys.load(torch.tensor(dest), torch.float32)
         assert torch.allclose(got_SKP, wanted_SKP, atol=tolerance * wanted_SKP.abs().max().item())
-        assert torch.equal(read_values(layer, torch.tensor(dest), torch.float32), value)
+        assert torch.equal(layer.values.load(torch.tensor(dest), torch.float32), value)
 
 
 # Endless contexts.

@@ -18,7 +18,7 @@ from torch import nn
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.calls import FunctionCall
-from labinfer.functions.layer_cache import load, store
+from labinfer.functions.layer_cache import TokenPool
 from labinfer.functions.providers import reference_registry
 from labinfer.layers.cache_spec import CacheSpec, StateTensor, TokenTensor
 from labinfer.layers.context import StageContext
@@ -142,14 +142,14 @@ class Latent(nn.Module):
         kv_TR = self.kv_proj(x_TD)
         q_THR = torch.cat((q_THR[..., :LATENT], turn(q_THR[..., LATENT:], *angles)), dim=-1)
         kv_TR = torch.cat((kv_TR[:, :LATENT], turn(kv_TR[:, None, LATENT:], *angles)[:, 0]), dim=-1)
-        by_slot = [None if pool is None else pool.flatten(0, 1) for pool in (cache.latent, cache.latent_scale)]
-        store(kv_TR, *by_slot, batch.slots_T)
+        pool = TokenPool(cache.latent, cache.latent_scale)
+        pool.store(kv_TR, batch.slots_T)
         cache.age.flatten()[batch.slots_T] = batch.positions_T.float() + 1
         attention, out_TF = batch.attention, []
         for b, length in enumerate(attention.context_lens):
             rows = slice(attention.row_ptr[b], attention.row_ptr[b + 1])
             blocks = attention.tables_N[attention.table_ptr[b] : attention.table_ptr[b + 1]].long()
-            seen_SR = load(cache.latent, cache.latent_scale, blocks, x_TD.dtype)[:length]
+            seen_SR = pool.load(blocks, x_TD.dtype)[:length]
             assert cache.age[blocks].flatten()[:length].gt(0).all(), "a token's entry was not written"
             scores_HTS = torch.einsum("thr,sr->hts", q_THR[rows], seen_SR) / (LATENT + ROTATED) ** 0.5
             num_new = rows.stop - rows.start

@@ -1,7 +1,7 @@
 """Doorbells: what wakes a rank that sleeps until others of its machine have sent it something, and says whose cores are free.
 
 A rank that polls keeps its core. Where another stage's rank may compute on that core meanwhile, it has to sleep, and to be woken
-within microseconds (``docs/decisions/0038``).
+within microseconds (``docs/decisions/0041``).
 """
 
 from __future__ import annotations

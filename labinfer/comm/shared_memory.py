@@ -24,6 +24,8 @@ from labinfer.native import compiler
 
 logger = logging.getLogger(__name__)
 
+NAME, SOURCES = "comm", Path(__file__).parent
+"""Arguments of ``compiler.build``."""
 SLOT_BYTES = 512 * 1024
 """Bytes that a rank shows the others at a time, few enough for two slots of each rank to stay in the cache. Larger tensors
 go in pieces."""
@@ -210,12 +212,12 @@ def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambd
 
 
 def load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
-    """The functions of ``shared_memory.cpp``, compiled if they are not yet.
+    """The functions of ``shared_memory.cpp``; see ``compiler.build``.
 
     Raises:
         NoCompiler: there is no C++ compiler, or it failed.
     """
-    path = compiler.build("comm", Path(__file__).parent, compiler.default_cache(), on_progress=on_progress)
+    path = compiler.build(NAME, SOURCES, on_progress=on_progress)
     library = ctypes.CDLL(str(path))
     for function in (library.exchange, library.all_reduce_float32, library.all_reduce_bfloat16):
         function.argtypes = [ctypes.POINTER(Member), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+import labinfer
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator
@@ -42,7 +43,9 @@ from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights
+from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.resolve import resolve_model
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.worker import Worker
@@ -177,9 +180,11 @@ def _build_placed(
 
     with group.together():
         checkpoint = Checkpoint(directory)
-        if group.rank == 0:
+        cache = WeightCache.from_home(options.cache.weight_cache_size)
+        if group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
             check_checkpoint(whole.meta(whole.topology.place(0)).model, checkpoint, config.tied_embeddings)
+        if group.rank == 0:
             for warning in config.formats.warnings if options.model.quantization != "none" else ():
                 logger.warning("%s", warning)
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
@@ -209,7 +214,13 @@ def _build_placed(
             checkpoint.functions = functions
         if device.type == "cpu":
             keep_freed_memory()  # a matrix goes where the one before it was decoded
-        load_weights(model, checkpoint, device, on_progress)
+        load_weights(
+            model,
+            checkpoint,
+            device,
+            on_progress,
+            _packed_files(cache, options, layout, place, directory, providers=providers),
+        )
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
     capacity = agree_on_blocks(group, options, layout, place)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
@@ -314,6 +325,39 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
                     with compile_progress() as on_progress:
                         provider.prepare(device, on_progress)
     return providers
+
+
+def _packed_files(
+    cache: WeightCache | None,
+    options: EngineOptions,
+    layout: Layout,
+    place: Place,
+    directory: Path,
+    *,
+    providers: list[Provider],
+) -> PackedFiles | None:
+    """The cache of packed weights for this rank; None where there is none, or weights are not in host memory."""
+    if cache is None or layout.devices[place.rank].type != "cpu":
+        return None
+    begin, end = layout.topology.layers[place.stage]
+    dtype = str(layout.dtype(place)).removeprefix("torch.")
+    form = dtype if layout.quantization_name == "none" else f"{layout.quantization_name} ({dtype})"
+    part = f"tp {place.tp_rank} of {place.tp_size}" if place.tp_size > 1 else ""
+    return PackedFiles(
+        cache=cache,
+        directory=directory,
+        checkpoint=checkpoint_digest(directory),
+        circumstances=digest(
+            labinfer.__version__,
+            [provider.fingerprint() for provider in providers],
+            layout.rounding,
+            layout.quantization_group_size,
+        ),
+        label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),
+        options=digest(options.model, options.parallel),
+        code=code_digest(),
+        num_threads=torch.get_num_threads(),
+    )
 
 
 def cache_folder() -> Path | None:

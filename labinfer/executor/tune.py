@@ -41,6 +41,7 @@ def make_rank_calls(
         dtype=layout.dtype(place),
         kv_dtype=layout.kv_dtype(place),
         block_size=block_size,
+        tiled_cache=registry.tiled_cache(layout.devices[place.rank], layout.dtype(place), overrides),
     )
     return RankCalls(layout.meta(place).calls, registry, setting, overrides)
 

@@ -34,6 +34,10 @@ MARGIN = 0.1
 choice every time gives the same tokens."""
 
 
+ONE_FOR_ALL = frozenset({"paged_attention"})
+"""Targets that take one implementation for every class of rows: each gives a token the same bits in any batch."""
+
+
 class Timing(msgspec.Struct, frozen=True):
     """A candidate and its seconds for each class of rows."""
 
@@ -108,7 +112,7 @@ def choose(ranks: Sequence[Times]) -> Choice:
 
     They wait for each other in every layer, so the slowest counts. A layout is chosen by the mean over the classes of how
     much longer it takes, and within it an implementation for each class. Where candidates are not the same on all ranks,
-    those that all have are chosen among.
+    those that all have are chosen among. For targets that are ``ONE_FOR_ALL`` an implementation is chosen as a layout is.
     """
     choice = {}
     for target, timings in ranks[0].items():
@@ -122,8 +126,8 @@ def choose(ranks: Sequence[Times]) -> Choice:
         }
         layouts: dict[str, list[str]] = {}
         for timing in common:
-            layouts.setdefault(timing.layout, []).append(timing.name)
-        preferred = common[-1].layout
+            preferred = timing.name if target in ONE_FOR_ALL else timing.layout
+            layouts.setdefault(preferred, []).append(timing.name)
         costs = {layout: _mean_log(slowest[name] for name in names) for layout, names in layouts.items()}
         layout = min(costs, key=costs.__getitem__)
         if costs[layout] > costs[preferred] + math.log(1 - MARGIN):

@@ -19,7 +19,7 @@ from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.head_norms import HeadNorms
-from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache
+from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_experts import PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import (
@@ -62,6 +62,8 @@ class CallSetting:
     kv_dtype: torch.dtype
     block_size: int
     """Tokens of a KV block."""
+    tiled_cache: bool = False
+    """Whether the functions in use want the KV cache in tiles, see ``PoolLayout``."""
 
     def random(self, *shape: int) -> torch.Tensor:
         """Activations or weights; contiguous."""
@@ -71,12 +73,10 @@ class CallSetting:
 
     def empty_cache(self, blocks: int, kv_heads: int, head_size: int) -> LayerCache:
         """Keys and values of zeros."""
-        shape = (blocks, self.block_size, kv_heads, head_size)
-        keys, values = (torch.zeros(shape, dtype=self.kv_dtype, device=self.device) for _ in range(2))
-        if self.kv_dtype != torch.int8:
-            return LayerCache(keys, values)
-        scales = (torch.zeros(shape[:3], dtype=SCALE_DTYPE, device=self.device) for _ in range(2))
-        return LayerCache(keys, values, *scales)
+        heads = (kv_heads, head_size)
+        return LayerCache.zeros(
+            blocks, self.block_size, heads, self.kv_dtype, device=self.device, tiled=self.tiled_cache
+        )
 
 
 class FunctionCall(Protocol):

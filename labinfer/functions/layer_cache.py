@@ -1,72 +1,161 @@
-"""``LayerCache``: the paged keys and values of one layer, and the dtypes they may be kept in."""
+"""``LayerCache``: the paged keys and values of one layer, their dtypes, and the orders in which a block holds them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
 INT8_STEPS = 127
 """The largest int8 in use; -128 is not, so that the range is symmetric."""
 SCALE_DTYPE = torch.float32
+TILE = 16
+"""Tokens of a tile."""
+
+
+class PoolLayout(Enum):
+    """The order in which a block of a pool holds what its tokens left there. A block takes as many bytes in any.
+
+    In tiles, what a KV head reads of a block stands together as the products with it go through it, so that they read one
+    straight stream: for the scores pairs of a key's numbers, for the weighted values pairs of keys. See
+    ``docs/decisions/0038-kv-blocks-in-tiles.md``.
+    """
+
+    ROWS = "rows"
+    """Token by token: (block size, …) for any entry."""
+    KEY_TILES = "key tiles"
+    """(K, block size / TILE, P / 2, TILE, 2) for entries (K, P)."""
+    VALUE_TILES = "value tiles"
+    """(K, block size / 2, P, 2) for entries (K, P); a tile is TILE / 2 of the pairs."""
+    HEADS_FIRST = "heads first"
+    """(K, block size) for entries (K): the scales of tiles."""
+
+    def block_shape(self, block_size: int, entry: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of one block."""
+        if self == PoolLayout.KEY_TILES:
+            return entry[0], block_size // TILE, entry[1] // 2, TILE, 2
+        if self == PoolLayout.VALUE_TILES:
+            return entry[0], block_size // 2, entry[1], 2
+        return (entry[0], block_size) if self == PoolLayout.HEADS_FIRST else (block_size, *entry)
+
+    def by_token(self, pool: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """A view of a pool whose first dimensions find a token, block first, and the sizes of those behind the block; in tiles
+        of keys an entry is (K, P / 2, 2)."""
+        if self == PoolLayout.KEY_TILES:
+            return pool.permute(0, 2, 4, 1, 3, 5), (pool.shape[2], TILE)
+        if self == PoolLayout.VALUE_TILES:
+            return pool.permute(0, 2, 4, 1, 3), (pool.shape[2], 2)
+        view = pool.transpose(1, 2) if self == PoolLayout.HEADS_FIRST else pool
+        return view, (view.shape[1],)
+
+    @property
+    def scale_layout(self) -> PoolLayout:
+        """The layout of the scales that belong to a pool of this one."""
+        return PoolLayout.ROWS if self == PoolLayout.ROWS else PoolLayout.HEADS_FIRST
+
+
+def can_tile(block_size: int, head_size: int, dtype: torch.dtype) -> bool:
+    """Whether blocks and heads are whole tiles, of a dtype that is read in them."""
+    return block_size % TILE == 0 and head_size % TILE == 0 and dtype in (torch.bfloat16, torch.int8)
+
+
+@dataclass(frozen=True)
+class TokenPool:
+    """Entries that tokens leave in blocks, in any layout; with scales, of which each row of an entry has its own, if int8."""
+
+    data: torch.Tensor
+    scale: torch.Tensor | None = None
+    layout: PoolLayout = PoolLayout.ROWS
+
+    def load(self, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The entries of these blocks in order: (S, …) in ``dtype``, S = blocks × block size."""
+        entries = _gather(self.data, self.layout, blocks)
+        if self.layout == PoolLayout.KEY_TILES:
+            entries = entries.flatten(-2)
+        if self.scale is not None:
+            entries = entries * _gather(self.scale, self.layout.scale_layout, blocks).unsqueeze(-1)
+        return entries.to(dtype)
+
+    def store(self, x: torch.Tensor, slots_T: torch.Tensor) -> None:
+        """Write entries (T, …) of any float dtype to slots: block × block size + offset."""
+        if self.scale is not None:
+            x, steps = quantize(x)
+            _scatter(steps, self.scale, self.layout.scale_layout, slots_T)
+        if self.layout == PoolLayout.KEY_TILES:
+            x = x.unflatten(-1, (-1, 2))
+        _scatter(x, self.data, self.layout, slots_T)
+
+
+def _gather(pool: torch.Tensor, layout: PoolLayout, blocks: torch.Tensor) -> torch.Tensor:
+    view, sizes = layout.by_token(pool[blocks])
+    return view.flatten(0, len(sizes))
+
+
+def _scatter(x: torch.Tensor, pool: torch.Tensor, layout: PoolLayout, slots_T: torch.Tensor) -> None:
+    view, sizes = layout.by_token(pool)
+    view[torch.unravel_index(slots_T, (pool.shape[0], *sizes))] = x.to(pool.dtype)
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """The KV pool of one layer. The first dimension of every tensor is blocks.
+    """The KV pool of one layer. The first dimension of every tensor is blocks, in either layout: moving a block is copying it.
 
     An int8 pool holds ``x / scale`` rounded, with one scale for each token and KV head, for keys and for values: a token
     is written without looking at its neighbours, and every rank that holds a head holds the same numbers.
     """
 
     k: torch.Tensor
-    """(blocks, block size, K, P)."""
+    """(blocks, block size, K, P), or in ``KEY_TILES``, which the number of dimensions tells."""
     v: torch.Tensor
-    """(blocks, block size, K, P)."""
+    """(blocks, block size, K, P), or in ``VALUE_TILES``."""
     k_scale: torch.Tensor | None = None
-    """(blocks, block size, K) in ``SCALE_DTYPE``; None unless int8."""
+    """(blocks, block size, K), with tiles (blocks, K, block size), in ``SCALE_DTYPE``; None unless int8."""
     v_scale: torch.Tensor | None = None
     """As ``k_scale``."""
+
+    @classmethod
+    def zeros(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        heads: tuple[int, int],
+        dtype: torch.dtype,
+        *,
+        device: torch.device | str = "cpu",
+        tiled: bool = False,
+    ) -> LayerCache:
+        """A cache of zeros for ``heads`` (K, P); in rows where it cannot be in tiles."""
+        tiled = tiled and can_tile(block_size, heads[1], dtype)
+        layouts = (PoolLayout.KEY_TILES, PoolLayout.VALUE_TILES) if tiled else (PoolLayout.ROWS, PoolLayout.ROWS)
+
+        def pool(layout: PoolLayout, entry: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(num_blocks, *layout.block_shape(block_size, entry), dtype=dtype, device=device)
+
+        pools = [pool(layout, heads, dtype) for layout in layouts]
+        if dtype == torch.int8:
+            pools += [pool(layout.scale_layout, heads[:1], SCALE_DTYPE) for layout in layouts]
+        return cls(*pools)
+
+    @property
+    def is_tiled(self) -> bool:
+        return self.k.dim() == 6
+
+    @property
+    def block_size(self) -> int:
+        return self.k.shape[2] * TILE if self.is_tiled else self.k.shape[1]
+
+    @property
+    def keys(self) -> TokenPool:
+        return TokenPool(self.k, self.k_scale, PoolLayout.KEY_TILES if self.is_tiled else PoolLayout.ROWS)
+
+    @property
+    def values(self) -> TokenPool:
+        return TokenPool(self.v, self.v_scale, PoolLayout.VALUE_TILES if self.is_tiled else PoolLayout.ROWS)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All that there are: a block is its rows of each of them."""
         return tuple(tensor for tensor in (self.k, self.v, self.k_scale, self.v_scale) if tensor is not None)
-
-    def by_slot(self) -> LayerCache:
-        """The same memory with slots (block × block size + offset) as first dimension."""
-        return LayerCache(*(tensor.view(-1, *tensor.shape[2:]) for tensor in self.tensors()))
-
-
-def read_keys(cache: LayerCache, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The keys of these blocks in order: (S, K, P) in ``dtype``, S = blocks × block size."""
-    return load(cache.k, cache.k_scale, blocks, dtype)
-
-
-def read_values(cache: LayerCache, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of these blocks in order: (S, K, P) in ``dtype``, S = blocks × block size."""
-    return load(cache.v, cache.v_scale, blocks, dtype)
-
-
-def load(pool: torch.Tensor, scale: torch.Tensor | None, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Contents of these blocks of a pool, in order: (S, …) in ``dtype``, S = blocks × block size."""
-    x_SKP = pool[blocks].flatten(0, 1)
-    if scale is not None:
-        x_SKP = x_SKP * scale[blocks].flatten(0, 1).unsqueeze(-1)
-    return x_SKP.to(dtype)
-
-
-def store(x: torch.Tensor, pool: torch.Tensor, scale: torch.Tensor | None, places: torch.Tensor) -> None:
-    """``pool[places] = x`` in the dtype of the pool, and the scales with it if it has any.
-
-    Args:
-        x: (places, …, P), any float type.
-        pool: (…, P) with the same dimensions between; blocks or slots first.
-        scale: as ``pool`` without P.
-    """
-    if scale is not None:
-        x, steps = quantize(x)
-        scale[places] = steps
-    pool[places] = x.to(pool.dtype)
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

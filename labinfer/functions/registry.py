@@ -19,6 +19,8 @@ from labinfer.functions.protocols import ExpertFunctions, Functions, MatrixFunct
 
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "embedding")
 """Functions that share packed weights, so that their implementations must be of one layout."""
+CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
+"""Functions that share the KV cache. All take it in any layout; where both have the layout ``tiles`` it is kept in tiles."""
 CODES = ("int8", "int4")
 """Quantizations in which checkpoints hold codes."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
@@ -51,7 +53,8 @@ class Implementation:
     quantization: str = "none"
     """Quantization of the weights it reads, if it is a function of matrices."""
     layout: str = "plain"
-    """The order in which it packs or reads weights: implementations of one layout can take turns."""
+    """The order in which it packs or reads weights: implementations of one layout can take turns. Of a function that reads
+    the KV cache the layout in which it reads it fastest."""
     autotuned: bool = True
     """False for reference code: selectable by name and as the fallback, excluded from autotuning."""
 
@@ -161,6 +164,7 @@ class FunctionRegistry:
                 target=target,
                 quantization=own,
                 pack_codes=_pick(known["pack_codes"]) if known["pack_codes"] else None,
+                packing=_packing(known["pack_weight"], own),
             )
 
         def expert_functions(target: str, own: str, is_named: bool) -> ExpertFunctions:
@@ -170,6 +174,7 @@ class FunctionRegistry:
                 experts=_pick(known["experts"], choice.get(target, ())),
                 target=target,
                 quantization=own,
+                packing=_packing(known["make_experts"], own),
             )
 
         others = {
@@ -184,8 +189,15 @@ class FunctionRegistry:
             codes={own: matrix_functions(f"{own}.linear", own, is_named=False) for own in CODES},
             experts=expert_functions("experts", kind_quantization("expert", quantization), is_named=True),
             coded_experts={own: expert_functions(f"{own}.experts", own, is_named=False) for own in CODES},
+            tiled_cache=self.tiled_cache(device, dtype, overrides),
             **others,
         )
+
+    def tiled_cache(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str] | None = None) -> bool:
+        """Whether the KV cache is best kept in tiles, going by the preferred candidates: those that were measured against
+        each other have one layout."""
+        candidates = (self.candidates(name, device, dtype, overrides) for name in CACHE_FUNCTIONS)
+        return all([*known.values()][-1].layout == "tiles" for known in candidates)
 
     def check(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
         """Refuse unknown names, and names of matrices' functions that do not go together.
@@ -238,6 +250,12 @@ def _pick(candidates: Mapping[str, Implementation], names: Sequence[str] = ()) -
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
     return calls[0] if len(set(map(id, calls))) == 1 else ByRows(calls)
+
+
+def _packing(candidates: Mapping[str, Implementation], quantization: str) -> str:
+    """The implementation that ``_pick`` takes, in words."""
+    item = candidates[next(reversed(candidates))]
+    return f"{item.name} {item.layout} {quantization}"
 
 
 def kind_quantization(kind: MatrixKind, quantization: str) -> str:

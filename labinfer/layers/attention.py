@@ -11,7 +11,7 @@ from torch import nn
 
 from labinfer.functions.calls import FunctionCall, PagedAttentionCall, RotateAndWriteCall
 from labinfer.functions.head_norms import HeadNorms
-from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.layer_cache import LayerCache, PoolLayout
 from labinfer.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.layers.context import StageContext
 from labinfer.layers.input_batch import ModelInputBatch
@@ -122,7 +122,7 @@ class Attention(nn.Module):
         yield PagedAttentionCall(head_ptr=shard.head_ptr, head_size=config.head_size, window=config.window)
 
     def cache_spec(self) -> CacheSpec:
-        spec = key_value_spec(self._shard.num_kv, self.config.head_size, self.rope)
+        spec = key_value_spec(self._shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache)
         if self.config.qk_norm != "head_after_rotation":
             return spec
         return replace(spec, per_token=spec.per_token | {"k": replace(spec.per_token["k"], can_turn=False)})
@@ -175,9 +175,12 @@ class Attention(nn.Module):
             x_TI.copy_(norm(x_TI, sum_T))
 
 
-def key_value_spec(num_kv: int, head_size: int, rope: RopeConfig | None) -> CacheSpec:
-    """Keys and values of so many KV heads for every token."""
+def key_value_spec(num_kv: int, head_size: int, rope: RopeConfig | None, tiled: bool = False) -> CacheSpec:
+    """Keys and values of so many KV heads for every token, in tiles if they are wanted so and can be."""
     shape = (num_kv, head_size)
-    return CacheSpec(
-        view=LayerCache, per_token={"k": TokenTensor(shape=shape, rope=rope), "v": TokenTensor(shape=shape)}
-    )
+    layouts = (PoolLayout.KEY_TILES, PoolLayout.VALUE_TILES) if tiled else (PoolLayout.ROWS, PoolLayout.ROWS)
+    per_token = {
+        "k": TokenTensor(shape=shape, rope=rope, layout=layouts[0]),
+        "v": TokenTensor(shape=shape, layout=layouts[1]),
+    }
+    return CacheSpec(view=LayerCache, per_token=per_token)

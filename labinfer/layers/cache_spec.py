@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from labinfer.functions.layer_cache import SCALE_DTYPE
+from labinfer.functions.layer_cache import SCALE_DTYPE, PoolLayout, can_tile
 from labinfer.layers.rope import RopeConfig
 
 
@@ -27,6 +27,23 @@ class TokenTensor:
     """First rotated index of the last dimension; the rotated part is as long as the table is wide."""
     can_turn: bool = True
     """Whether rotating the entry further gives that of another position; not where it was scaled after it was rotated."""
+    layout: PoolLayout = PoolLayout.ROWS
+    """The layout of its pool, where block size and dtype allow it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPool:
+    """A pool of blocks as it is allocated."""
+
+    entry: tuple[int, ...]
+    """Shape of what a token leaves in it."""
+    dtype: torch.dtype
+    layout: PoolLayout
+
+    def empty(self, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
+        # Not zeroed: what is never written is never read, and on a CPU a page is not resident before it is touched.
+        shape = (num_blocks, *self.layout.block_shape(block_size, self.entry))
+        return torch.empty(shape, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +60,27 @@ class CacheSpec:
 
     view: Callable[..., Any]
     """Called with every pool by its name; makes of them what the layer's ``forward`` receives as its cache. Pools of token
-    tensors are (blocks, block size, …), int8's scales come as ``<name>_scale``; pools of state tensors are (slots, …)."""
+    tensors are (blocks, block size, …), or as their layout has it, int8's scales come as ``<name>_scale``; pools of state tensors are (slots, …)."""
     per_token: Mapping[str, TokenTensor] = field(default_factory=dict)
     per_sequence: Mapping[str, StateTensor] = field(default_factory=dict)
 
-    def token_pools(self, kv_dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape of one token's entry and dtype of every pool in KV blocks, scales included."""
-        pools: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    def token_pools(self, kv_dtype: torch.dtype, block_size: int) -> dict[str, BlockPool]:
+        """Every pool in KV blocks by its name, scales included. All are in rows unless all can be in their layouts."""
+        tiles = [tensor for tensor in self.per_token.values() if tensor.layout != PoolLayout.ROWS]
+        fits = all(can_tile(block_size, tensor.shape[-1], tensor.dtype or kv_dtype) for tensor in tiles)
+        pools: dict[str, BlockPool] = {}
         for name, tensor in self.per_token.items():
-            pools[name] = (tensor.shape, tensor.dtype or kv_dtype)
+            layout = tensor.layout if fits else PoolLayout.ROWS
+            pools[name] = BlockPool(entry=tensor.shape, dtype=tensor.dtype or kv_dtype, layout=layout)
             if tensor.dtype is None and kv_dtype == torch.int8:
-                pools[f"{name}_scale"] = (tensor.shape[:-1], SCALE_DTYPE)
+                scales = BlockPool(entry=tensor.shape[:-1], dtype=SCALE_DTYPE, layout=layout.scale_layout)
+                pools[f"{name}_scale"] = scales
         return pools
 
     def bytes_per_token(self, kv_dtype: torch.dtype) -> int:
         """Bytes that a token takes in this layer's KV blocks, scales included."""
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.token_pools(kv_dtype).values())
+        pools = self.token_pools(kv_dtype, block_size=1)  # any: it is the same in all
+        return sum(math.prod(pool.entry) * pool.dtype.itemsize for pool in pools.values())
 
     @property
     def can_shift(self) -> bool:

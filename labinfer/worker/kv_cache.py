@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labinfer.functions.layer_cache import load, store
+from labinfer.functions.layer_cache import TokenPool
 from labinfer.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.layers.rope import RopeConfig, RotaryTable
 from labinfer.plan import CacheMove, MoveKind
@@ -41,7 +41,7 @@ class KVCacheManager:
         num_states: int = 0,
         num_host_states: int = 0,
     ):
-        self.block_size = block_size
+        self.block_size, self._dtype = block_size, dtype
         self._specs, self._rotary_table = specs, rotary_table
         host = torch.device("cpu")
         self._pools = pools = [_block_pools(spec, num_blocks, block_size, dtype, device) for spec in specs]
@@ -78,15 +78,14 @@ class KVCacheManager:
             for name, tensor in spec.per_token.items():
                 if tensor.rope is not None:
                     table = self._rotary_table(tensor.rope)
-                    _turn(tensor, pools[name], pools.get(f"{name}_scale"), blocks, table=table, positions=positions)
+                    layout = spec.token_pools(self._dtype, self.block_size)[name].layout
+                    pool = TokenPool(pools[name], pools.get(f"{name}_scale"), layout)
+                    _turn(tensor, pool, blocks, self.block_size, table=table, positions=positions)
 
 
 def _block_pools(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pools:
-    # Not zeroed: what is never written is never read, and on a CPU a page is not resident before it is touched.
-    return {
-        name: torch.empty((num_blocks, block_size, *shape), dtype=pool_dtype, device=device)
-        for name, (shape, pool_dtype) in spec.token_pools(dtype).items()
-    }
+    pools = spec.token_pools(dtype, block_size)
+    return {name: pool.empty(num_blocks, block_size, device) for name, pool in pools.items()}
 
 
 def _state_pools(spec: CacheSpec, num_slots: int, device: torch.device) -> Pools:
@@ -98,22 +97,23 @@ def _state_pools(spec: CacheSpec, num_slots: int, device: torch.device) -> Pools
 
 def _turn(
     tensor: TokenTensor,
-    pool: torch.Tensor,
-    scale: torch.Tensor | None,
+    pool: TokenPool,
     blocks: torch.Tensor,
+    block_size: int,
     *,
     table: RotaryTable,
     positions: int,
 ) -> None:
     """Turn what tokens left in these blocks to where they are so many positions further on."""
-    blocks = blocks.to(pool.device)
-    x = load(pool, scale, blocks, torch.float32)
+    blocks = blocks.to(pool.data.device)
+    x = pool.load(blocks, torch.float32)
     end = tensor.rope_begin + tensor.rope.dim
     rotated = x[..., tensor.rope_begin : end]
     x[..., tensor.rope_begin : end] = table.turn(rotated.reshape(len(x), -1, tensor.rope.dim), positions).view(
         rotated.shape
     )
-    store(x.unflatten(0, (-1, pool.shape[1])), pool, scale, blocks)
+    slots = blocks.unsqueeze(1) * block_size + torch.arange(block_size, device=blocks.device)
+    pool.store(x, slots.flatten())
 
 
 def _copy(source: list[Pools], source_blocks: torch.Tensor, dest: list[Pools], dest_blocks: torch.Tensor) -> None:

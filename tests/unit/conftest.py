@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-NARROWER = "-mavx2 -mfma -fexpensive-optimizations"
-"""Flags of the compiler for a processor with vectors of 8 floats, and 16 of them. The last one fuses products and sums, as -O3 does:
-rows are rounded to 8 bits with one rounding then, as the reference does it."""
+QUICKLY = ("-O1", "-fexpensive-optimizations")
+"""Flags that compile in a sixth of the time. The last one fuses products and sums, as -O3 does: rows are rounded to 8 bits with one
+rounding then, as the reference does it."""
 
 
 @pytest.fixture(scope="session")
 def load_functions():
-    """Gives the library of compiled functions, where every run on this machine keeps it, by flags for a narrower processor."""
+    """Gives the library of compiled functions, where every run on this machine keeps it: its own, or that for another target."""
     from labinfer.functions.cpu import library
     from labinfer.native import compiler
 
-    def load(flags: str = ""):
+    def load(target=None):
         if not any(map(shutil.which, compiler.COMPILERS)):
             pytest.skip("no C++ compiler, so the functions are not used either")
-        cpuinfo = Path("/proc/cpuinfo")
-        if flags and not (cpuinfo.exists() and re.search(r"\bavx2\b", cpuinfo.read_text())):
-            pytest.skip("not such a processor")
-        with pytest.MonkeyPatch.context() as patch:
-            if flags:  # -O3 takes six times as long
-                without = [flag for flag in compiler.FLAGS if flag not in ("-march=native", "-O3")]
-                patch.setattr(compiler, "FLAGS", (*without, "-O1", *flags.split()))
-            return library.load(library.build(compiler.default_cache()))
+        if target is None:
+            return library.load(library.build())
+        if not target.runs_here():
+            pytest.skip(f"this machine does not run what is compiled for {target.name}")
+        return library.load(library.build(target=replace(target, flags=(*target.flags, *QUICKLY))))
 
     return load
 
 
-@pytest.fixture(scope="session", params=["", pytest.param(NARROWER, marks=pytest.mark.slow)], ids=["own", "narrower"])
+@pytest.fixture(scope="session", params=["own", pytest.param("x86-64-v3", marks=pytest.mark.slow)])
 def compiled_functions(load_functions, request):
-    """The library for this processor, and for a narrower one."""
-    return load_functions(request.param)
+    """The library for this processor, and for one with vectors of 8 floats, of which it has 16."""
+    from labinfer.native.targets import TARGETS
+
+    return load_functions({target.name: target for target in TARGETS}.get(request.param))
 
 
 @pytest.fixture(scope="session")

@@ -1,290 +1,254 @@
-// Attention over a paged KV cache, for one query token of a sequence or many: both products run through linear's panels.
-#include "panel.h"
+// Attention over a paged KV cache, for one query token of a sequence or many.
+#include <vector>
+
 #include "replay.h"
+#include "span.h"
 #include "team.h"
 
 namespace {
 
-constexpr int64_t TILE = 256;       // query tokens whose keys and values are packed once for all
-constexpr int64_t KEYS = 512;       // keys of a step of the running softmax
-constexpr int64_t FEW_KEYS = 128;   // the same for so few rows that packing is most of the work: what is packed stays near
-constexpr int64_t PIECE = 512;      // the fewest keys of a sequence that are worth a thread of their own
+constexpr int64_t ROWS_OF_TILE = 512;  // query rows that go through a span together: what they come to stays in the cache
+constexpr int64_t PARTS = 4;           // pieces of work for each thread where keys of a sequence are dealt
 constexpr float LOG2_E = 1.44269504f;
 
-// (slots, KV heads, size) in bfloat16, or in int8 with a scale (slots, KV heads) for each head.
-struct Cache {
-  const void* data;
-  const float* scales;
+// A tile that is dealt: what each of its spans comes to.
+struct Whole {
+  Tile tile;
+  int64_t memory;  // of its first span, in floats: sums, largest scores, masses
+  int pending;     // pieces that are not done
 };
 
-// What all sequences have in common.
-struct Batch {
-  const bf16* q;
-  Cache keys, values;
-  const int64_t *tables, *table_ptr, *row_ptr, *context_lens, *head_ptr;
-  bf16* out;
-  int64_t heads, kv_heads, size, block_size;
-  float scale;
-  int64_t window;
-};
-
-// Some query tokens of a sequence, with the heads that read one KV head, and the keys that they see.
-struct Tile {
-  int64_t sequence, kv, first, count;   // tokens from the sequence's first new one
-  int64_t begin, end;                   // keys
-  int64_t piece, pieces;                // where they are dealt to several threads
-};
-
-// A thread's own memory, kept from call to call. What is multiplied with panels is of the kernel's type.
+// A thread's own memory, kept from call to call.
 template <typename Kernel>
 struct Scratch {
-  std::vector<bf16> staged, keys, values;
+  UnitMemory units;
   std::vector<typename Kernel::Input> query, weights;
-  std::vector<float> total, top, mass, scores;
+  std::vector<float> total, part, scores;
 };
 
-template <typename T>
-T* room(std::vector<T>& memory, int64_t size) {
-  if (int64_t(memory.size()) < size) memory.resize(size);
-  return memory.data();
+// 2 to the power of x, which is 0 below the smallest normal float; for weights in bfloat16 to 8 parts in 100,000.
+inline floats weight_of(floats x, const float*) { return x < -126.0f ? floats{} : power_of_two(x); }
+inline floats weight_of(floats x, const bf16*) {
+  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+  floats rest = x - (rounded - 12582912.0f);
+  floats value = same(5.517164e-2f);  // fitted to [-1/2, 1/2] by the largest relative error
+  value = value * rest + 2.4261113e-1f;
+  value = value * rest + 6.9326097e-1f;
+  value = value * rest + 9.9992806e-1f;
+  value = (floats)((words)value + ((words)rounded << 23));
+  return x < -126.0f ? floats{} : value;
 }
 
-// 32 values: for each 32 of their numbers and each pair of keys the numbers of both one beside the other, zeros past the
-// end. The same numbers of all keys stand together, so the next ones are a stride on.
-void pack_values(const bf16* const* rows, int64_t size, int64_t stride, bf16* to) {
-  for (int64_t i = 0; i < size; i += PANEL, to += stride)
-    for (int64_t key = 0; key < PANEL; key += 2) {
-      bf16* at = to + key * PANEL;
-      if (i + PANEL <= size) {
-        for (int half = 0; half < 2; ++half) {
-          words even = __builtin_convertvector(load<halves>(rows[key] + i + half * WIDTH), words);
-          words odd = __builtin_convertvector(load<halves>(rows[key + 1] + i + half * WIDTH), words);
-          store(at + half * 2 * WIDTH, even | odd << 16);
-        }
-      } else {
-        for (int64_t j = 0; j < PANEL; ++j)
-          for (int k = 0; k < 2; ++k) at[2 * j + k] = i + j < size ? rows[key + k][i + j] : bf16(0);
-      }
-    }
-}
-
-// A step of the running softmax of one row (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: scores to
-// weights, and the factor that corrects what was summed before. Keys outside of from ... to are not seen.
+// Scores of one row to weights (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: its largest score and the
+// sum of its weights. Only keys from ... to are seen; the others up to width get no weight.
 template <typename Input>
-inline float step_of_row(float* score, Input* weight, int64_t width, int64_t from, int64_t to, float scale, float& top,
-                         float& mass) {
-  for (int64_t key = 0; key < std::min(from, width); ++key) score[key] = -INFINITY;
-  for (int64_t key = std::max<int64_t>(0, to + 1); key < width; ++key) score[key] = -INFINITY;
+void soften(float* score, Input* weight, int64_t width, int64_t from, int64_t to, float scale,
+            const float* key_scales, const float* value_scales, float& top, float& mass) {
+  top = -INFINITY, mass = 0.0f;
+  if (from >= to) {
+    std::fill_n(weight, width, Input(0));
+    return;
+  }
+  int64_t begin = from / WIDTH * WIDTH, seen = up_to(to, WIDTH);
   floats peak = same(-INFINITY);
-  for (int64_t key = 0; key < width; key += WIDTH) {
+  if (key_scales)
+    for (int64_t key = begin; key < seen; key += WIDTH)
+      store(score + key, load<floats>(score + key) * load<floats>(key_scales + key));
+  for (int64_t key = begin; key < from; ++key) score[key] = -INFINITY;
+  for (int64_t key = to; key < seen; ++key) score[key] = -INFINITY;
+  for (int64_t key = begin; key < seen; key += WIDTH) {
     floats value = load<floats>(score + key);
     peak = value > peak ? value : peak;
   }
-  float now = std::max(top, largest(peak) * scale);
-  if (now == -INFINITY) {
-    std::fill_n(weight, width, Input(0));
-    return 1.0f;
-  }
+  top = largest(peak) * scale;
+  if (top == -INFINITY) begin = seen = 0;
+  if (begin) std::fill_n(weight, begin, Input(0));
   floats sum_here{};
-  for (int64_t key = 0; key < width; key += WIDTH) {
-    floats value = power_of_two(load<floats>(score + key) * scale - now);
+  for (int64_t key = begin; key < seen; key += WIDTH) {
+    floats value = weight_of(load<floats>(score + key) * scale - top, weight);
     sum_here += value;
+    if (value_scales) value *= load<floats>(value_scales + key);
     store_floats(weight + key, value);
   }
-  float correction = std::exp2(top - now);
-  mass = mass * correction + sum(sum_here);
-  top = now;
-  return correction;
+  if (seen < width) std::fill_n(weight + seen, width - seen, Input(0));
+  if (seen) mass = sum(sum_here);
 }
 
-// The slots of the keys begin ... begin + count of a tile's sequence, and of 32 at least: what is past the end is the last
-// of them, and gets no weight.
-void find_slots(const Batch& batch, const Tile& tile, int64_t begin, int64_t count, int64_t* slots) {
-  const int64_t* block = batch.tables + batch.table_ptr[tile.sequence] + begin / batch.block_size;
-  int64_t offset = begin % batch.block_size, key = 0;
-  for (; key < count; offset = 0, ++block)
-    for (; offset < batch.block_size && key < count; ++offset, ++key) slots[key] = *block * batch.block_size + offset;
-  for (; key < PANEL; ++key) slots[key] = slots[count - 1];
-}
-
-// What 32 slots hold of one KV head: where it is, or, of an int8 cache, times its scales in staged.
-void find_rows(const Batch& batch, const Cache& cache, int64_t kv, const int64_t* slots, bf16* staged, const bf16** rows) {
-  for (int key = 0; key < PANEL; ++key) {
-    int64_t row = slots[key] * batch.kv_heads + kv;
-    if (!cache.scales) {
-      rows[key] = (const bf16*)cache.data + row * batch.size;
-      continue;
-    }
-    const int8_t* at = (const int8_t*)cache.data + row * batch.size;
-    bf16* to = staged + key * batch.size;
-    rows[key] = to;
-    float scale = cache.scales[row];
-    int64_t i = 0;
-    for (; i + WIDTH <= batch.size; i += WIDTH)
-      store(to + i, narrow(__builtin_convertvector(load<few_bytes>(at + i), floats) * scale));
-    for (; i < batch.size; ++i) to[i] = narrow(at[i] * scale);
+// What a span comes to joins what those before it came to. One function, so that it rounds alike wherever it is called.
+__attribute__((noinline)) void join(float* total, float& top, float& mass, const float* part, float part_top,
+                                    float part_mass, int64_t width) {
+  if (part_top == -INFINITY) return;
+  if (top == -INFINITY) {  // nothing is before it
+    std::memcpy(total, part, width * sizeof(float));
+    top = part_top, mass = part_mass;
+    return;
   }
+  bool grows = part_top > top;
+  float factor = std::exp2(grows ? top - part_top : part_top - top);
+  float mine = grows ? factor : 1.0f, its = grows ? 1.0f : factor;
+  for (int64_t i = 0; i < width; i += WIDTH)
+    store(total + i, load<floats>(total + i) * mine + load<floats>(part + i) * its);
+  mass = mass * mine + part_mass * its;
+  top = grows ? part_top : top;
 }
 
-// The cache lines of 32 slots are on their way while others are computed with: blocks are anywhere, the hardware cannot
-// foresee them.
-void prefetch(const Batch& batch, const Cache& cache, int64_t kv, const int64_t* slots) {
-  int64_t bytes = batch.size * (cache.scales ? 1 : sizeof(bf16));
-  for (int key = 0; key < PANEL; ++key)
-    for (int64_t at = 0; at < bytes; at += 64)
-      __builtin_prefetch((const char*)cache.data + (slots[key] * batch.kv_heads + kv) * bytes + at);
-}
+inline void copy_pair(bf16* to, const bf16* from) { std::memcpy(to, from, 2 * sizeof(bf16)); }
+inline void copy_pair(float* to, const bf16* from) { to[0] = widen(from[0]), to[1] = widen(from[1]); }
 
-// Sums of weighted values (rows, padded), with each row's largest score and mass of weights, into scratch.
+// A tile's queries, so many rows at once as the kernel takes them.
 template <typename Kernel>
-void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
+typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t at_once, Scratch<Kernel>& scratch) {
+  int64_t group = batch.group(tile.kv), rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
+  typename Kernel::Input* query = room(scratch.query, rows * batch.size);
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t pass = row / at_once * at_once, some = std::min(at_once, rows - pass);
+    const bf16* from = batch.q + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.size;
+    typename Kernel::Input* to = query + pass * batch.size + (row - pass) * 2;
+    for (int64_t i = 0; i < batch.size; i += 2, to += 2 * some) copy_pair(to, from + i);
+  }
+  return query;
+}
+
+// Each of a tile's spans: for every row the sum of weighted values, the largest score and the mass of weights, to
+// take(span, row, sums, top, mass).
+template <typename Kernel, typename Take>
+void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
   using Input = typename Kernel::Input;
-  constexpr int ROWS = Kernel::ROWS;
-  int64_t size = batch.size, padded = up_to(size, PANEL), group = batch.head_ptr[tile.kv + 1] - batch.head_ptr[tile.kv];
-  int64_t rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
+  int64_t size = batch.size, width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
   int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
   int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
-  int64_t step = rows > ROWS ? KEYS : FEW_KEYS;
-  float scale = batch.scale * LOG2_E;
-
-  bf16 *keys = room(scratch.keys, step * size), *values = room(scratch.values, step * padded);
-  Input *query = room(scratch.query, rows * size), *weights = room(scratch.weights, ROWS * step);
-  float *total = room(scratch.total, rows * padded), *scores = room(scratch.scores, ROWS * step);
-  float *top = room(scratch.top, rows), *mass = room(scratch.mass, rows);
-  for (int64_t i = 0; i < tile.count; ++i) {
-    const bf16* at = batch.q + ((token + i) * batch.heads + batch.head_ptr[tile.kv]) * size;
-    for (int64_t j = 0; j < group * size; ++j) set(query[i * group * size + j], as_float(at[j]));
-  }
-  std::fill_n(total, rows * padded, 0.0f);
-  std::fill_n(top, rows, -INFINITY);
-  std::fill_n(mass, rows, 0.0f);
-
-  alignas(64) float block[ROWS * PANEL];
-  bf16* staged = room(scratch.staged, PANEL * size);
-  const bf16* found[PANEL];
-  int64_t slots[2][PANEL];
-  int current = 0;
-  find_slots(batch, tile, tile.begin, std::min<int64_t>(PANEL, tile.end - tile.begin), slots[0]);
-  for (int64_t begin = tile.begin; begin < tile.end; begin += step) {
-    int64_t here = std::min(step, tile.end - begin), filled = up_to(here, PANEL);
-    for (int64_t key = 0; key < filled; key += PANEL, current ^= 1) {
-      int64_t next = begin + key + PANEL;
-      if (next < tile.end) {
-        find_slots(batch, tile, next, std::min<int64_t>(PANEL, tile.end - next), slots[current ^ 1]);
-        prefetch(batch, batch.keys, tile.kv, slots[current ^ 1]);
-        prefetch(batch, batch.values, tile.kv, slots[current ^ 1]);
-      }
-      find_rows(batch, batch.keys, tile.kv, slots[current], staged, found);
-      pack_panel(found, size, keys + key * size);
-      find_rows(batch, batch.values, tile.kv, slots[current], staged, found);
-      pack_values(found, size, filled * PANEL, values + key * PANEL);
-    }
-    for (int64_t row = 0; row < rows; row += ROWS) {
-      int some = int(std::min<int64_t>(ROWS, rows - row));
-      int64_t visible = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
-      if (visible <= 0) continue;
-      int64_t width = std::min(filled, up_to(visible, PANEL));
-      Panel<Kernel> multiply = panel_of<Kernel>(some);
-      for (int64_t key = 0; key < width; key += PANEL) {
-        multiply(query + row * size, size, keys + key * size, size / 2, block, {});
-        for (int r = 0; r < some; ++r) std::memcpy(scores + r * step + key, block + r * PANEL, sizeof(float) * PANEL);
-      }
+  int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS, at_once = (rows + passes - 1) / passes;
+  const Input* query = pack_query(batch, tile, at_once, scratch);
+  Input* weights = room(scratch.weights, Kernel::ROWS * SPAN);
+  float *scores = room(scratch.scores, Kernel::ROWS * SPAN), *part = room(scratch.part, Kernel::ROWS * width);
+  float top[Kernel::ROWS], mass[Kernel::ROWS];
+  Span span;
+  for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
+    int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
+    span.find(batch, tile, begin, end, scratch.units);
+    for (int64_t row = 0; row < rows; row += at_once) {
+      int some = int(std::min(at_once, rows - row));
+      int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
+      int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
+      Multiply<Kernel> multiply_keys = multiply_of<Kernel, Rows::QUERIES>(some);
+      Multiply<Kernel> multiply_values = multiply_of<Kernel, Rows::WEIGHTS>(some);
+      for (int64_t unit = 0; unit < units; unit += 2)
+        multiply_keys(query + row * size, {span.keys() + unit, span.keys() + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT},
+                      scores + unit * UNIT, SPAN);
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
-        float correction = step_of_row(scores + r * step, weights + r * step, width, from, std::min(here - 1, own), scale,
-                                       top[row + r], mass[row + r]);
-        float* sums = total + (row + r) * padded;
-        if (correction != 1.0f)
-          for (int64_t i = 0; i < padded; i += WIDTH) store(sums + i, load<floats>(sums + i) * correction);
+        soften(scores + r * SPAN, weights + r * SPAN, units * UNIT, from, std::min(end - begin, own + 1),
+               batch.scale * LOG2_E, batch.keys.scales ? span.key_scales : nullptr,
+               batch.values.scales ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      for (int64_t i = 0; i < padded; i += PANEL) {
-        multiply(weights, step, values + i * filled, width / 2, block, {});
-        for (int r = 0; r < some; ++r)
-          for (int j = 0; j < PANEL; j += WIDTH) {
-            float* sums = total + (row + r) * padded + i + j;
-            store(sums, load<floats>(sums) + load<floats>(block + r * PANEL + j));
-          }
+      for (int64_t i = 0; i < span.width; i += PANEL) {
+        int64_t second = i + WIDTH < span.width ? i + WIDTH : i;
+        multiply_values(weights, {span.values(), span.values(), 2 * i, 2 * second, units * UNIT / 2, UNIT / 2, 2 * span.width},
+                        part + i, width);
       }
+      for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }
 }
 
-void write(const Batch& batch, const Tile& tile, const float* total, const float* mass) {
-  int64_t padded = up_to(batch.size, PANEL), group = batch.head_ptr[tile.kv + 1] - batch.head_ptr[tile.kv];
-  int64_t token = batch.row_ptr[tile.sequence] + tile.first;
-  for (int64_t row = 0; row < tile.count * group; ++row) {
-    bf16* to = batch.out + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.size;
-    for (int64_t i = 0; i < batch.size; ++i) to[i] = narrow(total[row * padded + i] / mass[row]);
-  }
+void write(const Batch& batch, const Tile& tile, int64_t row, const float* total, float mass) {
+  int64_t token = batch.row_ptr[tile.sequence] + tile.first, group = batch.group(tile.kv);
+  bf16* to = batch.out + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.size;
+  int64_t i = 0;
+  float factor = 1.0f / mass;
+  for (; i + WIDTH <= batch.size; i += WIDTH) store(to + i, narrow(load<floats>(total + i) * factor));
+  for (; i < batch.size; ++i) to[i] = narrow(total[i] * factor);
 }
 
-// One row's pieces become a whole.
+// All spans of a tile, one after another.
 template <typename Kernel>
-void join(const Batch& batch, const std::vector<Tile>& tiles, std::vector<Scratch<Kernel>>& partial, size_t first) {
-  int64_t padded = up_to(batch.size, PANEL);
-  Scratch<Kernel>& whole = partial[first];
-  int64_t rows = tiles[first].count * (batch.head_ptr[tiles[first].kv + 1] - batch.head_ptr[tiles[first].kv]);
-  for (size_t other = 0; other < tiles.size(); ++other) {
-    const Tile &a = tiles[first], &b = tiles[other];
-    if (other == first || b.sequence != a.sequence || b.kv != a.kv || b.first != a.first) continue;
-    for (int64_t row = 0; row < rows; ++row) {
-      float now = std::max(whole.top[row], partial[other].top[row]);
-      if (now == -INFINITY) continue;
-      float mine = std::exp2(whole.top[row] - now), its = std::exp2(partial[other].top[row] - now);
-      for (int64_t i = row * padded; i < (row + 1) * padded; ++i)
-        whole.total[i] = whole.total[i] * mine + partial[other].total[i] * its;
-      whole.mass[row] = whole.mass[row] * mine + partial[other].mass[row] * its;
-      whole.top[row] = now;
-    }
-  }
-  write(batch, tiles[first], whole.total.data(), whole.mass.data());
+void finish(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
+  int64_t width = batch.width(), rows = tile.count * batch.group(tile.kv);
+  float *total = room(scratch.total, rows * (width + 2)), *top = total + rows * width, *mass = top + rows;
+  std::fill_n(top, rows, -INFINITY);
+  run(batch, tile, scratch, [=](int64_t, int64_t row, const float* part, float part_top, float part_mass) {
+    join(total + row * width, top[row], mass[row], part, part_top, part_mass, width);
+  });
+  for (int64_t row = 0; row < rows; ++row) write(batch, tile, row, total + row * width, mass[row]);
 }
 
-// The work of a call, the largest tiles first. Where there is less of it than threads, keys are dealt, too.
-void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>& tiles) {
+// Some spans of a tile; who comes last joins them all.
+template <typename Kernel>
+void finish_piece(const Batch& batch, const Tile& tile, Whole& whole, float* memory, Scratch<Kernel>& scratch) {
+  int64_t width = batch.width(), rows = tile.count * batch.group(tile.kv), stride = rows * (width + 2);
+  memory += whole.memory;
+  run(batch, tile, scratch, [=](int64_t span, int64_t row, const float* part, float part_top, float part_mass) {
+    float* to = memory + (span - whole.tile.first_span) * stride;
+    std::memcpy(to + row * width, part, width * sizeof(float));
+    to[rows * width + row] = part_top, to[rows * width + rows + row] = part_mass;
+  });
+  if (__atomic_sub_fetch(&whole.pending, 1, __ATOMIC_ACQ_REL)) return;
+  float* total = room(scratch.total, width);
+  for (int64_t row = 0; row < rows; ++row) {
+    float top = -INFINITY, mass = 0.0f;
+    const float* from = memory;
+    for (int64_t span = whole.tile.first_span; span < whole.tile.end_span; ++span, from += stride)
+      join(total, top, mass, from + row * width, from[rows * width + row], from[rows * width + rows + row], width);
+    write(batch, tile, row, total, mass);
+  }
+}
+
+// The work of a call, the largest tiles first. A tile that is more than a thread's share of all is dealt by its spans.
+void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>& tiles, std::vector<Whole>& wholes,
+          std::vector<float>& memory) {
   tiles.clear();
-  int64_t together = 0;
-  for (int64_t sequence = 0; sequence < sequences; ++sequence)
-    together += up_to(batch.row_ptr[sequence + 1] - batch.row_ptr[sequence], TILE) / TILE * batch.kv_heads;
+  wholes.clear();
+  auto work = [&](const Tile& tile) { return tile.count * batch.group(tile.kv) * (tile.end_span - tile.first_span); };
+  int64_t all = 0;
   for (int64_t sequence = 0; sequence < sequences; ++sequence) {
     int64_t num_new = batch.row_ptr[sequence + 1] - batch.row_ptr[sequence];
-    for (int64_t first = 0; first < num_new; first += TILE) {
-      int64_t count = std::min(TILE, num_new - first), position = batch.context_lens[sequence] - num_new + first;
-      int64_t begin = batch.window ? std::max<int64_t>(0, position - batch.window + 1) : 0, keys = position + count - begin;
-      int64_t pieces = std::max<int64_t>(1, std::min<int64_t>(threads / together, keys / PIECE));
-      for (int64_t kv = 0; kv < batch.kv_heads; ++kv)
-        for (int64_t piece = 0; piece < pieces; ++piece)
-          tiles.push_back({sequence, kv, first, count, begin + keys * piece / pieces, begin + keys * (piece + 1) / pieces,
-                           piece, pieces});
+    for (int64_t kv = 0; kv < batch.kv_heads; ++kv) {
+      if (!batch.group(kv)) continue;
+      int64_t most = std::max<int64_t>(1, ROWS_OF_TILE / batch.group(kv));
+      for (int64_t first = 0; first < num_new; first += most) {
+        int64_t count = std::min(most, num_new - first), position = batch.context_lens[sequence] - num_new + first;
+        int64_t begin = batch.window ? std::max<int64_t>(0, position - batch.window + 1) : 0, end = position + count;
+        tiles.push_back({sequence, kv, first, count, begin, end, begin / SPAN, (end + SPAN - 1) / SPAN, -1});
+        all += work(tiles.back());
+      }
     }
   }
-  std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
-    return a.count * (a.end - a.begin) > b.count * (b.end - b.begin);
-  });
+  int64_t floats = 0;
+  size_t undivided = tiles.size();
+  for (size_t i = 0; threads > 1 && i < undivided; ++i) {
+    Tile tile = tiles[i];
+    int64_t spans = tile.end_span - tile.first_span;
+    if (work(tile) * threads * 2 <= all || spans == 1) continue;
+    int64_t pieces = std::min(spans, (work(tile) * threads * PARTS + all - 1) / all);
+    tile.whole = wholes.size();
+    wholes.push_back({tile, floats, int(pieces)});
+    floats += spans * tile.count * batch.group(tile.kv) * (batch.width() + 2);
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      Tile part = tile;
+      part.first_span = tile.first_span + spans * piece / pieces;
+      part.end_span = tile.first_span + spans * (piece + 1) / pieces;
+      if (piece) tiles.push_back(part);
+      else tiles[i] = part;
+    }
+  }
+  room(memory, floats);
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) { return work(a) > work(b); });
 }
 
 template <typename Kernel>
 void attend_all(const Batch& batch, int64_t sequences, int threads) {
   static thread_local std::vector<Tile> dealt;
-  static thread_local std::vector<Scratch<Kernel>> pieces;
-  deal(batch, sequences, threads, dealt);
-  const std::vector<Tile>& tiles = dealt;  // the team shares the caller's
-  bool divided = std::any_of(tiles.begin(), tiles.end(), [](const Tile& tile) { return tile.pieces > 1; });
-  if (divided && pieces.size() < tiles.size()) pieces.resize(tiles.size());
-  std::vector<Scratch<Kernel>>& partial = pieces;
+  static thread_local std::vector<Whole> divided;
+  static thread_local std::vector<float> parts;
+  deal(batch, sequences, threads, dealt, divided, parts);
+  std::vector<Tile>& tiles = dealt;  // the team shares the caller's
+  std::vector<Whole>& wholes = divided;
+  float* memory = parts.data();
   for_each(threads, tiles.size(), [&](int64_t i) {
-    static thread_local Scratch<Kernel> own;
-    if (tiles[i].pieces > 1) {
-      run(batch, tiles[i], partial[i]);
-    } else {
-      run(batch, tiles[i], own);
-      write(batch, tiles[i], own.total.data(), own.mass.data());
-    }
-  });
-  if (!divided) return;
-  for_each(threads, tiles.size(), [&](int64_t i) {
-    if (tiles[i].pieces > 1 && tiles[i].piece == 0) join(batch, tiles, partial, i);
+    static thread_local Scratch<Kernel> scratch;
+    if (tiles[i].whole < 0) finish(batch, tiles[i], scratch);
+    else finish_piece(batch, tiles[i], wholes[tiles[i].whole], memory, scratch);
   });
 }
 
@@ -293,23 +257,23 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
 // Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
 extern "C" {
 
-// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them. The caches
-// are in bfloat16, or in int8 where there are scales. The tokens of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its
-// blocks tables[table_ptr[b]] ...; head_ptr says which query heads read each KV head.
+// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them, see Cache. The
+// tokens of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its blocks tables[table_ptr[b]] ...; head_ptr says which query
+// heads read each KV head.
 #define ATTEND(NAME, KERNEL)                                                                                             \
   void NAME(const bf16* q, const void* k_cache, const float* k_scales, const void* v_cache, const float* v_scales,       \
             const int64_t* tables, const int64_t* table_ptr, const int64_t* row_ptr, const int64_t* context_lens,        \
             const int64_t* head_ptr, bf16* out, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t size,        \
-            int64_t block_size, float scale, int64_t window, int threads) {                                              \
+            int64_t block_size, int tiled, float scale, int64_t window, int threads) {                                   \
     Batch batch{q, {k_cache, k_scales}, {v_cache, v_scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out,    \
-                heads, kv_heads, size, block_size, scale, window};                                                       \
+                heads, kv_heads, size, block_size, bool(tiled), scale, window};                                          \
     attend_all<KERNEL>(batch, sequences, threads);                                                                       \
   }                                                                                                                      \
   REPLAYABLE(NAME)
 
-ATTEND(attend, Fma)
-#ifdef __AVX512BF16__
-ATTEND(attend_dot, Dot)
+ATTEND(attend, FmaUnits)
+#ifdef HAS_BFLOAT16_DOT
+ATTEND(attend_dot, DotUnits)
 #endif
 
 }  // extern "C"

@@ -156,6 +156,8 @@ class CpuFunctions:
             size,
             rotated,
             interleaved,
+            cache.block_size,
+            cache.is_tiled,
             torch.get_num_threads(),
         )
         return q_THP
@@ -185,9 +187,10 @@ class CpuFunctions:
             out_THP.data_ptr(),
             len(batch.context_lens),
             q_THP.shape[1],
-            cache.k.shape[2],
+            len(head_ptr) - 1,
             q_THP.shape[2],
-            cache.k.shape[1],
+            cache.block_size,
+            cache.is_tiled,
             scale,
             window,
             torch.get_num_threads(),

@@ -1,11 +1,8 @@
 // What the processor can do at most: the ceilings that bench functions compares with. Each function does a known amount of
 // work and returns it, for the caller to time; the instructions are those of the kernels.
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
+#include "dot4.h"
+#include "panel.h"
 #include "team.h"
-#include "vectors.h"
 
 namespace {
 
@@ -61,24 +58,23 @@ int64_t ceiling_float32(int64_t rounds, int threads) {
   return rounds * threads * CHAINS * LANES * 2;
 }
 
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 // The same in products of bfloat16.
 int64_t ceiling_dot(int64_t rounds, int threads) {
-  volatile int pair = 0x3f803f80;
-  __m512bh one = (__m512bh)_mm512_set1_epi32(pair);
-  keep_busy<float, __m512>(rounds, threads, [=](__m512 total) { return _mm512_dpbf16_ps(total, one, one); });
-  return rounds * threads * CHAINS * WIDTH * 4;
+  volatile uint32_t pair = 0x3f803f80;
+  lane_words one = pair - lane_words{};
+  keep_busy<float, lanes>(rounds, threads, [=](lanes total) { return Dot::add(total, one, one); });
+  return rounds * threads * CHAINS * LANES * 4;
 }
 #endif
 
-#ifdef __AVX512VNNI__
+#ifdef HAS_BYTE_DOT
 // The same in products of 8 bits.
 int64_t ceiling_int8(int64_t rounds, int threads) {
-  volatile int four = 0x01010101;
-  __m512i one = _mm512_set1_epi32(four);
-  typedef int32_t ints __attribute__((vector_size(64)));
-  keep_busy<int32_t, ints>(rounds, threads, [=](ints total) { return (ints)_mm512_dpbusd_epi32((__m512i)total, one, one); });
-  return rounds * threads * CHAINS * WIDTH * 8;
+  volatile uint32_t four = 0x01010101;
+  lane_words one = four - lane_words{};
+  keep_busy<int32_t, lane_ints>(rounds, threads, [=](lane_ints total) { return ByteDot::add(total, one, (lane_ints)one); });
+  return rounds * threads * CHAINS * LANES * 8;
 }
 #endif
 

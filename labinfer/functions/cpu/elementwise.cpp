@@ -4,7 +4,7 @@
 
 #include "replay.h"
 #include "team.h"
-#include "vectors.h"
+#include "units.h"
 
 namespace {
 
@@ -85,6 +85,17 @@ inline float round_head(const bf16* from, int8_t* to, int64_t size) {
   return scale;
 }
 
+// A token's numbers of a KV head to row, in tiles to their places among those of its unit of keys, or of values. See units.h.
+template <typename T>
+inline void write_head(T* cache, const T* numbers, int64_t row, int64_t key, int64_t size, bool tiled, bool is_key) {
+  T* unit = cache + (row - key) * size;
+  if (!tiled) std::memcpy(cache + row * size, numbers, size * sizeof(T));
+  else if (is_key)
+    for (int64_t i = 0; i < size; i += 2) std::memcpy(unit + i * UNIT + key * 2, numbers + i, 2 * sizeof(T));
+  else
+    for (int64_t i = 0; i < size; ++i) unit[(key / 2 * size + i) * 2 + key % 2] = numbers[i];
+}
+
 // hidden += delta (if there is one); out = hidden / rms(hidden) * weight, rounded where torch rounds: before the product with
 // a weight in bfloat16, only after that with one in float32.
 template <typename Weight>
@@ -152,27 +163,36 @@ void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, 
 REPLAYABLE(silu_and_mul)
 
 // From qkv (tokens, (heads + 2 kv_heads) size): rotated queries to q (tokens, heads, size), rotated keys and values to
-// their slots of (slots, kv_heads, size): in bfloat16, or in int8 where there are scales (slots, kv_heads). See Positions.
+// their slots of (slots, kv_heads, size): in bfloat16, or in int8 where there are scales (slots, kv_heads); or in tiles, see
+// units.h. See Positions.
 void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const HeadNorms* norms, const int64_t* slots,
                       bf16* q, void* k_cache, float* k_scales, void* v_cache, float* v_scales, int64_t tokens,
-                      int64_t heads, int64_t kv_heads, int64_t size, int64_t rotated, int interleaved, int threads) {
+                      int64_t heads, int64_t kv_heads, int64_t size, int64_t rotated, int interleaved,
+                      int64_t block_size, int tiled, int threads) {
   Positions positions{cos, sin, norms, size, rotated, bool(interleaved)};
   for_each(threads, tokens, [&](int64_t token) {
-    static thread_local std::vector<bf16> rounded;  // kept from call to call, so that nothing is allocated
+    static thread_local std::vector<bf16> turned;  // kept from call to call, so that nothing is allocated
+    static thread_local std::vector<int8_t> rounded;
     static thread_local std::vector<float> wide;
-    if (int64_t(rounded.size()) < size) rounded.resize(size), wide.resize(size);
+    if (int64_t(turned.size()) < size) turned.resize(size), rounded.resize(size), wide.resize(size);
     const bf16* from = qkv + token * (heads + 2 * kv_heads) * size;
     for (int64_t head = 0; head < heads; ++head, from += size)
       position(from, positions, false, token, wide.data(), q + (token * heads + head) * size);
     for (int64_t head = 0; head < 2 * kv_heads; ++head, from += size) {
       bool is_key = head < kv_heads;
-      int64_t row = slots[token] * kv_heads + head % kv_heads;
+      int64_t slot = slots[token], kv = head % kv_heads, key = slot % block_size % UNIT;
+      int64_t row = slot * kv_heads + kv;
+      if (tiled) row = (slot / block_size * kv_heads + kv) * block_size + slot % block_size;
       void* cache = is_key ? k_cache : v_cache;
       float* scales = is_key ? k_scales : v_scales;
-      bf16* to = scales ? rounded.data() : (bf16*)cache + row * size;
-      if (is_key) position(from, positions, true, token, wide.data(), to);
-      else std::memcpy(to, from, size * sizeof(bf16));
-      if (scales) scales[row] = round_head(to, (int8_t*)cache + row * size, size);
+      if (is_key) position(from, positions, true, token, wide.data(), turned.data());
+      const bf16* numbers = is_key ? turned.data() : from;
+      if (scales) {
+        scales[row] = round_head(numbers, rounded.data(), size);
+        write_head((int8_t*)cache, rounded.data(), row, key, size, tiled, is_key);
+      } else {
+        write_head((bf16*)cache, numbers, row, key, size, tiled, is_key);
+      }
     }
   });
 }

@@ -289,7 +289,7 @@ extern "C" {
 void experts(const Experts* experts, const Call* call, int threads) { run_experts<Fma>(*experts, *call, threads); }
 REPLAYABLE(experts)
 
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 void experts_dot(const Experts* experts, const Call* call, int threads) { run_experts<Dot>(*experts, *call, threads); }
 REPLAYABLE(experts_dot)
 #endif

@@ -11,17 +11,24 @@ import torch
 
 from labinfer.native import compiler
 from labinfer.native.memory import use_huge_pages
+from labinfer.native.targets import Target
 
-SOURCES = Path(__file__).parent
+NAME, SOURCES, FLAGS = "kernels", Path(__file__).parent, ("-pthread",)
+"""Arguments of ``compiler.build``."""
 
 
-def build(cache: Path, on_progress: compiler.OnProgress = lambda done, total: None) -> Path:
-    """The library for this machine in ``cache``, compiled if it is not there yet.
+def build(
+    cache: Path | None = None,
+    on_progress: compiler.OnProgress = lambda done, total: None,
+    *,
+    target: Target | None = None,
+) -> Path:
+    """The library for this machine, or for the processors of ``target``; see ``compiler.build``.
 
     Raises:
         NoCompiler: there is none, or it failed.
     """
-    return compiler.build("kernels", SOURCES, cache, ["-pthread"], on_progress)
+    return compiler.build(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
 
 
 class Observer(Protocol):
@@ -97,8 +104,8 @@ def load(path: Path) -> Library:
         "route": [pointer] * 7 + [size] * 2 + [count] * 3,
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
-        "rotate_and_write": [pointer] * 10 + [size] * 5 + [count] * 2,
-        "attend": [pointer] * 11 + [size] * 5 + [real, size, count],
+        "rotate_and_write": [pointer] * 10 + [size] * 5 + [count, size, count, count],
+        "attend": [pointer] * 11 + [size] * 5 + [count, real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
     for dtype in ("bfloat16", "float32"):
@@ -107,6 +114,7 @@ def load(path: Path) -> Library:
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     counted = {
         "expert_bytes": [pointer],
+        "checksum": [pointer, size],
         "read_rows": [count, size, size, pointer, size, size, size, count],
         "ceiling_memory": [pointer, size, count],
         "ceiling_float32": [size, count],

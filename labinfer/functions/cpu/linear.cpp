@@ -81,7 +81,7 @@ void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int6
 }
 REPLAYABLE(linear)
 
-#ifdef __AVX512BF16__
+#ifdef HAS_BFLOAT16_DOT
 void linear_dot(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
                 int64_t inputs, int threads) {
   multiply<Dot>(x, weight, bias, out, tokens, outputs, inputs, threads);

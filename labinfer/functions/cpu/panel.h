@@ -155,36 +155,47 @@ struct FloatKernel {
 
 using Fma = FloatKernel<Bfloat16>;
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_BFLOAT16_DOT
 // The processor's dot product of pairs in bfloat16, summed in float32.
 struct Dot {
   using Input = bf16;
   using Stored = bf16;
   using Activation = bf16;
-  static constexpr int ROWS = 13, STEP = 2;
+  static constexpr int ROWS = REGISTER == 64 ? 13 : 6, STEP = 2;
 
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
+  static lanes add(lanes total, lane_words weights, lane_words input) {
+#ifdef __AVX512BF16__
+    return (lanes)_mm512_dpbf16_ps((__m512)total, (__m512bh)weights, (__m512bh)input);
+#else
+    return (lanes)vbfdotq_f32((float32x4_t)total, (bfloat16x8_t)weights, (bfloat16x8_t)input);
+#endif
+  }
+
   template <int COUNT>
   static void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
-    __m512 low[COUNT], high[COUNT];
-    for (int row = 0; row < COUNT; ++row) low[row] = high[row] = _mm512_setzero_ps();
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-      const bf16* at = weight + pair * 2 * PANEL;
-      __m512bh first = (__m512bh)_mm512_loadu_si512(at), second = (__m512bh)_mm512_loadu_si512(at + PANEL);
-      const char* ahead = stream.ahead(at);
-      __builtin_prefetch(ahead);
-      __builtin_prefetch(ahead + 64);
+    constexpr int ACROSS = PANEL / LANES, HELD = 26;  // registers of a row, and for sums
+    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : ACROSS / 2;
+    for (int column = 0; column < ACROSS; column += TOGETHER) {
+      lanes total[COUNT][TOGETHER] = {};
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const bf16* at = weight + (pair * PANEL + column * LANES) * 2;
+        lane_words weights[TOGETHER];
+#pragma GCC unroll 8
+        for (int i = 0; i < TOGETHER; ++i) weights[i] = load<lane_words>(at + i * LANES * 2);
+        const char* ahead = stream.ahead(at);
+        for (int line = 0; line < TOGETHER * REGISTER; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 16
-      for (int row = 0; row < COUNT; ++row) {
-        __m512bh input = (__m512bh)_mm512_set1_epi32(load<int32_t>(x + row * stride + 2 * pair));
-        low[row] = _mm512_dpbf16_ps(low[row], first, input);
-        high[row] = _mm512_dpbf16_ps(high[row], second, input);
+        for (int row = 0; row < COUNT; ++row) {
+          lane_words input = load<uint32_t>(x + row * stride + 2 * pair) - lane_words{};
+#pragma GCC unroll 8
+          for (int i = 0; i < TOGETHER; ++i) total[row][i] = add(total[row][i], weights[i], input);
+        }
       }
-    }
-    for (int row = 0; row < COUNT; ++row) {
-      _mm512_storeu_ps(out + row * PANEL, low[row]);
-      _mm512_storeu_ps(out + row * PANEL + WIDTH, high[row]);
+      for (int row = 0; row < COUNT; ++row)
+        for (int i = 0; i < TOGETHER; ++i) store(out + row * PANEL + (column + i) * LANES, total[row][i]);
     }
   }
 };

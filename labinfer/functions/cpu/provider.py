@@ -23,7 +23,7 @@ from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
-from labinfer.functions.registry import EXPERT_FUNCTIONS, MATRIX_FUNCTIONS, FunctionRegistry
+from labinfer.functions.registry import CACHE_FUNCTIONS, EXPERT_FUNCTIONS, MATRIX_FUNCTIONS, FunctionRegistry
 from labinfer.native import compiler
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ PANEL_FUNCTIONS = ("linear", "paged_attention")
 
 
 class CpuProvider(Provider):
-    """C++ behind ctypes, compiled at the first run on a machine.
+    """C++ behind ctypes, compiled beforehand or at the first run on a machine.
 
     Args:
         compiled: the library, where it is loaded already.
@@ -48,7 +48,7 @@ class CpuProvider(Provider):
             return
         self._processor = compiler.processor()
         try:
-            self._library = library.load(library.build(compiler.default_cache(), on_progress))
+            self._library = library.load(library.build(on_progress=on_progress))
         except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home from which nothing may be run
             logger.warning("%s; torch's functions are used, which are slower", error)
 
@@ -108,4 +108,6 @@ class CpuProvider(Provider):
 def _add(registry: FunctionRegistry, calls: dict, **description) -> None:
     for function, call in calls.items():
         layout = "panels" if function in (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS) else "plain"
+        if function in CACHE_FUNCTIONS:
+            layout = "tiles"
         registry.add_all({function: call}, devices=("cpu",), layout=layout, **description)

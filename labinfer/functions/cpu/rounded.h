@@ -16,7 +16,7 @@ namespace {
 
 // 8 bits, and apart from them a scale for each output.
 struct Int8 {
-  static constexpr int ROWS = 13, MIDDLE = 128;
+  static constexpr int ROWS = CodeDot<8>::ROWS, MIDDLE = 128;
   static constexpr bool OUTPUT_SCALES = true;
   static constexpr int64_t lead = 0;
   int64_t inputs, group;
@@ -29,7 +29,7 @@ struct Int8 {
   template <int COUNT>
   static void panel(const Int8& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
                     const Stream& stream) {
-    panel_int8<COUNT>(x, form.padded(), weight, form.padded() / 4, start, out, stream);
+    panel_int8<COUNT>(x, form.padded(), weight, form.padded(), start, out, stream);
   }
 };
 
@@ -37,7 +37,7 @@ struct Int8 {
 // too, in place of the middle. lead inputs of nothing stand before the first: a group begins outside of what this rank holds.
 template <int BITS, bool ZEROS>
 struct Grouped {
-  static constexpr int ROWS = 12, MIDDLE = ZEROS ? 1 : 1 << (BITS - 1);
+  static constexpr int ROWS = std::min(12, CodeDot<BITS>::ROWS), MIDDLE = ZEROS ? 1 : 1 << (BITS - 1);
   static constexpr bool OUTPUT_SCALES = false;
   int64_t inputs, group, lead;
 

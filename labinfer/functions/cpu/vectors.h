@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -100,7 +102,11 @@ inline Wide widen_float16(Bits bits) {
 }
 
 inline floats widen_float16(halves value) { return widen_float16<floats>(__builtin_convertvector(value, words)); }
+#if defined(__F16C__)
+inline lanes widen_float16(lane_halves value) { return (lanes)_mm256_cvtph_ps((__m128i)value); }
+#else
 inline lanes widen_float16(lane_halves value) { return widen_float16<lanes>(__builtin_convertvector(value, lane_words)); }
+#endif
 #endif
 
 inline uint16_t narrow_float16(float value) {  // to the nearest, ties to even; smaller than 65520

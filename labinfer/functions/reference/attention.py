@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.head_norms import HeadNorms
-from labinfer.functions.layer_cache import LayerCache, read_keys, read_values, store
+from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference.elementwise import rms_norm, rotary
 
 
@@ -36,9 +36,8 @@ def rotate_and_write(
 
 def write_kv(k_TKP: torch.Tensor, v_TKP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor) -> None:
     """Store each token's keys and values in its slot, in the dtype of the cache."""
-    slots = cache.by_slot()
-    store(k_TKP, slots.k, slots.k_scale, slots_T)
-    store(v_TKP, slots.v, slots.v_scale, slots_T)
+    cache.keys.store(k_TKP, slots_T)
+    cache.values.store(v_TKP, slots_T)
 
 
 def paged_attention(
@@ -73,11 +72,11 @@ def attend(
     rows = slice(batch.row_ptr[b], batch.row_ptr[b + 1])
     num_new = rows.stop - rows.start
     first = max(0, context_len - num_new - window + 1) if window else 0  # what no query sees is not read
-    skipped, offset = divmod(first, cache.k.shape[1])
+    skipped, offset = divmod(first, cache.block_size)
     blocks = batch.tables_N[batch.table_ptr[b] + skipped : batch.table_ptr[b + 1]]
     num_seen = context_len - first
-    k_HSP = read_keys(cache, blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
-    v_HSP = read_values(cache, blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
+    k_HSP = cache.keys.load(blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
+    v_HSP = cache.values.load(blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
     groups = head_ptr.diff()
     even = bool((groups == groups[0]).all())
     if not even:

@@ -6,17 +6,14 @@ import shutil
 
 import pytest
 import torch
-from torch_threads import threads_of_torch
 
-from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.head_norms import HeadNorms
-from labinfer.functions.layer_cache import SCALE_DTYPE, LayerCache, quantize
+from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference import attention, elementwise, linear
 from labinfer.native import compiler
+from labinfer.native.targets import X86_64_V3, Target
 
-CPU = torch.device("cpu")
-BLOCK = 4
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
 )
@@ -104,39 +101,45 @@ def test_silu_and_mul(cpu, size):
     torch.testing.assert_close(cpu.silu_and_mul(gate_up), elementwise.silu_and_mul(gate_up), rtol=2**-7, atol=1e-30)
 
 
+def entries(cache: LayerCache) -> tuple[torch.Tensor, ...]:
+    """Keys and values of all slots, in float32."""
+    blocks = torch.arange(len(cache.k))
+    return cache.keys.load(blocks, torch.float32), cache.values.load(blocks, torch.float32)
+
+
+@pytest.mark.parametrize("block", [4, 16, 32])
 @pytest.mark.parametrize(("heads", "num_kv", "size"), [(4, 2, 16), (3, 3, 8), (14, 2, 64)])
-def test_rotate_and_write(cpu, heads, num_kv, size):
+def test_rotate_and_write(cpu, heads, num_kv, size, block):
     tokens = 6
     qkv, angles = random(tokens, heads + 2 * num_kv, size), torch.randn(tokens, size // 2).repeat(1, 2)
-    cos, sin, slots = angles.cos().bfloat16(), angles.sin().bfloat16(), torch.randperm(4 * BLOCK)[:tokens]
-    caches = [LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.bfloat16) for _ in "kv")) for _ in "ab"]
-    exact = LayerCache(*(torch.zeros(4, BLOCK, num_kv, size) for _ in "kv"))
+    cos, sin, slots = angles.cos().bfloat16(), angles.sin().bfloat16(), torch.randperm(4 * block)[:tokens]
+    caches = [LayerCache.zeros(4, block, (num_kv, size), torch.bfloat16, tiled=True) for _ in "ab"]
+    assert caches[0].is_tiled == (block > 4 and size > 8)
+    exact = LayerCache.zeros(4, block, (num_kv, size), torch.float32)
     got = cpu.rotate_and_write(qkv, caches[0], slots, cos, sin, num_kv=num_kv)
     wanted = attention.rotate_and_write(qkv.float(), exact, slots, cos.float(), sin.float(), num_kv=num_kv)
     assert_near(got, wanted)
-    assert_near(caches[0].k, exact.k)
-    assert torch.equal(caches[0].v.float(), exact.v)
+    keys, values = entries(caches[0])
+    assert_near(keys, entries(exact)[0])
+    assert torch.equal(values, entries(exact)[1])
     qkv[2] = 0
-    int8 = LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.int8) for _ in "kv"),
-                      *(torch.zeros(4, BLOCK, num_kv) for _ in "kv"))  # fmt: skip
+    int8 = LayerCache.zeros(4, block, (num_kv, size), torch.int8, tiled=True)
     assert torch.equal(cpu.rotate_and_write(qkv, int8, slots, cos, sin, num_kv=num_kv)[3:], got[3:])
-    exact = LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.bfloat16) for _ in "kv"))
-    cpu.rotate_and_write(qkv, exact, slots, cos, sin, num_kv=num_kv)
-    written = slots // BLOCK, slots % BLOCK
-    for whole, scale, head in ((int8.k, int8.k_scale, exact.k), (int8.v, int8.v_scale, exact.v)):
-        wanted, wanted_scale = quantize(head)
-        assert torch.equal(whole[written], wanted[written]) and torch.equal(scale[written], wanted_scale[written])
-        assert int(whole.count_nonzero()) <= whole[written].numel()  # and nothing elsewhere
+    cpu.rotate_and_write(qkv, caches[1], slots, cos, sin, num_kv=num_kv)
+    for whole, head in zip(entries(int8), entries(caches[1]), strict=True):
+        rounded, scale = quantize(head)
+        assert torch.equal(whole, rounded * scale.unsqueeze(-1))  # and nothing elsewhere
 
 
 @pytest.mark.parametrize("rotated", [0, 8, 24, 32])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("norms", ["none", "before", "after", "before, in float32"])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
-def test_every_kind_of_rotation(cpu, rotated, interleaved, norms, kv_dtype):
+@pytest.mark.parametrize("block", [4, 16])
+def test_every_kind_of_rotation(cpu, rotated, interleaved, norms, kv_dtype, block):
     """Some dimensions or none, either pairing, with and without norms of the heads: rounded once, as it is in float32."""
     tokens, heads, num_kv, size = 5, 6, 2, 32
-    qkv, slots = random(tokens, heads + 2 * num_kv, size), torch.randperm(4 * BLOCK)[:tokens]
+    qkv, slots = random(tokens, heads + 2 * num_kv, size), torch.randperm(4 * block)[:tokens]
     angles = torch.randn(tokens, rotated // 2)
     angles = angles.repeat_interleave(2, 1) if interleaved else angles.repeat(1, 2)
     cos, sin = (angles.cos().bfloat16(), angles.sin().bfloat16()) if rotated else (None, None)
@@ -146,7 +149,7 @@ def test_every_kind_of_rotation(cpu, rotated, interleaved, norms, kv_dtype):
     bfloat16_norms = None if norms == "none" else HeadNorms(q_norm, k_norm, 1e-6, norms == "after")
     exact_norms = None if norms == "none" else HeadNorms(q_norm.float(), k_norm.float(), 1e-6, norms == "after")
     caches = {
-        dtype: LayerCache(*(torch.zeros(4, BLOCK, num_kv, size, dtype=dtype) for _ in "kv"))
+        dtype: LayerCache.zeros(4, block, (num_kv, size), dtype, tiled=True)
         for dtype in (torch.float32, torch.bfloat16)
     }
     exact = attention.rotate_and_write(
@@ -160,117 +163,21 @@ def test_every_kind_of_rotation(cpu, rotated, interleaved, norms, kv_dtype):
     )
     options = {"interleaved": interleaved, "norms": bfloat16_norms}
     assert_near(cpu.rotate_and_write(qkv, caches[torch.bfloat16], slots, cos, sin, num_kv=num_kv, **options), exact)
-    assert_near(caches[torch.bfloat16].k, caches[torch.float32].k)
-    assert torch.equal(caches[torch.bfloat16].v.float(), caches[torch.float32].v)
+    (keys, values), (exact_keys, exact_values) = entries(caches[torch.bfloat16]), entries(caches[torch.float32])
+    assert_near(keys, exact_keys)
+    assert torch.equal(values, exact_values)
     if kv_dtype == torch.int8:
-        int8 = LayerCache(
-            *(torch.zeros(4, BLOCK, num_kv, size, dtype=torch.int8) for _ in "kv"),
-            *(torch.zeros(4, BLOCK, num_kv, dtype=SCALE_DTYPE) for _ in "kv"),
-        )
+        int8 = LayerCache.zeros(4, block, (num_kv, size), torch.int8, tiled=True)
         assert_near(cpu.rotate_and_write(qkv, int8, slots, cos, sin, num_kv=num_kv, **options), exact)
-        written = slots // BLOCK, slots % BLOCK
-        wanted, wanted_scale = quantize(caches[torch.bfloat16].k)
-        assert torch.equal(int8.k[written], wanted[written])
-        assert torch.equal(int8.k_scale[written], wanted_scale[written])
+        rounded, scale = quantize(keys)
+        assert torch.equal(entries(int8)[0], rounded * scale.unsqueeze(-1))
 
 
-@pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 2), (0, 1, 4, 6), (0, 5)], ids=str)
-@pytest.mark.parametrize("size", [16, 64, 8, 96, 38])
-@pytest.mark.parametrize("window", [0, 1, 9, 100])
-def test_paged_attention(panels, head_ptr, size, window):
-    """Contexts around the vector's length, single tokens and chunks mixed, blocks in any order."""
-    contexts, new = [1, 15, 16, 17, 70, 33, 9], [1, 1, 1, 1, 1, 6, 9]
-    num_kv, num_blocks = len(head_ptr) - 1, 64
-    cache = LayerCache(*(random(num_blocks, BLOCK, num_kv, size) for _ in "kv"))
-    order = torch.randperm(num_blocks).tolist()
-    tables = []
-    for context in contexts:
-        count = -(-context // BLOCK)
-        tables.append(order[:count])
-        order = order[count:]
-    row_ptr = [0, *torch.tensor(new).cumsum(0).tolist()]
-    batch = AttentionBatch.build(row_ptr, contexts, tables, CPU)
-    q, pointers = random(row_ptr[-1], head_ptr[-1], size), torch.tensor(head_ptr)
-    exact_cache = LayerCache(cache.k.float(), cache.v.float())
-    exact = attention.paged_attention(q.float(), exact_cache, batch, pointers, size**-0.5, window=window)
-    got = panels.paged_attention(q, cache, batch, pointers, size**-0.5, window=window)
-    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)  # weights are in bfloat16
-    alone = AttentionBatch.build([0, 1], contexts[4:5], tables[4:5], CPU)
-    torch.testing.assert_close(
-        panels.paged_attention(q[4:5], cache, alone, pointers, size**-0.5, window=window), got[4:5]
-    )
-
-
-@pytest.mark.parametrize(("context", "tokens"), [(700, 700), (530, 40), (1100, 300), (31, 2), (600, 257)])
-@pytest.mark.parametrize("window", [0, 33, 515])
-def test_long_chunks_attend(panels, context, tokens, window):
-    """Over more keys than one step takes, and more query tokens than a tile."""
-    num_kv, size, head_ptr = 2, 32, torch.tensor([0, 3, 4])
-    num_blocks = -(-context // BLOCK)
-    cache = LayerCache(*(random(num_blocks, BLOCK, num_kv, size) for _ in "kv"))
-    table = torch.randperm(num_blocks).tolist()
-    batch = AttentionBatch.build([0, tokens], [context], [table], CPU)
-    q = random(tokens, 4, size) * 3
-    exact_cache = LayerCache(cache.k.float(), cache.v.float())
-    exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5, window=window)
-    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window=window)
-    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize("size", [64, 24])
-def test_an_int8_cache_is_attended_to(panels, size):
-    contexts, new, head_ptr = [70, 33, 150], [1, 6, 140], torch.tensor([0, 3, 4])
-    num_blocks = 80
-    cache = LayerCache(
-        *(torch.randint(-127, 128, (num_blocks, BLOCK, 2, size), dtype=torch.int8) for _ in "kv"),
-        *(torch.rand(num_blocks, BLOCK, 2, dtype=SCALE_DTYPE) / 64 for _ in "kv"),
-    )
-    order = torch.randperm(num_blocks).tolist()
-    tables = [order[:18], order[18:27], order[27:65]]
-    batch = AttentionBatch.build([0, *torch.tensor(new).cumsum(0).tolist()], contexts, tables, CPU)
-    q = random(sum(new), 4, size)
-    exact = attention.paged_attention(q.float(), cache, batch, head_ptr, size**-0.5)
-    got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5)
-    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize("contexts", [[600, 1100], [1100, 600], [100, 5000]])
-def test_some_sequences_are_dealt_over_threads_and_some_are_not(panels, contexts):
-    head_ptr, size = torch.tensor([0, 7]), 64
-    counts = [-(-context // BLOCK) for context in contexts]
-    cache = LayerCache(*(random(sum(counts), BLOCK, 1, size) for _ in "kv"))
-    order = torch.randperm(sum(counts)).tolist()
-    batch = AttentionBatch.build([0, 1, 2], contexts, [order[: counts[0]], order[counts[0] :]], CPU)
-    q = random(2, 7, size) * 3
-    exact_cache = LayerCache(cache.k.float(), cache.v.float())
-    exact = attention.paged_attention(q.float(), exact_cache, batch, head_ptr, size**-0.5)
-    with threads_of_torch(5):
-        got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5)
-    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
-
-
-@pytest.mark.parametrize("threads", [1, 3, 9])
-@pytest.mark.parametrize(("context", "window"), [(1500, 0), (5000, 0), (5000, 1700), (513, 0)])
-def test_the_keys_of_few_sequences_are_dealt_over_threads(panels, context, window, threads):
-    num_kv, size, head_ptr = 2, 64, torch.tensor([0, 7, 14])
-    num_blocks = -(-context // BLOCK)
-    cache = LayerCache(*(random(num_blocks, BLOCK, num_kv, size) for _ in "kv"))
-    batch = AttentionBatch.build([0, 1], [context], [torch.randperm(num_blocks).tolist()], CPU)
-    q = random(1, 14, size) * 3
-    exact = attention.paged_attention(
-        q.float(), LayerCache(cache.k.float(), cache.v.float()), batch, head_ptr, size**-0.5, window=window
-    )
-    with threads_of_torch(threads):
-        got = panels.paged_attention(q, cache, batch, head_ptr, size**-0.5, window=window)
-    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.005)
-
-
-@pytest.mark.parametrize("flags", ["-mavx2 -mfma", pytest.param("-msse2", marks=pytest.mark.slow)])
-def test_processors_with_narrower_vectors(load_functions, flags):
+@pytest.mark.parametrize("level", ["x86-64-v3", pytest.param("x86-64", marks=pytest.mark.slow)])
+def test_processors_with_narrower_vectors(load_functions, level):
     """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on the first with ``-m slow``."""
-    compiled = load_functions(flags)
+    compiled = load_functions(Target(level, "x86_64", (f"-march={level}",), X86_64_V3))
     assert not has_dot(compiled)
     narrow = CpuFunctions(compiled)
     for tokens in range(1, 15):
         test_linear(narrow, tokens, 70, 34, True)
-    test_long_chunks_attend(narrow, 70, 9, 0)

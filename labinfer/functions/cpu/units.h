@@ -1,0 +1,143 @@
+// The inner loops of attention: rows times 32 columns of keys or values, as the cache holds them.
+#pragma once
+
+#include "panel.h"
+
+namespace {
+
+// A cache in tiles holds the keys of 16 tokens of a KV head as a unit (pairs of numbers, 16 keys, 2), and their values as a
+// unit (pairs of keys, numbers, 2): what a step of a product reads stands together, and a unit is one straight stream.
+constexpr int UNIT = WIDTH;
+constexpr int AHEAD_UNITS = 4;  // so many units before they are read, what they hold is on its way
+
+// Keys of a step of the softmax. Spans begin at multiples of it, each is computed for itself, and they are joined in their
+// order: so a token comes to the same bits whatever else is computed with it, and by whom.
+constexpr int64_t SPAN = 256;
+
+// Rows as the kernels read them, at distances that the compiler knows: those of queries pair by pair, all rows' first pair,
+// then all rows' second; those of weights one after another.
+enum class Rows { QUERIES, WEIGHTS };
+template <Rows ROWS, int COUNT>
+struct Distance {
+  static constexpr int64_t ROW = ROWS == Rows::QUERIES ? 2 : SPAN, PAIR = ROWS == Rows::QUERIES ? 2 * COUNT : 2;
+};
+
+// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Entries of first
+// and second go on for AHEAD_UNITS past the end, to what is read next.
+struct Columns {
+  const bf16 *const *first, *const *second;
+  int64_t first_offset, second_offset;  // of the columns from there, in numbers
+  int64_t pairs, group;                 // in all, and of each group but the last
+  int64_t stride;                       // numbers from pair to pair
+};
+
+// Keys and values become float32 on the way in; any processor can do that.
+struct FmaUnits {
+  using Input = float;
+  static constexpr int ROWS = REGISTER == 64 ? 13 : 6;
+
+  template <Rows KIND, int COUNT>
+  static void multiply(const float* x, const Columns& columns, float* out, int64_t out_stride) {
+    using At = Distance<KIND, COUNT>;
+    constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
+    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
+    for (int column = 0; column < ACROSS; column += TOGETHER) {
+      lanes total[COUNT][TOGETHER] = {};
+      const float* input = x;
+      int64_t left = columns.pairs;
+      for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
+        const bf16 *at[2] = {columns.first[i] + columns.first_offset, columns.second[i] + columns.second_offset};
+        const bf16 *soon[2] = {columns.first[i + AHEAD_UNITS] + columns.first_offset,
+                               columns.second[i + AHEAD_UNITS] + columns.second_offset};
+        int64_t pairs = std::min(left, columns.group);
+        for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
+          if (column == 0) {
+            __builtin_prefetch(soon[0] + from);
+            __builtin_prefetch(soon[1] + from);
+          }
+#pragma GCC unroll 2
+          for (int odd = 0; odd < 2; ++odd) {
+            lanes wide[TOGETHER];
+#pragma GCC unroll 8
+            for (int j = 0; j < TOGETHER; ++j) {
+              int lane = (column + j) * LANES;
+              lane_words both = load<lane_words>(at[lane / UNIT] + from + lane % UNIT * 2);
+              wide[j] = (lanes)(odd ? both & 0xffff0000 : both << 16);
+            }
+#pragma GCC unroll 16
+            for (int row = 0; row < COUNT; ++row) {
+              float factor = input[row * At::ROW + odd];
+#pragma GCC unroll 8
+              for (int j = 0; j < TOGETHER; ++j) total[row][j] += wide[j] * factor;
+            }
+          }
+        }
+      }
+      for (int row = 0; row < COUNT; ++row)
+        for (int j = 0; j < TOGETHER; ++j) store(out + row * out_stride + (column + j) * LANES, total[row][j]);
+    }
+  }
+};
+
+#ifdef HAS_BFLOAT16_DOT
+// The processor's dot product of pairs in bfloat16, summed in float32.
+struct DotUnits {
+  using Input = bf16;
+  static constexpr int ROWS = Dot::ROWS;
+
+  template <Rows KIND, int COUNT>
+  static void multiply(const bf16* x, const Columns& columns, float* out, int64_t out_stride) {
+    using At = Distance<KIND, COUNT>;
+    constexpr int ACROSS = PANEL / LANES, HELD = 26;  // registers of a row, and for sums
+    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : ACROSS / 2;
+    for (int column = 0; column < ACROSS; column += TOGETHER) {
+      lanes total[COUNT][TOGETHER] = {};
+      const bf16* input = x;
+      int64_t left = columns.pairs;
+      for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
+        const bf16 *at[2] = {columns.first[i] + columns.first_offset, columns.second[i] + columns.second_offset};
+        const bf16 *soon[2] = {columns.first[i + AHEAD_UNITS] + columns.first_offset,
+                               columns.second[i + AHEAD_UNITS] + columns.second_offset};
+        int64_t pairs = std::min(left, columns.group);
+        for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
+          lane_words both[TOGETHER];
+#pragma GCC unroll 8
+          for (int j = 0; j < TOGETHER; ++j) {
+            int lane = (column + j) * LANES;
+            both[j] = load<lane_words>(at[lane / UNIT] + from + lane % UNIT * 2);
+          }
+          if (column == 0) {
+            __builtin_prefetch(soon[0] + from);
+            __builtin_prefetch(soon[1] + from);
+          }
+#pragma GCC unroll 16
+          for (int row = 0; row < COUNT; ++row) {
+            lane_words factor = load<uint32_t>(input + row * At::ROW) - lane_words{};
+#pragma GCC unroll 8
+            for (int j = 0; j < TOGETHER; ++j) total[row][j] = Dot::add(total[row][j], both[j], factor);
+          }
+        }
+      }
+      for (int row = 0; row < COUNT; ++row)
+        for (int j = 0; j < TOGETHER; ++j) store(out + row * out_stride + (column + j) * LANES, total[row][j]);
+    }
+  }
+};
+#endif
+
+// Rows times 32 columns to out (rows, out_stride), for a number of rows up to the kernel's.
+template <typename Kernel>
+using Multiply = void (*)(const typename Kernel::Input*, const Columns&, float*, int64_t);
+
+template <typename Kernel, Rows KIND, int... COUNT>
+constexpr Multiply<Kernel> multiply_among(int rows, std::integer_sequence<int, COUNT...>) {
+  constexpr Multiply<Kernel> found[] = {Kernel::template multiply<KIND, COUNT + 1>...};
+  return found[rows - 1];
+}
+
+template <typename Kernel, Rows KIND>
+constexpr Multiply<Kernel> multiply_of(int rows) {
+  return multiply_among<Kernel, KIND>(rows, std::make_integer_sequence<int, Kernel::ROWS>{});
+}
+
+}  // namespace

@@ -1,0 +1,214 @@
+// The inner loops of products against plain ones, for the processor that this is compiled for; with "speed" their rates.
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "rounded.h"
+
+namespace {
+
+int failures = 0;
+std::mt19937 random_bits(1);
+
+#define CHECK(condition, ...)           \
+  if (!(condition)) {                   \
+    if (++failures < 10) {              \
+      std::printf("wrong: " __VA_ARGS__); \
+      std::printf("\n");                \
+    }                                   \
+  }
+
+int whole(int low, int high) { return low + int(random_bits() % uint32_t(high - low + 1)); }
+
+// Inputs, or the most that there can be in size: sums must not overflow on the way.
+std::vector<int8_t> some_inputs(int64_t count, bool extreme) {
+  std::vector<int8_t> x(count);
+  int sign = whole(0, 1) ? 1 : -1;
+  for (int8_t& value : x) value = int8_t(extreme ? 127 * sign : whole(-127, 127));
+  return x;
+}
+
+// A panel of codes, and the product of a row with output, as whole numbers for each group.
+template <typename Form, int BITS, bool ZEROS>
+void check_groups(int64_t inputs, int64_t group, bool extreme) {
+  Form form{inputs, group};
+  int64_t padded = form.padded(), groups = form.groups(), code_bytes = group * BITS / 8 * PANEL;
+  std::vector<uint8_t> panel(form.panel_bytes());
+  int most = (1 << BITS) - 1;
+  std::vector<int> codes(PANEL * padded), scales(PANEL * groups), zeros(PANEL * groups);
+  for (int& code : codes) code = extreme ? whole(0, 1) * most : whole(0, most);
+  for (int& scale : scales) scale = whole(-2, 2);
+  for (int& zero : zeros) zero = whole(0, most);
+  for (int64_t number = 0; number < groups; ++number) {
+    uint8_t* at = &panel[number * form.group_bytes()];
+    for (int output = 0; output < PANEL; ++output) {
+      store(at + 2 * output, narrow_float16(float(scales[output * groups + number])));
+      if (ZEROS) store(at + 2 * (PANEL + output), narrow_float16(float(zeros[output * groups + number])));
+    }
+    at += (ZEROS ? 4 : 2) * PANEL;
+    for (int output = 0; output < PANEL; ++output)
+      for (int64_t i = 0; i < group; ++i) {
+        int code = codes[output * padded + number * group + i];
+        if (BITS == 8) at[i / 4 * 4 * PANEL + output * 4 + i % 4] = uint8_t(code);
+        else at[i / 8 * 4 * PANEL + output * 4 + i % 4] |= uint8_t(code << (i % 8 < 4 ? 0 : 4));
+      }
+    at += code_bytes;
+  }
+  std::vector<int8_t> x = some_inputs(Form::ROWS * padded, extreme);
+  std::vector<int32_t> start(Form::ROWS * groups);
+  for (int64_t i = 0; i < Form::ROWS * groups; ++i) {
+    int32_t sum = 0;
+    for (int64_t j = 0; j < group; ++j) sum += x[i * group + j];
+    start[i] = -Form::MIDDLE * sum;
+  }
+  for (int rows = 1; rows <= Form::ROWS; ++rows) {
+    std::vector<float> out(rows * PANEL, -1.0f);
+    whole_panel<Form>(rows)(form, x.data(), panel.data(), start.data(), out.data(), {});
+    for (int row = 0; row < rows; ++row)
+      for (int output = 0; output < PANEL; ++output) {
+        float expected = 0;
+        for (int64_t number = 0; number < groups; ++number) {
+          int64_t sum = 0, zero = ZEROS ? zeros[output * groups + number] : Form::MIDDLE;
+          for (int64_t i = number * group; i < (number + 1) * group; ++i)
+            sum += (codes[output * padded + i] - zero) * x[row * padded + i];
+          expected += float(sum) * float(scales[output * groups + number]);
+        }
+        CHECK(out[row * PANEL + output] == expected, "%d bits, group %d, row %d of %d, output %d: %f, not %f", BITS, int(group),
+              row, rows, output, out[row * PANEL + output], expected);
+      }
+  }
+}
+
+void check_int8(int64_t inputs, bool extreme) {
+  Int8 form{inputs};
+  int64_t padded = form.padded();
+  std::vector<uint8_t> panel(form.panel_bytes());
+  for (uint8_t& code : panel) code = uint8_t(extreme ? whole(0, 1) * 255 : whole(0, 255));
+  std::vector<int8_t> x = some_inputs(Int8::ROWS * padded, extreme);
+  std::vector<int32_t> start(Int8::ROWS);
+  for (int row = 0; row < Int8::ROWS; ++row) {
+    for (int64_t i = 0; i < padded; ++i) start[row] -= Int8::MIDDLE * x[row * padded + i];
+  }
+  for (int rows = 1; rows <= Int8::ROWS; ++rows) {
+    std::vector<float> out(rows * PANEL, -1.0f);
+    whole_panel<Int8>(rows)(form, x.data(), panel.data(), start.data(), out.data(), {});
+    for (int row = 0; row < rows; ++row)
+      for (int output = 0; output < PANEL; ++output) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < padded; ++i) sum += (panel[i / 4 * 4 * PANEL + output * 4 + i % 4] - 128) * x[row * padded + i];
+        CHECK(out[row * PANEL + output] == float(sum), "int8, %d inputs, row %d of %d, output %d: %f, not %d", int(inputs), row,
+              rows, output, out[row * PANEL + output], sum);
+      }
+  }
+}
+
+// Numbers with few bits, so that all sums are exact in whatever order.
+void to_stored(int value, bf16& to) { to = narrow(float(value)); }
+void to_stored(int value, float& to) { to = float(value); }
+
+template <typename Kernel, bool IS_FLOAT16>
+void check_floats(const char* name, int64_t inputs) {
+  constexpr int STEP = Kernel::STEP, ROWS = Kernel::ROWS;
+  std::vector<int> weight(PANEL * inputs), x(ROWS * inputs);
+  for (int& value : weight) value = whole(-15, 15);
+  for (int& value : x) value = whole(-15, 15);
+  std::vector<typename Kernel::Stored> panel(PANEL * inputs);
+  for (int output = 0; output < PANEL; ++output)
+    for (int64_t i = 0; i < inputs; ++i) {
+      typename Kernel::Stored& to = panel[i / STEP * STEP * PANEL + output * STEP + i % STEP];
+      if constexpr (IS_FLOAT16) to = narrow_float16(float(weight[output * inputs + i]));
+      else to_stored(weight[output * inputs + i], to);
+    }
+  std::vector<typename Kernel::Activation> given(ROWS * inputs);
+  for (int64_t i = 0; i < ROWS * inputs; ++i) to_stored(x[i], given[i]);
+  const auto* rows_in = Kernel::inputs(given.data(), ROWS * inputs);
+  for (int rows = 1; rows <= ROWS; ++rows) {
+    std::vector<float> out(rows * PANEL, -1.0f);
+    panel_of<Kernel>(rows)(rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
+    for (int row = 0; row < rows; ++row)
+      for (int output = 0; output < PANEL; ++output) {
+        int sum = 0;
+        for (int64_t i = 0; i < inputs; ++i) sum += weight[output * inputs + i] * x[row * inputs + i];
+        CHECK(out[row * PANEL + output] == float(sum), "%s, %d inputs, row %d of %d, output %d: %f, not %d", name, int(inputs), row,
+              rows, output, out[row * PANEL + output], sum);
+      }
+  }
+}
+
+// Finite numbers of float16 to float32 in registers, as one by one; float32 to bfloat16 likewise.
+void check_conversions() {
+  for (uint32_t first = 0; first < 0x7c00; first += LANES) {
+    lane_halves bits;
+    for (int i = 0; i < LANES; ++i) bits[i] = uint16_t(std::min<uint32_t>(first + i, 0x7bff) | (i % 2 ? 0x8000 : 0));
+    lanes wide = widen_float16(bits);
+    for (int i = 0; i < LANES; ++i) CHECK(wide[i] == widen_float16(uint16_t(bits[i])), "float16 %x: %g", bits[i], wide[i]);
+  }
+  for (int round = 0; round < 4096; ++round) {
+    floats value;
+    for (int i = 0; i < WIDTH; ++i) value[i] = std::ldexp(float(random_bits()), whole(-140, 90)) * (whole(0, 1) ? 1.0f : -1.0f);
+    halves got = narrow(value);
+    for (int i = 0; i < WIDTH; ++i)
+      CHECK(got[i] == narrow(value[i]) || std::fabs(value[i]) < 0x1p-126f, "bfloat16 of %g: %x", value[i], got[i]);
+  }
+}
+
+// The best rate of many short runs on one thread, in products and sums a second: others may have the core meanwhile.
+template <typename Run>
+double best_rate(double operations, Run run) {
+  double best = 1e9;
+  for (int i = 0; i < 400; ++i) {
+    auto begin = std::chrono::steady_clock::now();
+    run();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return operations / best;
+}
+
+// Products with 16 panels of 896 inputs, which stay in the second-level cache.
+template <typename Form>
+void measure(const char* name, const Form& form, int64_t rows) {
+  constexpr int64_t PANELS = 16;
+  std::vector<uint8_t> panels(PANELS * form.panel_bytes(), 17);
+  std::vector<int8_t> x(rows * form.padded(), 3);
+  std::vector<int32_t> start(rows * form.groups());
+  std::vector<float> out(Form::ROWS * PANEL);
+  int64_t passes = (rows + Form::ROWS - 1) / Form::ROWS, step = (rows + passes - 1) / passes;
+  double rate = best_rate(2.0 * double(rows * PANELS * PANEL * form.inputs), [&] {
+    for (int64_t panel = 0; panel < PANELS; ++panel)
+      for (int64_t row = 0; row < rows; row += step)
+        whole_panel<Form>(int(std::min(step, rows - row)))(form, &x[row * form.padded()], &panels[panel * form.panel_bytes()],
+                                                          &start[row * form.groups()], out.data(), {});
+  });
+  double bytes = double(form.panel_bytes()) / double(2 * PANEL * form.inputs * rows);
+  std::printf("%s %d %.1f %.1f\n", name, int(rows), rate / 1e9, rate * bytes / 1e9);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count > 1 && std::string(arguments[1]) == "speed") {
+    for (int64_t rows : {1, 8, 64}) measure("int8", Int8{896}, rows), measure("int4", Int4{896, 32}, rows);
+    return 0;
+  }
+  for (bool extreme : {false, true}) {
+    for (int64_t inputs : {1, 4, 30, 516, 1100}) check_int8(inputs, extreme);
+    for (int64_t group : {8, 32, 40, 128, 520}) {
+      check_groups<Grouped<4, false>, 4, false>(2 * group - 3, group, extreme);
+      check_groups<Grouped<4, true>, 4, true>(group, group, extreme);
+      check_groups<Grouped<8, false>, 8, false>(group, group, extreme);
+      check_groups<Grouped<8, true>, 8, true>(2 * group - 1, group, extreme);
+    }
+  }
+  for (int64_t inputs : {2, 64, 130}) {
+    check_floats<Fma, false>("bfloat16", inputs);
+    check_floats<FloatKernel<Float16>, true>("float16", inputs);
+    check_floats<FloatKernel<Float32>, false>("float32", inputs);
+#ifdef HAS_BFLOAT16_DOT
+    check_floats<Dot, false>("bfloat16 dot", inputs);
+#endif
+  }
+  check_conversions();
+  std::printf("%d wrong\n", failures);
+  return failures != 0;
+}

@@ -1,0 +1,146 @@
+"""Compiled attention against the reference, over caches in rows and in tiles, and the same bits whatever is computed with it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch_threads import threads_of_torch
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
+from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.reference import attention
+from labinfer.native import compiler
+from labinfer.native.targets import X86_64_V3, Target
+
+CPU = torch.device("cpu")
+FEW_SHAPES = [(4, torch.bfloat16), (16, torch.bfloat16), (32, torch.int8)]
+SHAPES = pytest.mark.parametrize(("block", "kv_dtype"), FEW_SHAPES, ids=str)
+ALL_SHAPES = pytest.mark.parametrize(
+    ("block", "kv_dtype"), [*FEW_SHAPES, (4, torch.int8), (16, torch.int8), (32, torch.bfloat16)], ids=str
+)
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
+)
+
+
+@pytest.fixture(scope="module", params=["float32", "dot"])
+def functions(compiled_functions, request) -> CpuFunctions:
+    """Of each kernel."""
+    if request.param == "dot" and not has_dot(compiled_functions):
+        pytest.skip("the processor has no dot product in bfloat16")
+    return CpuFunctions(compiled_functions, dot=request.param == "dot")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.bfloat16)
+
+
+class Case:
+    """Sequences in a cache, in tiles where it can be; slots that hold no token of them hold what is no number.
+
+    Args:
+        heads: KV heads and their size.
+    """
+
+    def __init__(self, contexts: list[int], heads: tuple[int, int], block: int, kv_dtype: torch.dtype):
+        counts = [-(-context // block) for context in contexts]
+        order = torch.randperm(sum(counts) + 1)[:-1]
+        self.tables = [table.tolist() for table in order.split(counts)]
+        self.contexts, self.block = contexts, block
+        self.cache = LayerCache.zeros(sum(counts) + 1, block, heads, kv_dtype, tiled=True)
+        for tensor in self.cache.tensors():
+            tensor.fill_(127 if tensor.dtype == torch.int8 else float("nan"))
+        for table, context in zip(order.split(counts), contexts, strict=True):
+            positions = torch.arange(context)
+            slots = table[positions // block] * block + positions % block
+            attention.write_kv(random(context, *heads), random(context, *heads), self.cache, slots)
+
+    def batch(self, new: list[int], contexts: list[int] | None = None, sequences: list[int] | None = None):
+        """The last tokens of contexts, of these sequences or all."""
+        contexts, sequences = contexts or self.contexts, sequences or range(len(self.contexts))
+        tables = [self.tables[b][: -(-context // self.block)] for b, context in zip(sequences, contexts, strict=True)]
+        return AttentionBatch.build([0, *torch.tensor(new).cumsum(0).tolist()], contexts, tables, CPU)
+
+    def exact(self, q: torch.Tensor, batch: AttentionBatch, head_ptr: torch.Tensor, **options) -> torch.Tensor:
+        return attention.paged_attention(q.float(), self.cache, batch, head_ptr, q.shape[2] ** -0.5, **options)
+
+
+@pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 4, 6), (0, 33)], ids=str)
+@pytest.mark.parametrize("size", [16, 64, 80, 38])
+@pytest.mark.parametrize("window", [0, 1, 9])
+@ALL_SHAPES
+def test_attention_is_that_of_the_reference(functions, head_ptr, size, window, block, kv_dtype):
+    """Contexts around the vector's length, single tokens and chunks mixed, blocks in any order."""
+    case = Case([1, 15, 16, 17, 70, 33, 9], (len(head_ptr) - 1, size), block, kv_dtype)
+    assert case.cache.is_tiled == (block % 16 == 0 and size % 16 == 0)
+    batch = case.batch([1, 1, 1, 1, 1, 6, 9])
+    q, pointers = random(20, head_ptr[-1], size), torch.tensor(head_ptr)
+    got = functions.paged_attention(q, case.cache, batch, pointers, size**-0.5, window=window)
+    # Weights are in bfloat16.
+    torch.testing.assert_close(got.float(), case.exact(q, batch, pointers, window=window), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("context", "tokens"), [(700, 700), (530, 40), (1100, 300), (31, 2), (600, 257)])
+@pytest.mark.parametrize("window", [0, 33, 515])
+@SHAPES
+def test_long_chunks_attend(functions, context, tokens, window, block, kv_dtype):
+    """Over more keys than a span has, and more query tokens than a tile."""
+    case, head_ptr, size = Case([context], (2, 32), block, kv_dtype), torch.tensor([0, 3, 4]), 32
+    batch, q = case.batch([tokens]), random(tokens, 4, size) * 3
+    got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
+    torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr, window=window), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 9])
+@pytest.mark.parametrize("contexts", [[513], [600, 1100], [100, 5000]], ids=str)
+@pytest.mark.parametrize("window", [0, 1700])
+@SHAPES
+def test_keys_of_few_sequences_are_dealt_over_threads(functions, contexts, window, threads, block, kv_dtype):
+    case, head_ptr, size = Case(contexts, (2, 64), block, kv_dtype), torch.tensor([0, 7, 14]), 64
+    batch, q = case.batch([1] * len(contexts)), random(len(contexts), 14, size) * 3
+    with threads_of_torch(threads):
+        got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
+    torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr, window=window), rtol=0.02, atol=0.006)
+
+
+@pytest.mark.parametrize(("context", "window"), [(40, 0), (256, 0), (700, 300), (1300, 0)])
+@SHAPES
+def test_bits_do_not_depend_on_what_is_computed_together(functions, context, window, block, kv_dtype):
+    """A token's attention alone, in a chunk of any size, verified among others, beside other sequences, on any threads."""
+    contexts, new = [context, 90, 1100], min(context, 40)
+    case, head_ptr, size = Case(contexts, (2, 48), block, kv_dtype), torch.tensor([0, 7, 10]), 48
+    q = random(new, 10, size) * 3
+
+    def attend(batch: AttentionBatch, q: torch.Tensor) -> torch.Tensor:
+        return functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
+
+    with threads_of_torch(1):
+        alone = [attend(case.batch([1], [context - new + 1 + i], [0]), q[i : i + 1]) for i in range(new)]
+    expected = torch.cat(alone)
+    for threads in (1, 2, 5):
+        with threads_of_torch(threads):
+            for chunk in (3, 7, new):
+                for begin in range(0, new, chunk):
+                    end = min(new, begin + chunk)
+                    batch = case.batch([end - begin], [context - new + end], [0])
+                    assert torch.equal(attend(batch, q[begin:end]), expected[begin:end]), (threads, chunk, begin)
+            others = random(1 + 30, 10, size)
+            together = attend(case.batch([new, 1, 30]), torch.cat([q, others]))
+            assert torch.equal(together[:new], expected), threads
+    assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", pytest.param("x86-64", marks=pytest.mark.slow)])
+def test_processors_with_narrower_vectors(load_functions, level):
+    narrow = CpuFunctions(load_functions(Target(level, "x86_64", (f"-march={level}",), X86_64_V3)))
+    for block, kv_dtype in ((4, torch.bfloat16), (16, torch.bfloat16), (16, torch.int8)):
+        test_long_chunks_attend(narrow, 70, 9, 0, block, kv_dtype)
+        test_bits_do_not_depend_on_what_is_computed_together(narrow, 700, 0, block, kv_dtype)

@@ -1,0 +1,102 @@
+"""The inner loops of products, compiled for every kind of processor: exact on each, and quick on one with vectors of 8 floats."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from labinfer.functions.cpu import library
+from labinfer.native import compiler
+from labinfer.native.targets import TARGETS, X86_64_V3, X86_64_V4, Target, processor_features
+
+CHECK = Path(__file__).with_name("kernel_check.cpp")
+EMULATORS = {"aarch64": "qemu-aarch64"}
+OTHERS = (
+    Target("x86-64", "x86_64", ("-march=x86-64",), frozenset()),
+    Target("x86-64-v2", "x86_64", ("-march=x86-64-v2",), frozenset({"ssse3", "sse4_1"})),
+    Target("sandybridge", "x86_64", ("-march=sandybridge",), frozenset({"avx"})),
+    Target("armv8", "aarch64", ("-march=armv8-a",), frozenset()),
+)
+"""Kinds for which no library is compiled beforehand, but some machines compile their own."""
+SAMPLE = ("x86-64-v3", "armv8.2")
+"""What is checked in every run of the tests."""
+FLOORS = {("int8", 1): 30.0, ("int8", 64): 75.0, ("int4", 1): 30.0, ("int4", 64): 90.0}
+"""Billions of products and sums a second on one thread, by weights and rows: of half of the machine that it is meant for."""
+
+
+def compile_check(target: Target, folder: Path, *, level: str = "-O1") -> Path:
+    """The program for a target.
+
+    Raises:
+        Skipped: there is no compiler for it.
+    """
+    try:
+        found = compiler.find_compiler(target)
+    except compiler.NoCompiler as error:
+        pytest.skip(str(error))
+    folder.mkdir(exist_ok=True)
+    (folder / "team.cpp").write_text((library.SOURCES / "team.cpp").read_text(encoding="utf-8"))
+    flags = [*compiler.FLAGS, *target.flags, *library.FLAGS, level, f"-I{library.SOURCES}"]
+    assembly = [str(folder / "kernel_check.s"), str(folder / "team.s")]
+    for source, out in zip([CHECK, folder / "team.cpp"], assembly, strict=True):
+        run([found, *flags, "-S", str(source), "-o", out])
+    if "avx_vnni" in target.features and not target.runs_here():
+        recode(Path(assembly[0]))
+    program = folder / "kernel_check"
+    run([found, *flags, "-static", *assembly, "-o", str(program)])
+    return program
+
+
+def recode(assembly: Path) -> None:
+    """Write AVX-VNNI's dot product as that of AVX-512, which does the same in the same registers on other processors."""
+    text = assembly.read_text(encoding="utf-8")
+    assert "{vex} vpdpbusd" in text
+    assembly.write_text(text.replace("{vex} vpdpbusd", "{evex} vpdpbusd"), encoding="utf-8")
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr[:3000]
+    return done.stdout
+
+
+def starter(target: Target) -> list[str]:
+    """What runs a program for ``target`` here.
+
+    Raises:
+        Skipped: nothing does.
+    """
+    stands_in = "avx_vnni" in target.features and X86_64_V4 | {"avx512_vnni"} <= processor_features()
+    if target.runs_here() or stands_in:
+        return []
+    emulator = EMULATORS.get(target.machine)
+    if emulator is None or shutil.which(emulator) is None:
+        pytest.skip(
+            f"this machine does not run what is compiled for {target.name}, and has no {emulator or 'emulator'}"
+        )
+    return [emulator, "-cpu", "max"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, id=target.name, marks=() if target.name in SAMPLE else pytest.mark.slow)
+        for target in (*TARGETS, *OTHERS)
+    ],
+)
+def test_products_are_exact_on_every_kind_of_processor(target, tmp_path):
+    start = starter(target)
+    assert run([*start, str(compile_check(target, tmp_path))]) == "0 wrong\n"
+
+
+@pytest.mark.timing
+def test_whole_numbers_are_quick_without_a_dot_product_of_bytes(tmp_path):
+    target = Target("x86-64-v3", "x86_64", ("-march=x86-64-v3",), X86_64_V3)
+    start = starter(target)
+    program = compile_check(target, tmp_path, level="-O3")
+    rates = [line.split() for line in run([*start, str(program), "speed"]).splitlines()]
+    found = {(name, int(rows)): float(rate) for name, rows, rate, _ in rates}
+    assert {key: rate for key, rate in found.items() if rate < FLOORS.get(key, 0)} == {}
