@@ -21,6 +21,7 @@ from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError, first_line
+from labinfer.executor.lent_cores import share_cores
 from labinfer.executor.measure import StepMeter
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
@@ -189,6 +190,7 @@ def _build_placed(
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
+    share_cores(group, layout, place, providers)
     registry = make_registry(providers, layout.quantization_group_size)
     with group.together():
         registry.check(device, dtype, overrides, layout.rounding)
@@ -242,9 +244,7 @@ def _build_placed(
         )
         model.make_rotary_tables(capacity.max_model_len, device)
     logger.debug("KV cache and rotary tables are made")
-    capture = None
-    if tp.size == 1:  # exchanges with other ranks would not be captured
-        capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    capture = next(filter(None, (provider.capture() for provider in providers)), None)
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
     recorder = Recorder()
     worker = Worker(

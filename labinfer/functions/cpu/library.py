@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +42,12 @@ class Observer(Protocol):
         """Run a step in Python, now and with each replay, without a look at what it calls."""
 
 
+class LentCore(ctypes.Structure):
+    """A core of another process; ``team.h`` has the same fields."""
+
+    _fields_ = [("is_lent", ctypes.c_void_p), ("cpu", ctypes.c_int64)]
+
+
 class Library:
     """The compiled functions by their names in C++, but for those whose instructions this processor has not."""
 
@@ -50,6 +56,7 @@ class Library:
         """Says what the library was made of."""
         self.observer: Observer | None = None
         self.replay = compiled.replay
+        self._borrow_cores = compiled.borrow_cores
 
     def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
         """Make a function without result an attribute."""
@@ -60,6 +67,10 @@ class Library:
             function(*arguments)
 
         setattr(self, name, call)
+
+    def borrow_cores(self, lent: Mapping[int, int]) -> None:
+        """See ``Provider.borrow_cores``."""
+        self._borrow_cores((LentCore * len(lent))(*((word, cpu) for cpu, word in lent.items())), len(lent))
 
     def run(self, step: Callable[[], None]) -> None:
         """Run a step that depends on numbers in tensors. A graph runs it again, in Python."""
@@ -132,7 +143,8 @@ def load(path: Path) -> Library:
             setattr(library, name, function)
         else:
             library.add(name, function, getattr(compiled, f"replay_{name}", None))
-    library.replay.argtypes, library.replay.restype = [pointer, size], None
+    for function in (compiled.replay, compiled.borrow_cores):
+        function.argtypes, function.restype = [pointer, size], None
     return library
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -89,6 +90,10 @@ class CpuProvider(Provider):
 
     def ceilings(self) -> Ceilings | None:
         return measure_ceilings(self._library) if self._library is not None else None
+
+    def borrow_cores(self, lent: Mapping[int, int]) -> None:
+        if self._library is not None:
+            self._library.borrow_cores(lent)
 
     def capture(self) -> Capture | None:
         return partial(capture, self._library) if self._library is not None else None
