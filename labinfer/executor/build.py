@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import labinfer
 from labinfer.comm.communicator import Communicator
@@ -42,7 +43,7 @@ from labinfer.rank_stats import StepTimes, WorkerStats
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
-from labinfer.weights.loader import check_checkpoint, load_weights
+from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
 from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
@@ -191,7 +192,7 @@ def _build_placed(
     dtype = layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
     share_cores(group, layout, place, providers)
-    registry = make_registry(providers, layout.quantization_group_size)
+    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
         registry.check(device, dtype, overrides, layout.rounding)
     choice = None
@@ -222,6 +223,7 @@ def _build_placed(
             _packed_files(cache, options, layout, place, directory, providers=providers),
         )
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
+    layout = dataclasses.replace(layout, loaded_bytes=_gather_weight_bytes(group, model))
     capacity = agree_on_blocks(group, options, layout, place)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
@@ -287,6 +289,13 @@ def _build_placed(
         capacity=capacity,
         step_times=times,
     )
+
+
+def _gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:
+    """Bytes of the weights of each rank that has a place, by its number among all; 0 for others. Collective."""
+    counts = group.comm.all_gather(torch.tensor([weight_bytes(model)]))
+    by_rank = dict(zip(group.ranks, (int(count) for count in counts), strict=True))
+    return tuple(by_rank.get(rank, 0) for rank in range(max(by_rank) + 1))
 
 
 def _connect(

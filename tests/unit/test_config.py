@@ -28,7 +28,7 @@ ENGINE_FLAGS = {
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
     "--threads", "--log-level", "--timeout", "--fault-timeout", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
-    "--quantization", "-q", "--quantization-group-size",
+    "--weights", "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
 SAMPLING_FLAGS = {
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
@@ -52,7 +52,7 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--text", "--reference-dtype", "--per-layer", "--output-json",
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune",
-    "--quantization", "-q", "--quantization-group-size",
+    "--weights", "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 }  # fmt: skip
@@ -62,7 +62,7 @@ LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
 
 FUNCTIONS_FLAGS = {
     "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
-    "--functions", "--autotune", "--no-autotune", "--quantization", "-q", "--quantization-group-size",
+    "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 } | COMM_FLAGS  # fmt: skip

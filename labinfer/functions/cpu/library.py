@@ -90,6 +90,8 @@ def load(path: Path) -> Library:
         "pack_float16": [pointer, size, size, count],
         "linear_float16": [pointer] * 4 + [size] * 3 + [count],
         "embedding_float16": [pointer] * 3 + [size] * 4 + [count],
+        "linear12": [pointer] * 4 + [size] * 3 + [count],
+        "pack12": [pointer] * 4 + [size] * 2 + [count],
         "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,
         "quantize_int4": [pointer] * 2 + [size] * 3 + [real] + [count] * 2,
         "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 2,
@@ -100,6 +102,7 @@ def load(path: Path) -> Library:
         "decode": [pointer, size] + [pointer] * 2 + [size] + [pointer] * 2 + [size] * 6 + [count] * 4,
         "round_groups": [pointer, size] * 3 + [size] * 4 + [count],
         "embedding_int8": [pointer] * 4 + [size] * 4 + [count] * 2,
+        "embedding12": [pointer] * 3 + [size] * 4 + [count],
         "embedding": [pointer] * 3 + [size] * 4 + [count],
         "pack_expert": [pointer, size] + [pointer] * 2 + [real] * 2 + [count] * 2,
         "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
@@ -117,6 +120,8 @@ def load(path: Path) -> Library:
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     counted = {
         "expert_bytes": [pointer],
+        "count_patches": [pointer, size, size, pointer, pointer, count],
+        "packed12_bytes": [size] * 3,
         "checksum": [pointer, size],
         "read_rows": [count, size, size, pointer, size, size, size, count],
         "ceiling_memory": [pointer, size, count],
@@ -127,6 +132,7 @@ def load(path: Path) -> Library:
     never_captured = {"reader_add": [pointer, size, size, pointer, size, size], "reader_close": [pointer]}
     where_there_is_the_instruction = {
         "linear_dot": arguments["linear"],
+        "linear12_dot": arguments["linear12"],
         "experts_dot": arguments["experts"],
         "attend_dot": arguments["attend"],
         "ceiling_dot": [size, count],

@@ -19,6 +19,7 @@ from labinfer.functions.cpu.float16 import CpuFloat16
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
+from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
@@ -62,6 +63,11 @@ class CpuProvider(Provider):
             calls = CpuFunctions(self._library, dot=True).calls()
             _add(registry, {name: calls[name] for name in PANEL_FUNCTIONS}, name="cpu-dot", dtypes=CpuFunctions.dtypes)
         _add(registry, CpuFloat16(self._library).calls(), name="cpu", dtypes=CpuFloat16.dtypes)
+        packed12 = {"weights": "packed12", "dtypes": CpuPacked12.dtypes}
+        _add(registry, CpuPacked12(self._library).calls(), name="cpu-packed12", **packed12)
+        if has_dot(self._library):
+            linear = CpuPacked12(self._library, dot=True).linear
+            _add(registry, {"linear": linear}, name="cpu-dot-packed12", **packed12)
         _add(registry, {"route": CpuRouting(self._library).route}, name="cpu", dtypes=CpuRouting.dtypes)
         _add(registry, CpuSampling(self._library).calls(), name="cpu", dtypes=CpuSampling.dtypes)
         _add(registry, CpuDeltaRule(self._library).calls(), name="cpu", dtypes=CpuDeltaRule.dtypes)
@@ -110,6 +116,8 @@ class CpuProvider(Provider):
 def _add(registry: FunctionRegistry, calls: dict, **description) -> None:
     for function, call in calls.items():
         layout = "panels" if function in (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS) else "plain"
+        if description.get("weights") == "packed12":
+            layout = "packed12"
         if function in CACHE_FUNCTIONS:
             layout = "tiles"
         registry.add_all({function: call}, devices=("cpu",), layout=layout, **description)
