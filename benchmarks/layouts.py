@@ -3,7 +3,7 @@
     python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
     python benchmarks/layouts.py --model DIR
 
-W2 of ``workloads.py`` through ``launch.py bench throughput``, every layout in a launch of its own, one after another in each
+W2 of ``workloads.py``, or another one with --workload, through ``launch.py bench throughput``, every layout in a launch of its own, one after another in each
 round; output tokens/s are medians, ratios are taken within a round. Other flags go to ``launch.py``.
 """
 
@@ -38,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="beside the first one")
+    parser.add_argument("--workload", choices=("W1", "W2"), default="W2")
     parser.add_argument("--rounds", type=int, default=5)
     args, flags = parser.parse_known_args()
 
@@ -45,7 +46,7 @@ def main() -> None:
     rounds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as directory:
         requests = Path(directory) / "requests.jsonl"
-        write_requests(requests)
+        write_requests(requests, args.workload)
         for _ in range(args.rounds):
             rounds.append(
                 {
@@ -58,11 +59,11 @@ def main() -> None:
         speed = statistics.median(figures[name] for figures in rounds)
         ratio = statistics.median(figures[name] / figures[ALONE] for figures in rounds)
         rows.append((name, f"{speed:.1f}", f"{ratio:.2f}"))
-    print(format_table(("W2", "tokens/s", "ratio"), rows))
+    print(format_table((args.workload, "tokens/s", "ratio"), rows))
 
 
-def write_requests(path: Path) -> None:
-    workload = draw_workloads()["W2"]
+def write_requests(path: Path, name: str) -> None:
+    workload = draw_workloads()[name]
     lines = [
         {"prompt_token_ids": ids, "max_tokens": out, "ignore_eos": True}
         for ids, out in zip(workload.prompts, workload.output_lens, strict=True)

@@ -8,6 +8,7 @@ answer at once.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -16,6 +17,7 @@ import importlib
 import os
 import shutil
 import sys
+import threading
 import time
 import typing
 from collections.abc import Callable
@@ -46,7 +48,6 @@ from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_
 from labinfer.spmd.topology import stage_sizes
 from labinfer.supervisor.options import SuperviseOptions
 from labinfer.terminal.options import ChatOptions
-from labinfer.weights.read_ahead import start_reading_ahead
 from labinfer.weights.resolve import find_directory, find_here, resolve_model
 
 if TYPE_CHECKING:
@@ -80,6 +81,20 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
+def run_program() -> typing.NoReturn:
+    """Run a command, and end the process. Taking torch's modules apart, which goes with the process anyway, would take a tenth of a
+    second."""
+    status = main()
+    waits = any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
+    if waits or "mpi4py.MPI" in sys.modules:  # Python waits for threads, and MPI ends with the interpreter
+        raise SystemExit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+            stream.flush()
+    os._exit(status)
+
+
 def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arguments: list[str]) -> int:
     rank = environment.rank
     try:
@@ -94,6 +109,10 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
                     sys.stderr.write(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
         options = EngineOptions.from_flat(usual | given)
         own = _check_own(name, args) | ({"models": models} if models else {})
+        if name == "cache":
+            from labinfer.commands.cache import run
+
+            return run(own["own"]) if rank == 0 else ExitStatus.OK
         if name == "chat" and own["own"].url:
             _check_alone(environment, given)
             from labinfer.commands.chat_with_server import run
@@ -128,8 +147,16 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         return ExitStatus.USAGE
 
     if name in ("generate", "serve", "chat") and environment.is_one_node:
+        from labinfer.weights.read_ahead import start_reading_ahead
+        from labinfer.weights.weight_cache import WeightCache, digest
+
         start_reading_ahead(
-            options.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
+            options.model.model,
+            environment.model_dir,
+            environment.local_rank,
+            environment.local_world_size,
+            cache=WeightCache.from_home(options.cache.weight_cache_size),
+            options=digest(options.model, options.parallel),
         )
     starting = None
     if rank == 0:  # a launcher may hide that somebody sits at a terminal

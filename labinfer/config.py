@@ -24,6 +24,7 @@ BATCH_POLICIES = ("auto", "balanced", "throttle", "greedy", "phases")
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = ("auto", *FLOAT_DTYPES)
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
+WEIGHT_FORMS = ("auto", "plain", "packed12")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
@@ -71,6 +72,12 @@ class ModelOptions:
         True,
         "measure at the start which implementations are the fastest on these ranks (16-bit models; remembered in "
         "~/.cache/labinfer); without it the preferred ones are taken, which are the compiled ones where there are any",
+    )
+    weights: str = option(
+        "auto",
+        "how weights in bfloat16 are held in memory, the experts of mixtures left out: plain as they are, or packed12 in 12 bits "
+        "each without losing any, for the same numbers from three quarters of the bytes; auto takes what is faster here",
+        choices=WEIGHT_FORMS,
     )
     quantization: str = option(
         "auto",
@@ -127,7 +134,7 @@ class ParallelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """The paged KV cache, and memory for experts."""
+    """The paged KV cache, memory for experts, and packed weights on disk."""
 
     block_size: int = option(16, "tokens in one KV block", metavar="N", least=1)
     num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
@@ -154,6 +161,12 @@ class CacheOptions:
         0.0,
         "GiB of memory on every rank for the experts of a mixture: all are in a file in ~/.cache/labinfer, and those that were "
         "used last in memory (default: all in memory)",
+        metavar="GIB",
+    )
+    weight_cache_size: float = option(
+        20.0,
+        "GiB of disk, in ~/.cache/labinfer, for packed and quantised weights, which the next start maps instead of making them "
+        "again; launch.py cache shows them; 0 keeps none",
         metavar="GIB",
     )
     memory_utilization: float = option(
@@ -269,6 +282,13 @@ class JobOptions:
     report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightCacheOptions:
+    """Packed weights on disk."""
+
+    clean: bool = option(False, "remove them all; what runs with them goes on")
+
+
 SAMPLING_FLAGS = {
     "max_tokens": ("tokens to generate at most", "N"),
     "temperature": ("0 is greedy", "T"),
@@ -351,6 +371,10 @@ class EngineOptions:
             raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
         if size != ModelOptions.quantization_group_size and self.model.quantization != "int4":
             raise UserError(f"--quantization-group-size {size} is for int4 only; add --quantization int4")
+        if self.model.weights == "packed12" and self.model.quantization in ("int8", "int4"):
+            raise UserError(
+                f"--weights packed12 holds bfloat16 as it is, --quantization {self.model.quantization} rounds it; leave one out"
+            )
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise UserError(f"--memory-utilization must be above 0 and at most 1, not {self.cache.memory_utilization}")
         if self.parallel.layers and min(self.parallel.layers) < 1:

@@ -28,6 +28,7 @@ from labinfer.config import (
     ParallelOptions,
     RuntimeOptions,
     SamplingOptions,
+    WeightCacheOptions,
 )
 from labinfer.errors import UserError
 from labinfer.gateway.options import ServerOptions
@@ -57,6 +58,7 @@ COMMANDS = {
         "A server's clients see a pause, and no error; a job goes on where it was.",
         (SuperviseOptions,),
     ),
+    "cache": ("Show the packed weights that are kept for the next start of a model.", (WeightCacheOptions,)),
     "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
     "bench latency": (
         "Time of a fixed batch, from its first request to its last token.",
@@ -125,6 +127,7 @@ EPILOG = """other commands:
   {name} chat               talk to a model in the terminal
   {name} supervise -- …     start a server or a job again when its ranks die
   {name} plan               show which rank would hold what
+  {name} cache              show the packed weights that are kept on disk
   {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
 
 examples:

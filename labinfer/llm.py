@@ -49,6 +49,7 @@ from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.turns import Turns
 from labinfer.weights.read_ahead import start_reading_ahead
+from labinfer.weights.weight_cache import WeightCache, digest
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,12 @@ class LLM:
             checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
             if environment.is_one_node:
                 start_reading_ahead(
-                    checked.model.model, environment.model_dir, environment.local_rank, environment.local_world_size
+                    checked.model.model,
+                    environment.model_dir,
+                    environment.local_rank,
+                    environment.local_world_size,
+                    cache=WeightCache.from_home(checked.cache.weight_cache_size),
+                    options=digest(checked.model, checked.parallel),
                 )
             group = join_group(environment, checked.parallel, checked.runtime)
             end_group_on_uncaught(group)

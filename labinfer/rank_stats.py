@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class StepTimes(msgspec.Struct, frozen=True):
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that steps take on the slowest rank of each stage, measured before the first request."""
 
     sizes: list[int]
@@ -18,10 +18,17 @@ class StepTimes(msgspec.Struct, frozen=True):
     """Seconds to move a KV block to the host pool and back; 0 without a host pool."""
     swapped_state: float = 0.0
     """The same for the state of a sequence; 0 where there is none."""
+    alone: list[list[float]] = []
+    """As ``by_stage``, which is timed with all stages at work, with all others waiting: memory is then this stage's alone, and so
+    may be others' cores. Empty where it is no different."""
 
-    def at(self, stage: int, size: float) -> float:
-        """Seconds of a stage's step of ``size`` decoding sequences, by straight lines through the measured times."""
-        sizes, times = self.sizes, self.by_stage[stage]
+    def at(self, stage: int, size: float, alone: bool = False) -> float:
+        """Seconds of a stage's step of ``size`` decoding sequences, by straight lines through the measured times.
+
+        Args:
+            alone: whether the other stages wait meanwhile.
+        """
+        sizes, times = self.sizes, (self.alone if alone and self.alone else self.by_stage)[stage]
         if len(sizes) == 1 or size <= sizes[0]:
             return times[0]
         right = next((index for index in range(1, len(sizes)) if size <= sizes[index]), len(sizes) - 1)
@@ -30,11 +37,14 @@ class StepTimes(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         """One line for the log of a start."""
-        steps = [f"{max(times[i] for times in self.by_stage) * 1e3:.1f} ms for {n}" for i, n in enumerate(self.sizes)]
-        text = f"a step of the slowest stage takes {', '.join(steps)} decoding sequences"
+        text = f"a step of the slowest stage takes {self._slowest(self.by_stage)} decoding sequences"
+        text += f" ({self._slowest(self.alone)} while the others wait)" if self.alone else ""
         text += f", a hop {self.hop * 1e3:.2f} ms" if self.hop else ""
         text += f", a swapped KV block {self.swapped_block * 1e3:.2f} ms" if self.swapped_block else ""
         return text + (f", a swapped state {self.swapped_state * 1e3:.2f} ms" if self.swapped_state else "")
+
+    def _slowest(self, times: list[list[float]]) -> str:
+        return ", ".join(f"{max(of[i] for of in times) * 1e3:.1f} ms for {size}" for i, size in enumerate(self.sizes))
 
     @property
     def per_token(self) -> float:

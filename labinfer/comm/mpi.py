@@ -52,7 +52,7 @@ class MpiHandle(Handle):
 
     def wait(self, what: str, timeout: float | None = None) -> None:
         if not self.done():
-            wait_until(self.done, what, self._progress, timeout)
+            wait_until(self.done, what, self._progress, timeout, rings=True)
 
 
 class MpiCommunicator(Communicator):
@@ -64,12 +64,16 @@ class MpiCommunicator(Communicator):
         self._comm = comm if comm is not None else MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self.progress = progress
-        world = MPI.COMM_WORLD.Get_group()
-        self.members = name_ranks(self._comm.Get_group().Translate_ranks(None, world))
+        self._ranks = self._comm.Get_group().Translate_ranks(None, MPI.COMM_WORLD.Get_group())
+        """Ranks in the launch, by their numbers here."""
+        self.members = name_ranks(self._ranks)
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
         host = tensor.cpu()
-        return MpiHandle(self._comm.Isend(_bytes(host), dest, DATA_TAG), host, self.progress)
+        request = self._comm.Isend(_bytes(host), dest, DATA_TAG)
+        if self.progress.doorbells is not None:
+            self.progress.doorbells.ring(self._ranks[dest])
+        return MpiHandle(request, host, self.progress)
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         host = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")

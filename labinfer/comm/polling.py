@@ -1,4 +1,5 @@
-"""Waiting on a condition that can only be polled: the rank yields its core at first, and sleeps later.
+"""Waiting on a condition that can only be polled: the rank yields its core at first, and sleeps later; with doorbells it sleeps at
+once.
 
 A rank that yields notices the end of its wait within microseconds and lets other ranks of the machine run; a rank that
 sleeps costs next to nothing while the engine is idle.
@@ -18,28 +19,40 @@ YIELD_SECONDS_OVERSUBSCRIBED = 0.0002
 """The same where a node has more ranks than cores."""
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3
 """Seconds. Sleeps grow from the shortest to the longest, which bounds the delay of the first token after an idle time."""
+SHORTEST_SLEEP_WITH_BELL = 500e-6
+"""The shortest where a bell ends it: each end takes time from whoever computes on this rank's core."""
 
 
-def wait_until(done: Callable[[], bool], what: str, progress: Progress, timeout: float | None = None) -> None:
+def wait_until(
+    done: Callable[[], bool], what: str, progress: Progress, timeout: float | None = None, *, rings: bool = False
+) -> None:
     """Poll ``done`` until it returns True.
 
     Args:
         what: what is awaited and from whom, for the error and the watchdog.
         timeout: seconds; None takes the group's limit.
+        rings: whether this rank's doorbell, if it has one, rings when it may be done.
 
     Raises:
         WaitTimeout: the limit passed.
     """
     limit = progress.timeout if timeout is None else timeout
     yield_seconds = YIELD_SECONDS_OVERSUBSCRIBED if progress.oversubscribed else YIELD_SECONDS
-    sleep = SHORTEST_SLEEP
+    bells = progress.doorbells if rings else None
+    sleep = SHORTEST_SLEEP if bells is None else SHORTEST_SLEEP_WITH_BELL
     begin = time.monotonic()
     with progress.waiting(what):
-        while not done():
+        while True:
+            rung = bells.rings() if bells is not None else 0  # before the look, so that a ring after it is noticed
+            if done():
+                return
             waited = time.monotonic() - begin
             if waited > limit:
                 raise progress.timed_out(what, limit)
-            if waited < yield_seconds:
+            if bells is not None:
+                bells.sleep(rung, sleep)
+                sleep = min(sleep * 1.1, LONGEST_SLEEP)
+            elif waited < yield_seconds:
                 os.sched_yield()
             else:
                 time.sleep(sleep)

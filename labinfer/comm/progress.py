@@ -7,9 +7,13 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from labinfer.errors import WaitTimeout
 from labinfer.heartbeat import Wait
+
+if TYPE_CHECKING:
+    from labinfer.comm.doorbells import Doorbells
 
 WAITING_FOR_NOBODY = "waiting for nobody: look here first"
 NAMED_RANKS = re.compile(r"\branks? (\d+(?:-\d+|(?:, \d+)*))")
@@ -34,12 +38,18 @@ class Progress:
     """Transfer that this rank waits for; empty while it works."""
     waiting_since: float = 0.0
     """Seconds of ``time.monotonic`` at which the wait began."""
+    doorbells: Doorbells | None = None
+    """Bells of this machine's ranks, where they lend their cores while they wait."""
 
     @contextmanager
     def waiting(self, what: str):
         """Record a wait. An exception does not reset it: after a timeout the rank is still asked what it waited for."""
         self.waiting_for, self.waiting_since = what, time.monotonic()
+        if self.doorbells is not None:
+            self.doorbells.set_idle(True)
         yield
+        if self.doorbells is not None:
+            self.doorbells.set_idle(False)
         self.waiting_for = ""
 
     @contextmanager

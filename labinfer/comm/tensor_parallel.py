@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from labinfer.comm.communicator import Communicator
 
@@ -18,7 +19,13 @@ class TensorParallelCommunicator:
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum of the ranks' partial results, in place; the tensor itself when there is one rank."""
-        return partial if self.size == 1 else self._comm.all_reduce(partial)
+        if self.size == 1:
+            return partial
+        if has_torch_function((partial,)):  # whoever looks on sees this as one of torch's operations
+            return handle_torch_function(self.all_reduce, (partial,), partial)
+        return self._comm.all_reduce(partial)
+
+    all_reduce.repeats_in_place = True
 
     def gather_columns(self, slice_BV: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
         """On tp rank 0 the ranks' column slices (``widths[r]`` columns of rank r) side by side; None elsewhere."""

@@ -71,7 +71,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     place = layout.topology.place(group.rank)
     device, dtype = layout.devices[group.rank], layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
-    registry = make_registry(providers, layout.quantization_group_size)
+    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
         registry.check(device, dtype, overrides, layout.rounding)
     calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)

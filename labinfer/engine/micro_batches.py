@@ -38,7 +38,11 @@ class MicroBatchCount:
     def round_time(self, count: int, num_decoding: int) -> float:
         """Seconds of a round."""
         size, stages = num_decoding / count, range(self._num_stages)
-        through = sum(self._times.at(stage, size) for stage in stages) + self._num_stages * self._times.hop
+        through = (
+            sum(self._times.at(stage, size, alone=count == 1) for stage in stages) + self._num_stages * self._times.hop
+        )
+        if count == 1:
+            return through
         return max(through, count * max(self._times.at(stage, size) for stage in stages))
 
     def _find_shortest(self, num_decoding: int) -> int:

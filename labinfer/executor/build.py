@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
+import labinfer
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator
@@ -20,6 +22,7 @@ from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError, first_line
+from labinfer.executor.lent_cores import share_cores
 from labinfer.executor.measure import StepMeter
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
@@ -40,8 +43,10 @@ from labinfer.rank_stats import StepTimes, WorkerStats
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
-from labinfer.weights.loader import check_checkpoint, load_weights
+from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.resolve import resolve_model
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.worker import Worker
@@ -176,15 +181,18 @@ def _build_placed(
 
     with group.together():
         checkpoint = Checkpoint(directory)
-        if group.rank == 0:
+        cache = WeightCache.from_home(options.cache.weight_cache_size)
+        if group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
             check_checkpoint(whole.meta(whole.topology.place(0)).model, checkpoint, config.tied_embeddings)
+        if group.rank == 0:
             for warning in config.formats.warnings if options.model.quantization != "none" else ():
                 logger.warning("%s", warning)
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
-    registry = make_registry(providers, layout.quantization_group_size)
+    share_cores(group, layout, place, providers)
+    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
         registry.check(device, dtype, overrides, layout.rounding)
     choice = None
@@ -207,8 +215,15 @@ def _build_placed(
             checkpoint.functions = functions
         if device.type == "cpu":
             keep_freed_memory()  # a matrix goes where the one before it was decoded
-        load_weights(model, checkpoint, device, on_progress)
+        load_weights(
+            model,
+            checkpoint,
+            device,
+            on_progress,
+            _packed_files(cache, options, layout, place, directory, providers=providers),
+        )
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
+    layout = dataclasses.replace(layout, loaded_bytes=_gather_weight_bytes(group, model))
     capacity = agree_on_blocks(group, options, layout, place)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
@@ -231,9 +246,7 @@ def _build_placed(
         )
         model.make_rotary_tables(capacity.max_model_len, device)
     logger.debug("KV cache and rotary tables are made")
-    capture = None
-    if tp.size == 1:  # exchanges with other ranks would not be captured
-        capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    capture = next(filter(None, (provider.capture() for provider in providers)), None)
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
     recorder = Recorder()
     worker = Worker(
@@ -278,6 +291,13 @@ def _build_placed(
     )
 
 
+def _gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:
+    """Bytes of the weights of each rank that has a place, by its number among all; 0 for others. Collective."""
+    counts = group.comm.all_gather(torch.tensor([weight_bytes(model)]))
+    by_rank = dict(zip(group.ranks, (int(count) for count in counts), strict=True))
+    return tuple(by_rank.get(rank, 0) for rank in range(max(by_rank) + 1))
+
+
 def _connect(
     links: Links, layout: Layout, place: Place, may_share: bool
 ) -> tuple[TensorParallelCommunicator, PipelineCommunicator | None]:
@@ -314,6 +334,39 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
                     with compile_progress() as on_progress:
                         provider.prepare(device, on_progress)
     return providers
+
+
+def _packed_files(
+    cache: WeightCache | None,
+    options: EngineOptions,
+    layout: Layout,
+    place: Place,
+    directory: Path,
+    *,
+    providers: list[Provider],
+) -> PackedFiles | None:
+    """The cache of packed weights for this rank; None where there is none, or weights are not in host memory."""
+    if cache is None or layout.devices[place.rank].type != "cpu":
+        return None
+    begin, end = layout.topology.layers[place.stage]
+    dtype = str(layout.dtype(place)).removeprefix("torch.")
+    form = dtype if layout.quantization_name == "none" else f"{layout.quantization_name} ({dtype})"
+    part = f"tp {place.tp_rank} of {place.tp_size}" if place.tp_size > 1 else ""
+    return PackedFiles(
+        cache=cache,
+        directory=directory,
+        checkpoint=checkpoint_digest(directory),
+        circumstances=digest(
+            labinfer.__version__,
+            [provider.fingerprint() for provider in providers],
+            layout.rounding,
+            layout.quantization_group_size,
+        ),
+        label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),
+        options=digest(options.model, options.parallel),
+        code=code_digest(),
+        num_threads=torch.get_num_threads(),
+    )
 
 
 def cache_folder() -> Path | None:

@@ -64,7 +64,13 @@ class StepMeter:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
         most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
-        mine = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
+        mine = [min(self._time_with_others(group, size, number) for number in range(ROUNDS)) for size in sizes]
+        alone: list[float] = []
+        for stage in range(self.layout.topology.num_stages):
+            group.comm.barrier()  # the others wait in the next one
+            if stage == self.place.stage and self.pipeline is not None:
+                alone = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
+        group.comm.barrier()
         swaps = [
             self._time_swap("swap_out", "swap_in") if capacity.num_host_blocks else 0.0,
             self._time_swap("swap_out_state", "swap_in_state") if capacity.num_host_states else 0.0,
@@ -74,18 +80,37 @@ class StepMeter:
             rings = [self._time_ring(group, number) for number in range(2 * ROUNDS)]
             hop = statistics.median(rings) / (self.layout.topology.num_stages - (not self.pipeline.results_travel))
         of_rank = {
-            rank: msgspec.msgpack.decode(data, type=tuple[list[float], float, list[float]])
-            for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, hop, swaps))).items()
+            rank: msgspec.msgpack.decode(data, type=tuple[list[float], list[float], float, list[float]])
+            for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, alone, hop, swaps))).items()
         }
         topology = self.layout.topology
-        of_stage = [
-            [max(times) for times in zip(*(of_rank[rank][0] for rank in topology.stage_ranks(stage)), strict=True)]
-            for stage in range(topology.num_stages)
-        ]
-        swapped_block, swapped_state = (
-            max(times) for times in zip(*(swaps for _, _, swaps in of_rank.values()), strict=True)
+        together, alone_by_stage = (
+            [
+                [
+                    max(times)
+                    for times in zip(*(of_rank[rank][kind] for rank in topology.stage_ranks(stage)), strict=True)
+                ]
+                for stage in range(topology.num_stages)
+            ]
+            for kind in (0, 1)
         )
-        return StepTimes(sizes, of_stage, of_rank[0][1], swapped_block, swapped_state)
+        swapped_block, swapped_state = (
+            max(times) for times in zip(*(swaps for *_, swaps in of_rank.values()), strict=True)
+        )
+        return StepTimes(
+            sizes=sizes,
+            by_stage=together,
+            alone=alone_by_stage if any(alone_by_stage) else [],
+            hop=of_rank[0][2],
+            swapped_block=swapped_block,
+            swapped_state=swapped_state,
+        )
+
+    def _time_with_others(self, group: RankGroup, size: int, number: int) -> float:
+        """Seconds of a step that all stages begin at once: a stage that is done earlier lends its cores, as it does later on."""
+        if self.pipeline is not None:
+            group.comm.barrier()
+        return self._time_step(size, number)
 
     def _time_step(self, size: int, number: int) -> float:
         """Seconds of a step of so many sequences, with tokens from all over the vocabulary; all write to the first block.

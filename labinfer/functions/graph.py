@@ -20,5 +20,5 @@ Capture = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Graph | Non
 cannot be captured.
 
 What runs must do the same again for other numbers in the same places: nothing in it may depend on what it reads from tensors
-in Python, nor go past functions and torch, such as to other ranks.
+in Python, nor go past functions and torch, but for operations that show themselves to torch as its own.
 """

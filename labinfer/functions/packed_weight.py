@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+PACKAGE = __name__.rpartition(".")[0] + "."
 
 
 class PackedWeight(Protocol):
@@ -99,3 +103,33 @@ class QuantizedWeight:
 
     def clone(self) -> QuantizedWeight:
         return dataclasses.replace(self, data=self.data.clone(), scales=self.scales.clone())
+
+
+def export_packed(weight: PackedWeight, name: str) -> dict[str, Any] | None:
+    """The fields of a packed matrix as tensors and plain values, under a name; None where its class is no dataclass of these."""
+    if not dataclasses.is_dataclass(weight):
+        return None
+    state: dict[str, Any] = {name: f"{type(weight).__module__}:{type(weight).__qualname__}"}
+    for field in dataclasses.fields(weight):
+        value = getattr(weight, field.name)
+        if isinstance(value, torch.dtype):
+            value = str(value).removeprefix("torch.")
+        elif value is not None and not isinstance(value, (torch.Tensor, bool, int, float, str)):
+            return None
+        state[f"{name}.{field.name}"] = value
+    return state
+
+
+def import_packed(state: Mapping[str, Any], name: str) -> PackedWeight:
+    """The matrix that ``export_packed`` has brought into this form.
+
+    Raises:
+        KeyError: it is of a class that these functions do not have.
+    """
+    module, _, qualname = state[name].partition(":")
+    if not module.startswith(PACKAGE):
+        raise KeyError(module)
+    cls = vars(sys.modules[module])[qualname]
+    values = {field.name: state[f"{name}.{field.name}"] for field in dataclasses.fields(cls)}
+    dtypes = {field.name for field in dataclasses.fields(cls) if field.type in (torch.dtype, "torch.dtype")}
+    return cls(**values | {field: getattr(torch, values[field]) for field in dtypes})

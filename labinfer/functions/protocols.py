@@ -243,6 +243,7 @@ class MakeExperts(Protocol):
         dtype: torch.dtype,
         device: torch.device,
         form: ExpertForm | None = None,
+        data_EB: torch.Tensor | None = None,
     ) -> PackedExperts:
         """Experts without weights yet; ``PackedExperts.pack`` or ``pack_codes`` brings them in one by one.
 
@@ -252,6 +253,8 @@ class MakeExperts(Protocol):
             columns: those of each expert's MLP that this rank holds, F.
             dtype: of the weights as they are loaded, or that codes stand for.
             form: that of codes, with bits of the quantization of these functions; None for values.
+            data_EB: experts that are packed already, as ``PackedExperts.data_EB`` of the same functions has them; only where
+                that is not None.
         """
 
 
@@ -315,6 +318,8 @@ class MatrixFunctions:
     quantization: str
     pack_codes: PackCodes | None = None
     """None where no codes are held this way."""
+    packing: str = ""
+    """Name of the implementation that packs, and its layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,6 +331,8 @@ class ExpertFunctions:
     target: str
     """Name of ``experts`` in a ``Choice``."""
     quantization: str
+    packing: str = ""
+    """Name of the implementation that packs, and its layout."""
 
 
 @dataclass(frozen=True, kw_only=True)

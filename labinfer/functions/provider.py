@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -46,6 +47,13 @@ class Provider(Protocol):
     def ceilings(self) -> Ceilings | None:
         """The most that the device allows, measured; None where this cannot be."""
         return None
+
+    def borrow_cores(self, lent: Mapping[int, int]) -> None:  # noqa: B027
+        """Also compute on cores of other processes while they are lent, from now on, in place of those of an earlier call.
+
+        Args:
+            lent: by the number of a CPU, the address of a 32-bit word that is not 0 while it is lent. Words stay where they are.
+        """
 
     def capture(self) -> Capture | None:
         """Capture of calls of its functions; None where there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -31,6 +31,9 @@ OTHER_FUNCTIONS = (
     *("route", "argmax", "sample"),
 )
 FUNCTIONS = (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS, *OTHER_FUNCTIONS)
+
+WeightChoice = Literal["auto", "plain", "packed12"]
+"""Form of matrices in bfloat16: as they are, 12 bits a weight, or that of whichever implementation is chosen."""
 
 ROW_CLASSES = (1, 8, 32, 128)
 """The most rows (tokens) of each class of batch sizes but the last: one request, a few, many, small prompts, prompts."""
@@ -55,6 +58,8 @@ class Implementation:
     layout: str = "plain"
     """The order in which it packs or reads weights: implementations of one layout can take turns. Of a function that reads
     the KV cache the layout in which it reads it fastest."""
+    weights: Literal["plain", "packed12"] = "plain"
+    """Form in which a function of matrices holds those in bfloat16."""
     autotuned: bool = True
     """False for reference code: selectable by name and as the fallback, excluded from autotuning."""
 
@@ -77,9 +82,14 @@ class ByRows:
 
 
 class FunctionRegistry:
-    """The candidates for each function; later ones are preferred."""
+    """The candidates for each function; later ones are preferred.
 
-    def __init__(self) -> None:
+    Args:
+        weights: how matrices that are not quantised may be held.
+    """
+
+    def __init__(self, weights: WeightChoice = "auto") -> None:
+        self._weights = weights
         self._candidates: dict[str, list[Implementation]] = {name: [] for name in FUNCTIONS}
 
     def add(self, function: str, implementation: Implementation) -> None:
@@ -111,7 +121,9 @@ class FunctionRegistry:
             return {
                 item.name: item
                 for item in self._candidates[function]
-                if item.suits(device, dtype) and item.quantization == quantization
+                if item.suits(device, dtype)
+                and item.quantization == quantization
+                and self._holds_weights(function, item)
             }
 
         allowed = matches(function)
@@ -121,6 +133,12 @@ class FunctionRegistry:
                 layout = known[overrides[other]].layout
                 allowed = {name: item for name, item in allowed.items() if item.layout == layout}
         return {name: item for name, item in allowed.items() if overrides.get(function, name) == name}
+
+    def _holds_weights(self, function: str, item: Implementation) -> bool:
+        """Whether matrices may be held as this implementation does it."""
+        if self._weights == "auto" or function not in MATRIX_FUNCTIONS or item.quantization != "none":
+            return True
+        return item.weights == self._weights
 
     def select(
         self,
@@ -164,6 +182,7 @@ class FunctionRegistry:
                 target=target,
                 quantization=own,
                 pack_codes=_pick(known["pack_codes"]) if known["pack_codes"] else None,
+                packing=_packing(known["pack_weight"], own),
             )
 
         def expert_functions(target: str, own: str, is_named: bool) -> ExpertFunctions:
@@ -173,6 +192,7 @@ class FunctionRegistry:
                 experts=_pick(known["experts"], choice.get(target, ())),
                 target=target,
                 quantization=own,
+                packing=_packing(known["make_experts"], own),
             )
 
         others = {
@@ -203,6 +223,11 @@ class FunctionRegistry:
         Raises:
             UserError: see ``select``.
         """
+        if self._weights == "packed12" and dtype != torch.bfloat16:
+            name = str(dtype).removeprefix("torch.")
+            raise UserError(
+                f"--weights packed12 is for bfloat16, not for {name}; give --dtype bfloat16, or --weights auto"
+            )
         for function, name in overrides.items():
             if function not in self._candidates:
                 known = ", ".join(FUNCTIONS)
@@ -248,6 +273,12 @@ def _pick(candidates: Mapping[str, Implementation], names: Sequence[str] = ()) -
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
     return calls[0] if len(set(map(id, calls))) == 1 else ByRows(calls)
+
+
+def _packing(candidates: Mapping[str, Implementation], quantization: str) -> str:
+    """The implementation that ``_pick`` takes, in words."""
+    item = candidates[next(reversed(candidates))]
+    return f"{item.name} {item.layout} {quantization}"
 
 
 def kind_quantization(kind: MatrixKind, quantization: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -112,10 +112,20 @@ class Experts(WeightedModule):
         """Experts without weights, whose size counts."""
         self._take(self._make())
 
+    @property
+    def packing(self) -> str:
+        return self._functions.packing
+
+    def export_packed(self) -> dict[str, Any] | None:
+        return None if self.packed.data_EB is None else {"data_EB": self.packed.data_EB}
+
+    def import_packed(self, state: Mapping[str, Any]) -> None:
+        self._take(self._make(state["data_EB"]))
+
     def _take(self, packed: PackedExperts) -> None:
         self.packed, self._codes, self.gate_up, self.down = packed, None, None, None
 
-    def _make(self) -> PackedExperts:
+    def _make(self, data_EB: torch.Tensor | None = None) -> PackedExperts:
         _, down = self._memory
         form = None
         if isinstance(down, Codes):
@@ -126,8 +136,9 @@ class Experts(WeightedModule):
             hidden_size=self._hidden_size,
             columns=self._width,
             dtype=self._dtype,
-            device=down.device,
+            device=down.device if data_EB is None else data_EB.device,
             form=form,
+            **({} if data_EB is None else {"data_EB": data_EB}),
         )
 
     def _expert_slices(self, prefix: str, expert: int) -> Iterator[MatrixSlice]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from labinfer.functions.calls import FunctionCall, LinearCall
-from labinfer.functions.packed_weight import PackedWeight
+from labinfer.functions.packed_weight import PackedWeight, export_packed, import_packed
 from labinfer.functions.protocols import MatrixFunctions, MatrixKind
 from labinfer.layers.context import StageContext
 from labinfer.weights.codes import CodeForm, Codes, Range
@@ -113,6 +114,24 @@ class Matrix(WeightedModule):
                 )
                 block.codes = None
         self.weight = None
+
+    @property
+    def packing(self) -> str:
+        return " ".join(f"{block.rows} {block.functions.packing}" for block in self._blocks)
+
+    def export_packed(self) -> dict[str, Any] | None:
+        state = super().export_packed()
+        for index, block in enumerate(self._blocks):
+            if (fields := export_packed(block.packed, f"block {index}")) is None:
+                return None
+            state |= fields
+        return state
+
+    def import_packed(self, state: Mapping[str, Any]) -> None:
+        for index, block in enumerate(self._blocks):
+            block.packed, block.codes = import_packed(state, f"block {index}"), None
+        self.weight = None
+        super().import_packed(state)
 
     def product(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         """``x @ weight.T + bias`` as its functions compute it, in the dtype of x; partial where the inputs are cut over ranks."""

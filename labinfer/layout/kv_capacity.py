@@ -12,6 +12,7 @@ from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import GIB, Layout
 from labinfer.spmd.machine import free_memory
 from labinfer.spmd.topology import Place
+from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import blocks_that_fit
 
 DEFAULT_SWAP_SPACE = 4
@@ -70,6 +71,9 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
     per_block, per_state = layout.block_bytes(place, size), layout.meta(place).bytes_per_sequence
     device = layout.devices[group.rank]
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
+    weights = WeightCache.from_home(cache.weight_cache_size)
+    if device.type == "cpu" and weights is not None:  # the system calls memory of mapped files available
+        free -= weights.mapped_bytes()
     with group.together():
         host = _swap_bytes(group, options, layout, per_block)
         num_host_states = states_that_fit(host, per_state, options.scheduler.max_num_seqs, each=1)

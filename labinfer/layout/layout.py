@@ -12,7 +12,7 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.functions.providers import reference_registry
-from labinfer.functions.registry import Choice, FunctionRegistry
+from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
 from labinfer.layers.context import ExpertCut, StageContext
 from labinfer.layers.mixture import MixtureConfig
 from labinfer.layout.meta_stage import MetaStage
@@ -47,6 +47,10 @@ class Layout:
     ``auto``, what it holds in codes is decoded."""
     quantization_group_size: int = 0
     """Inputs that share a scale in int4."""
+    weights: WeightChoice = "auto"
+    """``--weights``."""
+    loaded_bytes: tuple[int, ...] = ()
+    """Bytes of each rank's weights, by rank, once they are loaded: what 12 bits do not hold is not known before."""
     expert_memory: int = 0
     """Bytes on each rank for experts, which are all in a file; 0 where all are in memory."""
     _meta: dict[Place, MetaStage] = field(default_factory=dict, repr=False, compare=False)
@@ -66,10 +70,13 @@ class Layout:
         return block_size * self.meta(place).bytes_per_token
 
     def weight_bytes(self, place: Place) -> int:
-        """Bytes of a rank's weights in memory, without experts that are in a file alone."""
+        """Bytes of a rank's weights in memory, without experts that are in a file alone.
+
+        Before they are loaded they count as plain where ``weights`` is auto.
+        """
         meta = self.meta(place)
         in_file = max(0, meta.expert_bytes - self.expert_memory) if self.expert_memory else 0
-        return meta.weight_bytes - in_file
+        return (self.loaded_bytes[place.rank] if self.loaded_bytes else meta.weight_bytes) - in_file
 
     def useful_blocks(self, max_num_seqs: int, block_size: int) -> int:
         """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
@@ -141,7 +148,7 @@ class Layout:
         """A rank's share of the model without memory behind it; built once."""
         if place not in self._meta:
             tp = TensorParallelCommunicator(LocalCommunicator(rank=place.tp_rank, size=place.tp_size))
-            context = self.stage_context(place, tp, reference_registry(self.quantization_group_size))
+            context = self.stage_context(place, tp, reference_registry(self.quantization_group_size, self.weights))
             self._meta[place] = MetaStage(self.config, context, self.kv_dtype(place))
         return self._meta[place]
 
@@ -159,6 +166,7 @@ class Layout:
             max_model_len=self.max_model_len,
             quantization=self.quantization,
             quantization_group_size=self.quantization_group_size,
+            weights=self.weights,
             expert_memory=self.expert_memory,
         )
 
@@ -206,6 +214,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         max_model_len=length,
         quantization=options.model.quantization,
         quantization_group_size=options.model.quantization_group_size,
+        weights=options.model.weights,
         expert_memory=int(options.cache.expert_offload * GIB),
     )
 

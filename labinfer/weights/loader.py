@@ -17,6 +17,7 @@ from labinfer.errors import UserError
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm, Codes
+from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 
@@ -56,7 +57,11 @@ def choose_forms(model: nn.Module, form: Callable[[str], CodeForm | None]) -> No
 
 
 def load_weights(
-    model: nn.Module, checkpoint: Checkpoint, device: torch.device, on_progress: Callable[[int, int], None]
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    on_progress: Callable[[int, int], None],
+    files: PackedFiles | None = None,
 ) -> None:
     """Give a model that was built on the meta device its memory, and fill it from the checkpoint.
 
@@ -64,13 +69,17 @@ def load_weights(
 
     Args:
         on_progress: called with (done, total) slices.
+        files: packed weights of earlier starts, which are taken as they are; where there are none yet, they are kept there.
 
     Raises:
         UserError: a tensor is missing, has the wrong shape, or holds numbers that are none.
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
     _hold_as_stored(model, checkpoint, names)
-    total = sum(1 for _ in weight_slices(model, names))
+    path = files.path(_describe(model, names)) if files is not None else None
+    packed = files.open(path, checkpoint.functions) if path is not None else None
+    states = packed or {}
+    total = sum(1 for name, module in _weighted_modules(model) if name not in states for _ in module.slices(name))
 
     def read(part: WeightSlice) -> None:
         on_progress(next(numbers), total)
@@ -80,9 +89,15 @@ def load_weights(
     for _, module in _weighted_modules(model):
         module.check_room()
     for name, module in _weighted_modules(model):
-        module.allocate(device)
-        module.load(name, read)
+        if name in states:
+            module.import_packed(states[name])
+        else:
+            module.allocate(device)
+            module.load(name, read)
     on_progress(total, total)
+    if path is not None and packed is None:
+        exported = {name: module.export_packed() for name, module in _weighted_modules(model)}
+        files.keep(path, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)
 
 
 def check_checkpoint(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: bool) -> None:
@@ -171,6 +186,19 @@ def _stored(part: WeightSlice, names: CheckpointNames) -> WeightSlice:
     if isinstance(part, MatrixSlice) and part.stack is not None:
         changes["stack"] = replace(part.stack, name=names.stored(part.stack.name))
     return replace(part, **changes)
+
+
+def _describe(model: nn.Module, names: CheckpointNames) -> list[tuple]:
+    """All that a model's packed weights depend on beside the checkpoint and the code: their slices, and what packs them."""
+    modules = []
+    for name, module in _weighted_modules(model):
+        parts = []
+        for part in module.slices(name):
+            memory = part.destination
+            form = memory.form if isinstance(memory, Codes) else (memory.dtype, tuple(memory.shape))
+            parts.append((_stored(replace(part, destination=None), names), form))
+        modules.append((name, type(module).__name__, module.packing, parts))
+    return modules
 
 
 def _names(model: nn.Module) -> CheckpointNames:

@@ -79,6 +79,15 @@ class LoadFunctions(Protocol):
             group, lead: as in ``decode``; what fills up the first and the last group becomes zeros.
         """
 
+    def checksum(self, bytes_B: torch.Tensor) -> int:
+        """Sum of each word of 64 bits times an odd number, 1, 3, 5 and so on, modulo 2 ** 64: any change of one word changes it.
+
+        Called from several threads at once.
+
+        Args:
+            bytes_B: a multiple of 8.
+        """
+
 
 class TorchLoading:
     """``LoadFunctions`` in plain torch, for machines without a compiler."""
@@ -158,6 +167,11 @@ class TorchLoading:
             whole = (wide * factors.unsqueeze(2)).round_().to(torch.int8).view(torch.uint8) ^ 128
             codes_OB[begin:end].copy_(whole.view(end - begin, -1))
             scales_OG[begin:end].copy_(scales)
+
+    def checksum(self, bytes_B: torch.Tensor) -> int:
+        words_W = bytes_B.view(torch.int64)
+        odd_W = torch.arange(1, 2 * len(words_W), 2)
+        return (words_W * odd_W).sum().item() % (1 << 64)
 
 
 def _widen_float8(stored: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Reading a checkpoint into the system's file cache while Python still imports torch.
+"""Reading weights into the system's file cache while Python still imports torch: a checkpoint, or what an earlier start has
+made of it.
 
 ``sendfile(2)`` to ``/dev/null`` brings pages into the cache without copying them, and without Python's lock.
 ``posix_fadvise`` would read no more than a file's read-ahead window.
@@ -11,8 +12,10 @@ import threading
 from pathlib import Path
 
 from labinfer.errors import UserError
+from labinfer.native.memory import read_mapped
 from labinfer.weights.files import weight_files
 from labinfer.weights.resolve import resolve_model
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 PIECE = 256 << 20
 """Bytes of one call; the kernel takes at most 2 GiB."""
@@ -21,16 +24,26 @@ MEMORY_FRACTION = 0.5
 out of the cache."""
 
 
-def start_reading_ahead(model: str, model_dir: str, part: int, num_parts: int) -> threading.Thread:
+def start_reading_ahead(
+    model: str, model_dir: str, part: int, num_parts: int, *, cache: WeightCache | None = None, options: str = ""
+) -> threading.Thread:
     """Read one of ``num_parts`` equal parts of a model's files in a thread. Errors are left for the loader to raise.
 
     Args:
         model, model_dir: as in ``resolve_model``.
+        cache: has packed weights, which are read in place of the checkpoint if a start like this one has written them.
+        options: see ``WeightHeader``.
     """
 
     def read() -> None:
         try:
-            read_part(weight_files(resolve_model(model, model_dir, may_download=False)), part, num_parts)
+            directory = resolve_model(model, model_dir, may_download=False)
+            packed = cache.started_so(checkpoint_digest(directory), options) if cache is not None else []
+            for path in packed[part::num_parts]:
+                with open(path, "rb") as file:
+                    read_mapped(file) or read_part([path], 0, 1)
+            if not packed:
+                read_part(weight_files(directory), part, num_parts)
         except (UserError, OSError):
             pass
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,6 +65,26 @@ class WeightedModule(nn.Module):
 
     def pack(self) -> None:
         """Bring loaded parameters into the form in which functions read them."""
+
+    @property
+    def packing(self) -> str:
+        """Text that differs where this module's slices are the same, and packed otherwise."""
+        return ""
+
+    def export_packed(self) -> dict[str, Any] | None:
+        """State of this module's own weights once they are packed: tensors in host memory and plain values, by name. None where
+        they cannot be kept beyond the process."""
+        return {name: parameter.detach() for name, parameter in self.named_parameters(recurse=False)}
+
+    def import_packed(self, state: Mapping[str, Any]) -> None:
+        """Take what ``export_packed`` gave another module that was made in the same way, instead of ``allocate`` and ``load``.
+
+        The tensors may be in memory that cannot be written to.
+        """
+        for name, _ in [*self.named_parameters(recurse=False)]:
+            setattr(self, name, nn.Parameter(state[name], requires_grad=False))
+        for name, buffer in [*self.named_buffers(recurse=False)]:  # counters, which begin at 0
+            setattr(self, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
     @property
     def num_bytes(self) -> int:

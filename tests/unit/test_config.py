@@ -23,12 +23,12 @@ ENGINE_FLAGS = {
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--device", "--transport",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
-    "--snapshot-interval", "--swap-space", "--expert-offload", "--memory-utilization",
+    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
     "--threads", "--log-level", "--timeout", "--fault-timeout", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
-    "--quantization", "-q", "--quantization-group-size",
+    "--weights", "--quantization", "-q", "--quantization-group-size",
 }  # fmt: skip
 SAMPLING_FLAGS = {
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
@@ -52,9 +52,9 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--text", "--reference-dtype", "--per-layer", "--output-json",
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune",
-    "--quantization", "-q", "--quantization-group-size",
+    "--weights", "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
-    "--snapshot-interval", "--swap-space", "--expert-offload", "--memory-utilization",
+    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 }  # fmt: skip
 BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json", "--plot"}
 LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
@@ -62,9 +62,9 @@ LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
 
 FUNCTIONS_FLAGS = {
     "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
-    "--functions", "--autotune", "--no-autotune", "--quantization", "-q", "--quantization-group-size",
+    "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
-    "--snapshot-interval", "--swap-space", "--expert-offload", "--memory-utilization",
+    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 } | COMM_FLAGS  # fmt: skip
 
 
@@ -78,6 +78,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
         ("generate", GENERATE_FLAGS),
         ("chat", CHAT_FLAGS),
         ("plan", ENGINE_FLAGS),
+        ("cache", {"--clean"}),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),
         ("bench latency", BENCH_FLAGS | {"--batch-size", "--num-iters", "--num-iters-warmup"}),
@@ -93,7 +94,7 @@ def test_set_of_flags_is_frozen(command, flags):
 
 def test_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
-    assert set(COMMANDS) == {"generate", "serve", "chat", "plan", "supervise"} | benchmarks
+    assert set(COMMANDS) == {"generate", "serve", "chat", "plan", "supervise", "cache"} | benchmarks
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -20,6 +20,7 @@ QUESTIONS = {
     "help of chat": ["chat", "--help"],
     **{f"help of {command}": [*command.split(), "--help"] for command in COMMANDS if command.startswith("bench ")},
     "version": ["--version"],
+    "packed weights on disk": ["cache"],
 }
 MISTAKES = {
     "unknown command": ["serves"],

@@ -225,6 +225,8 @@ class OffloadedExperts:
         make_experts: makes the layout that they are packed in.
     """
 
+    data_EB = addresses_E = None
+
     def __init__(self, arena: ExpertArena, make_experts: Callable[..., PackedExperts], **shape):
         self._arena, self._make, self._shape = arena, make_experts, shape
         self._layer = make_experts(**shape | {"device": torch.device("meta")})

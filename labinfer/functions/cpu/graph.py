@@ -30,6 +30,7 @@ REPEATED = {
     F.linear: F.linear,
 }
 """Operations that layers have between functions, and how to do them again; all others but views make a graph impossible."""
+# An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
 
@@ -109,6 +110,9 @@ class _Recording(TorchFunctionMode):
         elif not isinstance(out, torch.Tensor):
             if operation.__name__ not in FACTS:
                 self._stop_at(operation.__name__)
+        elif getattr(operation, "repeats_in_place", False):
+            self._kept.append(arguments)
+            self._steps.append(partial(operation, *arguments))
         elif operation in NEW_MEMORY:
             self._kept.append(out)
         elif _is_view(operation, out, arguments):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +42,12 @@ class Observer(Protocol):
         """Run a step in Python, now and with each replay, without a look at what it calls."""
 
 
+class LentCore(ctypes.Structure):
+    """A core of another process; ``team.h`` has the same fields."""
+
+    _fields_ = [("is_lent", ctypes.c_void_p), ("cpu", ctypes.c_int64)]
+
+
 class Library:
     """The compiled functions by their names in C++, but for those whose instructions this processor has not."""
 
@@ -50,6 +56,7 @@ class Library:
         """Says what the library was made of."""
         self.observer: Observer | None = None
         self.replay = compiled.replay
+        self._borrow_cores = compiled.borrow_cores
 
     def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
         """Make a function without result an attribute."""
@@ -60,6 +67,10 @@ class Library:
             function(*arguments)
 
         setattr(self, name, call)
+
+    def borrow_cores(self, lent: Mapping[int, int]) -> None:
+        """See ``Provider.borrow_cores``."""
+        self._borrow_cores((LentCore * len(lent))(*((word, cpu) for cpu, word in lent.items())), len(lent))
 
     def run(self, step: Callable[[], None]) -> None:
         """Run a step that depends on numbers in tensors. A graph runs it again, in Python."""
@@ -76,6 +87,11 @@ def load(path: Path) -> Library:
     arguments = {
         "pack_weight": [pointer, size, size, count],
         "linear": [pointer] * 4 + [size] * 3 + [count],
+        "pack_float16": [pointer, size, size, count],
+        "linear_float16": [pointer] * 4 + [size] * 3 + [count],
+        "embedding_float16": [pointer] * 3 + [size] * 4 + [count],
+        "linear12": [pointer] * 4 + [size] * 3 + [count],
+        "pack12": [pointer] * 4 + [size] * 2 + [count],
         "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,
         "quantize_int4": [pointer] * 2 + [size] * 3 + [real] + [count] * 2,
         "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 2,
@@ -86,6 +102,7 @@ def load(path: Path) -> Library:
         "decode": [pointer, size] + [pointer] * 2 + [size] + [pointer] * 2 + [size] * 6 + [count] * 4,
         "round_groups": [pointer, size] * 3 + [size] * 4 + [count],
         "embedding_int8": [pointer] * 4 + [size] * 4 + [count] * 2,
+        "embedding12": [pointer] * 3 + [size] * 4 + [count],
         "embedding": [pointer] * 3 + [size] * 4 + [count],
         "pack_expert": [pointer, size] + [pointer] * 2 + [real] * 2 + [count] * 2,
         "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
@@ -103,6 +120,9 @@ def load(path: Path) -> Library:
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     counted = {
         "expert_bytes": [pointer],
+        "count_patches": [pointer, size, size, pointer, pointer, count],
+        "packed12_bytes": [size] * 3,
+        "checksum": [pointer, size],
         "read_rows": [count, size, size, pointer, size, size, size, count],
         "ceiling_memory": [pointer, size, count],
         "ceiling_float32": [size, count],
@@ -112,6 +132,7 @@ def load(path: Path) -> Library:
     never_captured = {"reader_add": [pointer, size, size, pointer, size, size], "reader_close": [pointer]}
     where_there_is_the_instruction = {
         "linear_dot": arguments["linear"],
+        "linear12_dot": arguments["linear12"],
         "experts_dot": arguments["experts"],
         "attend_dot": arguments["attend"],
         "ceiling_dot": [size, count],
@@ -131,7 +152,8 @@ def load(path: Path) -> Library:
             setattr(library, name, function)
         else:
             library.add(name, function, getattr(compiled, f"replay_{name}", None))
-    library.replay.argtypes, library.replay.restype = [pointer, size], None
+    for function in (compiled.replay, compiled.borrow_cores):
+        function.argtypes, function.restype = [pointer, size], None
     return library
 
 

@@ -1,24 +1,48 @@
 // Products with packed weights.
+#include "packed12.h"
 #include "panel.h"
 #include "replay.h"
 #include "team.h"
 
 namespace {
 
-inline float dot(const bf16* a, const bf16* b, int64_t size) {
-  floats total{};
-  int64_t i = 0;
-  for (; i + WIDTH <= size; i += WIDTH) total += widen(load<halves>(a + i)) * widen(load<halves>(b + i));
-  float rest = sum(total);
-  for (; i < size; ++i) rest += widen(a[i]) * widen(b[i]);
-  return rest;
-}
+// Weights as pack_weight leaves them.
+struct Plain {
+  const bf16* weight;
+  int64_t inputs;
 
-template <typename Kernel>
-void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+  // Outputs after the last panel, as they were.
+  const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
+
+  // The product of so many rows with a panel; is_first and is_last in a series of products of one thread with that panel.
+  template <typename Kernel>
+  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool, bool, float* out) const {
+    panel_of<Kernel>(rows)(x, inputs, weight + number * PANEL * inputs, inputs / 2, out, {});
+  }
+};
+
+// The same in 12 bits. The first product of several decodes the panel for the others.
+struct Packed12 : Matrix12 {
+  int64_t inputs;
+
+  Packed12(const uint8_t* data, int64_t outputs, int64_t inputs) : Matrix12(data, outputs, inputs), inputs(inputs) {}
+
+  const bf16* rest(int64_t) const { return last_rows; }
+
+  template <typename Kernel>
+  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool is_last, float* out) const {
+    static thread_local std::vector<bf16> whole;  // kept from call to call, so that nothing is allocated
+    if (!is_first) return panel_of<Kernel>(rows)(x, inputs, whole.data(), inputs / 2, out, {});
+    if (!is_last && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
+    panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_last ? nullptr : whole.data(), out);
+  }
+};
+
+template <typename Kernel, typename Weights>
+void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
               int64_t inputs, int threads) {
   constexpr int ROWS = Kernel::ROWS;
-  int64_t panels = outputs / PANEL, pairs = inputs / 2, row_bytes = inputs * sizeof(typename Kernel::Input);
+  int64_t panels = outputs / PANEL, row_bytes = inputs * sizeof(typename Kernel::Input);
   int64_t together = std::max<int64_t>(ROWS, CACHE / row_bytes / ROWS * ROWS), blocks = (tokens + together - 1) / together;
   int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
   in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
@@ -30,10 +54,11 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
       int64_t count = std::min(together, tokens - first), passes = (count + ROWS - 1) / ROWS;
       int64_t step = (count + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
       if (number == panels) {
-        for (int64_t output = panels * PANEL; output < outputs; ++output)
+        const bf16* row = weight.rest(panels);
+        for (int64_t output = panels * PANEL; output < outputs; ++output, row += inputs)
           for (int64_t token = first; token < first + count; ++token)
-            out[token * outputs + output] = narrow(dot(x + token * inputs, weight + output * inputs, inputs) +
-                                                   (bias ? widen(bias[output]) : 0.0f));
+            out[token * outputs + output] =
+                narrow(dot(x + token * inputs, row, inputs) + (bias ? widen(bias[output]) : 0.0f));
         continue;
       }
       if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
@@ -44,7 +69,7 @@ void multiply(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, in
       }
       for (int64_t token = 0; token < count; token += step) {
         int rows = int(std::min(step, count - token));
-        panel_of<Kernel>(rows)(rows_in + token * inputs, inputs, weight + number * PANEL * inputs, pairs, block, {});
+        weight.template panel<Kernel>(number, rows_in + token * inputs, rows, token == 0, token + step >= count, block);
         for (int row = 0; row < rows; ++row) {
           bf16* to = out + (first + token + row) * outputs + number * PANEL;
           store(to, narrow(load<floats>(block + row * PANEL) + add_low));
@@ -77,16 +102,29 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
 // out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
 void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
             int64_t inputs, int threads) {
-  multiply<Fma>(x, weight, bias, out, tokens, outputs, inputs, threads);
+  multiply<Fma>(x, Plain{weight, inputs}, bias, out, tokens, outputs, inputs, threads);
 }
 REPLAYABLE(linear)
+
+// The same with weights that pack12 has packed.
+void linear12(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+              int64_t inputs, int threads) {
+  multiply<Fma>(x, Packed12(weight, outputs, inputs), bias, out, tokens, outputs, inputs, threads);
+}
+REPLAYABLE(linear12)
 
 #ifdef HAS_BFLOAT16_DOT
 void linear_dot(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
                 int64_t inputs, int threads) {
-  multiply<Dot>(x, weight, bias, out, tokens, outputs, inputs, threads);
+  multiply<Dot>(x, Plain{weight, inputs}, bias, out, tokens, outputs, inputs, threads);
 }
 REPLAYABLE(linear_dot)
+
+void linear12_dot(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+                  int64_t inputs, int threads) {
+  multiply<Dot>(x, Packed12(weight, outputs, inputs), bias, out, tokens, outputs, inputs, threads);
+}
+REPLAYABLE(linear12_dot)
 #endif
 
 // out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.

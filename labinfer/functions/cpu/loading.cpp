@@ -163,6 +163,17 @@ void transpose_awq(const uint32_t* from, int64_t stride, uint32_t* out, int64_t 
   });
 }
 
+// Sum of words of 64 bits, each times its odd number.
+int64_t checksum(const uint8_t* from, int64_t bytes) {
+  uint64_t total = 0;
+  for (int64_t i = 0; i < bytes / 8; ++i) {
+    uint64_t word;
+    std::memcpy(&word, from + 8 * i, 8);
+    total += word * (2 * i + 1);
+  }
+  return int64_t(total);
+}
+
 // Numbers of 4 or 8 bits, or e4m3 with float8, to out (rows, columns) of bfloat16 or, with wide, float32: see Stored. Strides
 // in elements.
 void decode(const uint8_t* numbers, int64_t stride, const float* scales, const uint8_t* zeros, int64_t group_stride,

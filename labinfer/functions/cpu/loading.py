@@ -89,3 +89,6 @@ class CpuLoading:
             lead,
             torch.get_num_threads(),
         )
+
+    def checksum(self, bytes_B: torch.Tensor) -> int:
+        return self._library.checksum(bytes_B.data_ptr(), len(bytes_B)) % (1 << 64)

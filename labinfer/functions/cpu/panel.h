@@ -75,6 +75,16 @@ inline void pack_panel(const bf16* const* rows, int64_t size, bf16* to) {
   }
 }
 
+// The product of a row with one that is in no panel.
+inline float dot(const bf16* a, const bf16* b, int64_t size) {
+  floats total{};
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) total += widen(load<halves>(a + i)) * widen(load<halves>(b + i));
+  float rest = sum(total);
+  for (; i < size; ++i) rest += widen(a[i]) * widen(b[i]);
+  return rest;
+}
+
 // A kernel multiplies panels with up to ROWS rows of its type of Input. Which one is faster depends on the processor:
 // some do a bfloat16 dot product at half the rate of float32.
 
@@ -123,10 +133,16 @@ struct FloatKernel {
     return wide.data();
   }
 
+  // Registers of outputs that are summed at once: as many as there is room for with the sums of so many rows.
+  template <int COUNT>
+  static constexpr int together() {
+    constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;
+    return COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
+  }
+
   template <int COUNT>
   static void panel(const float* x, int64_t stride, const Stored* weight, int64_t steps, float* out, const Stream& stream) {
-    constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
-    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
+    constexpr int ACROSS = PANEL / LANES, TOGETHER = together<COUNT>();
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       for (int64_t step = 0; step < steps; ++step) {
@@ -175,9 +191,13 @@ struct Dot {
   }
 
   template <int COUNT>
+  static constexpr int together() {
+    return COUNT * PANEL / LANES <= 26 ? PANEL / LANES : PANEL / LANES / 2;
+  }
+
+  template <int COUNT>
   static void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
-    constexpr int ACROSS = PANEL / LANES, HELD = 26;  // registers of a row, and for sums
-    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : ACROSS / 2;
+    constexpr int ACROSS = PANEL / LANES, TOGETHER = together<COUNT>();
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       for (int64_t pair = 0; pair < pairs; ++pair) {

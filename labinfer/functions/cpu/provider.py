@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
+from labinfer.functions.cpu.float16 import CpuFloat16
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
+from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
@@ -59,6 +62,12 @@ class CpuProvider(Provider):
         if has_dot(self._library):
             calls = CpuFunctions(self._library, dot=True).calls()
             _add(registry, {name: calls[name] for name in PANEL_FUNCTIONS}, name="cpu-dot", dtypes=CpuFunctions.dtypes)
+        _add(registry, CpuFloat16(self._library).calls(), name="cpu", dtypes=CpuFloat16.dtypes)
+        packed12 = {"weights": "packed12", "dtypes": CpuPacked12.dtypes}
+        _add(registry, CpuPacked12(self._library).calls(), name="cpu-packed12", **packed12)
+        if has_dot(self._library):
+            linear = CpuPacked12(self._library, dot=True).linear
+            _add(registry, {"linear": linear}, name="cpu-dot-packed12", **packed12)
         _add(registry, {"route": CpuRouting(self._library).route}, name="cpu", dtypes=CpuRouting.dtypes)
         _add(registry, CpuSampling(self._library).calls(), name="cpu", dtypes=CpuSampling.dtypes)
         _add(registry, CpuDeltaRule(self._library).calls(), name="cpu", dtypes=CpuDeltaRule.dtypes)
@@ -90,6 +99,10 @@ class CpuProvider(Provider):
     def ceilings(self) -> Ceilings | None:
         return measure_ceilings(self._library) if self._library is not None else None
 
+    def borrow_cores(self, lent: Mapping[int, int]) -> None:
+        if self._library is not None:
+            self._library.borrow_cores(lent)
+
     def capture(self) -> Capture | None:
         return partial(capture, self._library) if self._library is not None else None
 
@@ -103,6 +116,8 @@ class CpuProvider(Provider):
 def _add(registry: FunctionRegistry, calls: dict, **description) -> None:
     for function, call in calls.items():
         layout = "panels" if function in (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS) else "plain"
+        if description.get("weights") == "packed12":
+            layout = "packed12"
         if function in CACHE_FUNCTIONS:
             layout = "tiles"
         registry.add_all({function: call}, devices=("cpu",), layout=layout, **description)

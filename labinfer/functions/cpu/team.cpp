@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -38,9 +39,25 @@ bool look(std::chrono::microseconds time, There there) {
   }
 }
 
-// The threads that work for one thread. A region's number, how many of them are inside, and whether more may enter are one word, so
-// that the last to leave and the end of a region never miss each other.
+// Cores of others for every team that has work from now on; how often they changed.
+std::mutex lent_mutex;
+std::vector<LentCore> lent_cores;
+std::atomic<int> lent_changes{0};
+
+// The threads that work for one thread, and guests on lent cores, which sleep until there is work while theirs is lent. A region's
+// number, how many are inside, and whether more may enter are one word, so that the last to leave and the end of a region never miss
+// each other.
 class Team {
+  struct Guest {
+    explicit Guest(const LentCore& core) : core(core) {}
+    bool is_lent() const { return core.is_lent->load(std::memory_order_acquire); }
+
+    LentCore core;
+    int range = -1;  // of the present region; without one it has no part in it
+    std::atomic<bool> sleeps{false}, leaves{false};
+    std::thread thread;
+  };
+
  public:
   ~Team() {
     {
@@ -50,13 +67,18 @@ class Team {
     }
     wake.notify_all();
     for (std::thread& other : others) other.join();
+    dismiss();
   }
 
   void run(int threads, int64_t count, void (*work)(void*, Pieces&), void* data) {
     while (int(others.size()) + 1 < threads) add();
-    this->work = work, this->data = data, members = threads;
-    for (int i = 0; i < threads; ++i)
-      ranges[i].bounds.store(uint64_t(count * i / threads) << 32 | uint64_t(count * (i + 1) / threads), std::memory_order_relaxed);
+    if (seen_changes != lent_changes.load()) invite();
+    this->work = work, this->data = data, members = num_ranges = threads;
+    for (Guest& guest : guests) guest.range = guest.is_lent() && num_ranges < count ? num_ranges++ : -1;
+    for (int i = 0; i < num_ranges; ++i) {
+      uint64_t begin = count * i / num_ranges, end = count * (i + 1) / num_ranges;
+      ranges[i].bounds.store(begin << 32 | end, std::memory_order_relaxed);
+    }
     state.store(((state.load(std::memory_order_relaxed) & ~(REGION - 1)) + REGION) | OPEN);
     call();
     work_as(0);
@@ -77,11 +99,12 @@ class Team {
   alignas(64) std::atomic<int> sleeping{0}, awake{0};
   void (*work)(void*, Pieces&) = nullptr;
   void* data = nullptr;
-  int members = 0;
+  int members = 0, num_ranges = 0, seen_changes = 0;
   std::unique_ptr<Range[]> ranges{new Range[MOST]};
   std::vector<std::thread> others;
+  std::deque<Guest> guests;
   std::mutex mutex;
-  std::condition_variable wake;
+  std::condition_variable wake, wake_guests;
   std::atomic<bool> stops{false};
 
   void add() {
@@ -91,17 +114,34 @@ class Team {
   }
 
   void call() {
-    if (sleeping.load() == 0) return;
+    bool others_sleep = sleeping.load() > 0, guests_sleep = false;
+    for (Guest& guest : guests) guests_sleep |= guest.sleeps.load() && guest.is_lent();
+    if (!others_sleep && !guests_sleep) return;
     std::lock_guard<std::mutex> lock(mutex);  // whoever is about to sleep does so first
-    wake.notify_all();
+    if (others_sleep) wake.notify_all();
+    if (guests_sleep) wake_guests.notify_all();
   }
 
-  void work_as(int number) {
-    Pieces pieces(ranges.get(), members, number);
+  void work_as(int number, const std::atomic<uint32_t>* lent = nullptr) {
+    Pieces pieces(ranges.get(), num_ranges, number, lent);
     work(data, pieces);
   }
 
+  // Takes part in the region that is open if it is still the one seen.
+  template <typename Work>
+  void enter(uint32_t now, uint32_t seen, Work work) {
+    while (now & OPEN && now / REGION == seen)
+      if (state.compare_exchange_weak(now, now + INSIDE)) {
+        work();
+        state.fetch_sub(INSIDE);
+        return;
+      }
+  }
+
+  void dismiss();
+  void invite();
   void serve(int number, uint32_t seen);
+  void serve_as_guest(Guest& guest, uint32_t seen);
 };
 
 thread_local bool is_inside = false;
@@ -120,13 +160,60 @@ void Team::serve(int number, uint32_t seen) {
       --sleeping;
     }
     seen = now / REGION;
-    while (now & OPEN && now / REGION == seen)
-      if (state.compare_exchange_weak(now, now + INSIDE)) {
-        if (number < members) work_as(number);
-        state.fetch_sub(INSIDE);
-        break;
-      }
+    enter(now, seen, [&] {
+      if (number < members) work_as(number);
+    });
     if (stops) return;  // written before the region's number
+  }
+}
+
+void Team::serve_as_guest(Guest& guest, uint32_t seen) {
+  is_inside = true;
+#ifdef __linux__
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(guest.core.cpu, &cores);
+  if (pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores)) return;  // not a core that this process may use
+#endif
+  while (!guest.leaves) {
+    uint32_t now = 0;
+    auto is_new = [&] { return now = state.load(), now / REGION != seen; };
+    bool found = awake.load() && guest.is_lent() && look(LONG, [&] { return is_new() || !guest.is_lent(); }) && is_new();
+    if (!found) {
+      std::unique_lock<std::mutex> lock(mutex);
+      guest.sleeps = true;
+      wake_guests.wait(lock, [&] { return guest.leaves || (guest.is_lent() && is_new()); });
+      guest.sleeps = false;
+      if (guest.leaves) return;
+    }
+    seen = now / REGION;
+    if (guest.is_lent())
+      enter(now, seen, [&] {
+        if (guest.range >= 0) work_as(guest.range, guest.core.is_lent);
+      });
+  }
+}
+
+void Team::dismiss() {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (Guest& guest : guests) guest.leaves = true;
+  }
+  wake_guests.notify_all();
+  for (Guest& guest : guests) guest.thread.join();
+  guests.clear();
+}
+
+// Guests on the cores that are lent from now on, in place of those of before.
+void Team::invite() {
+  dismiss();
+  std::lock_guard<std::mutex> lock(lent_mutex);
+  seen_changes = lent_changes.load();
+  uint32_t seen = state.load() / REGION;
+  for (const LentCore& core : lent_cores) {
+    if (int(others.size() + guests.size()) + 1 >= MOST) return;
+    Guest& guest = guests.emplace_back(core);
+    guest.thread = std::thread([this, &guest, seen] { serve_as_guest(guest, seen); });
   }
 }
 
@@ -146,7 +233,7 @@ Team& own_team() {
 
 void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* data) {
   if (threads > count) threads = int(count);
-  if (threads > 1 && !is_inside) {
+  if (count > 1 && (threads > 1 || lent_changes.load()) && !is_inside) {
     is_inside = true;
     own_team().run(threads, count, work, data);
     is_inside = false;
@@ -160,3 +247,14 @@ void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* 
 
 Awake::Awake() { own_team().keep_awake(1); }
 Awake::~Awake() { own_team().keep_awake(-1); }
+
+extern "C" {
+
+// Have teams also use cores of other processes, while they are lent. Earlier ones are used no longer; their words must stay.
+void borrow_cores(const LentCore* cores, int64_t count) {
+  std::lock_guard<std::mutex> lock(lent_mutex);
+  lent_cores.assign(cores, cores + count);
+  ++lent_changes;
+}
+
+}  // extern "C"

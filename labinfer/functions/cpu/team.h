@@ -14,13 +14,15 @@ struct alignas(64) Range {
   std::atomic<uint64_t> bounds{0};
 };
 
-// What a thread of a region takes pieces from.
+// What a thread of a region takes pieces from. One whose core is lent has a word that is 0 as soon as its owner wants it back.
 class Pieces {
  public:
-  Pieces(Range* ranges, int number, int own) : ranges(ranges), number(number), from(own) {}
+  Pieces(Range* ranges, int number, int own, const std::atomic<uint32_t>* lent = nullptr)
+      : ranges(ranges), lent(lent), number(number), from(own) {}
 
   // The next one; false when there is none left.
   bool next(int64_t& piece) {
+    if (lent && !lent->load(std::memory_order_relaxed)) return false;
     for (; tried < number; ++tried, from = from + 1 < number ? from + 1 : 0) {
       std::atomic<uint64_t>& bounds = ranges[from].bounds;
       uint64_t now = bounds.load(std::memory_order_relaxed);
@@ -37,7 +39,14 @@ class Pieces {
 
  private:
   Range* ranges;
+  const std::atomic<uint32_t>* lent;
   int number, from, tried = 0;
+};
+
+// A core of another process, which waits while the word is not 0.
+struct LentCore {
+  const std::atomic<uint32_t>* is_lent;
+  int64_t cpu;
 };
 
 // Runs work(data, pieces) once on the calling thread and on each of the others that comes in time, threads at most; returns when

@@ -13,6 +13,7 @@ from labinfer.functions.reference import (
     elementwise,
     experts,
     linear,
+    packed12,
     quantized,
     route,
     sampling,
@@ -48,6 +49,15 @@ class ReferenceProvider(Provider):
             "pack_codes": partial(quantized.pack_codes, bits=4),
             "linear": quantized.linear,
         }
+        of_12_bits = {"pack_weight": packed12.pack_weight, "linear": packed12.linear, "embedding": packed12.embedding}
+        registry.add_all(
+            of_12_bits,
+            name="reference-packed12",
+            dtypes=(torch.bfloat16,),
+            weights="packed12",
+            layout="reference-packed12",
+            autotuned=False,
+        )
         registry.add_all(dense, name="reference")
         registry.add_all(others, name="reference", autotuned=False)
         registry.add_all(int8, name="reference", quantization="int8", autotuned=False)

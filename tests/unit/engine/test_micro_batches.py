@@ -14,14 +14,18 @@ FLAT = [0.010, 0.010, 0.0101]
 
 
 def count(of_stage, num_decoding=64, hop=0.0, has_prompts=False, fixed=0) -> int:
-    return MicroBatchCount(len(of_stage), StepTimes(SIZES, of_stage, hop), fixed).best(num_decoding, has_prompts)
+    return MicroBatchCount(len(of_stage), StepTimes(sizes=SIZES, by_stage=of_stage, hop=hop), fixed).best(
+        num_decoding, has_prompts
+    )
 
 
 def test_times_lie_on_straight_lines_through_what_was_measured():
-    times = StepTimes(SIZES, [[1.0, 8.0, 22.0]])
+    times = StepTimes(sizes=SIZES, by_stage=[[1.0, 8.0, 22.0]])
     assert [times.at(0, size) for size in (1, 4.5, 8, 36, 64, 120)] == [1.0, 4.5, 8.0, 15.0, 22.0, 36.0]
-    assert StepTimes([1], [[3.0]]).at(0, 5) == 3.0
-    assert StepTimes([1, 8], [[3.0, 2.0]]).at(0, 100) == 3.0  # a larger batch is not faster, whatever was measured
+    assert StepTimes(sizes=[1], by_stage=[[3.0]]).at(0, 5) == 3.0
+    assert (
+        StepTimes(sizes=[1, 8], by_stage=[[3.0, 2.0]]).at(0, 100) == 3.0
+    )  # a larger batch is not faster, whatever was measured
     assert times.per_token == 22 / 64
 
 
@@ -35,6 +39,21 @@ def test_one_stage_has_one_whatever_was_measured():
     """A time that was measured under load would have it take half of the sequences at once."""
     assert count([[0.001, 0.003, 0.064]], num_decoding=8) == 1
     assert count([[0.001, 0.008, 0.3]]) == 1
+
+
+def test_stages_that_lend_their_cores_have_one_where_it_is_faster():
+    """Weights are read once for all sequences, by all cores, where two micro-batches would read them twice at half the rate."""
+    together, alone = [[0.010, 0.011, 0.016]] * 2, [[0.005, 0.0055, 0.008]] * 2
+    for num_decoding, has_prompts, best in ((8, False, 1), (32, False, 1), (32, True, 2)):
+        times = StepTimes(sizes=SIZES, by_stage=together, alone=alone)
+        assert MicroBatchCount(2, times).best(num_decoding, has_prompts) == best
+    assert MicroBatchCount(2, StepTimes(sizes=SIZES, by_stage=together)).best(32, False) == 2
+    assert (
+        MicroBatchCount(2, StepTimes(sizes=SIZES, by_stage=together, alone=[[0.009, 0.0099, 0.0144]] * 2)).best(
+            32, False
+        )
+        == 2
+    )
 
 
 def test_where_a_step_costs_the_same_for_any_number_a_slow_stage_is_not_entered_twice():
@@ -63,7 +82,7 @@ def test_flag_overrules_what_was_measured():
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_scheduler_keeps_so_many_in_flight(schedule):
-    times = StepTimes(SIZES, [LINEAR, LINEAR], hop=0.020)
+    times = StepTimes(sizes=SIZES, by_stage=[LINEAR, LINEAR], hop=0.020)
     bench = Bench(num_blocks=512, num_stages=2, times=times, pipeline_schedule=schedule, batch_policy="balanced")
     for _ in range(64):
         bench.add(1, 30)

@@ -25,7 +25,7 @@ NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 10, 3, 6
 ROOM = NUM_BLOCKS * BLOCK_SIZE
 
 PROMPTS = st.one_of(st.integers(1, 8), st.integers(1, ROOM))
-FAST_SWAP = StepTimes([1, 8], [[1.0, 1.2]] * 4, hop=0.3, swapped_block=0.2)
+FAST_SWAP = StepTimes(sizes=[1, 8], by_stage=[[1.0, 1.2]] * 4, hop=0.3, swapped_block=0.2)
 """Cheaper than computing for two tokens or more in a block, dearer for one."""
 SHAPES = st.fixed_dictionaries(
     {

@@ -5,6 +5,8 @@
 
 #include "team.h"
 
+extern "C" void borrow_cores(const LentCore* cores, int64_t count);
+
 static std::atomic<long> wrong{0};
 
 static void regions(int threads, int rounds) {
@@ -29,6 +31,19 @@ int main() {
   std::vector<std::thread> callers;  // each has a team of its own
   for (int i = 0; i < 3; ++i) callers.emplace_back(regions, 3, 3000);
   for (std::thread& caller : callers) caller.join();
+
+  std::atomic<uint32_t> is_lent{0};  // a core that comes and goes
+  std::atomic<bool> done{false};
+  LentCore core{&is_lent, 0};
+  borrow_cores(&core, 1);
+  std::thread owner([&] {
+    for (int i = 0; !done; is_lent.store(++i % 2)) std::this_thread::sleep_for(std::chrono::microseconds(i % 90));
+  });
+  regions(2, 10000);
+  borrow_cores(nullptr, 0);
+  regions(2, 100);
+  done = true;
+  owner.join();
   std::printf("%ld\n", wrong.load());
   return wrong != 0;
 }

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.cpu.bfloat16 import CpuFunctions
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.routing import CpuRouting
@@ -67,6 +69,29 @@ def test_graph_keeps_structures_that_calls_are_given_alive(compiled_functions):
         graph.replay()
         assert torch.equal(out, route(x, weight, None, RoutingRule(num_chosen=3))[0])
     assert counts.sum() == 4 * 3
+
+
+class Doubling(LocalCommunicator):
+    """Two ranks that have the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 2
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.add_(tensor)
+
+
+@torch.inference_mode()
+def test_sums_with_other_ranks_are_done_again(compiled_functions):
+    functions, tp = CpuFunctions(compiled_functions), TensorParallelCommunicator(Doubling())
+    x, weight = torch.randn(1, SIZE).bfloat16(), torch.randn(OUTPUTS, SIZE).bfloat16()
+    packed = functions.pack_weight(weight.clone())
+    out, graph = capture(compiled_functions, lambda: tp.all_reduce(functions.linear(x, packed)).view(-1))
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(out, 2 * functions.linear(x, packed)[0])
 
 
 @torch.inference_mode()

@@ -1,0 +1,118 @@
+"""Doorbells: what wakes a rank that sleeps until others of its machine have sent it something, and says whose cores are free.
+
+A rank that polls keeps its core. Where another stage's rank may compute on that core meanwhile, it has to sleep, and to be woken
+within microseconds (``docs/decisions/0041``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.segment import SegmentAddress, create_segment, open_segment
+from labinfer.native import compiler
+
+BELL_BYTES = 128
+"""Bytes of a rank's bell; ``doorbells.cpp`` has the same."""
+IDLE_AT = 8
+"""Byte of a bell at which a word stands that is not 0 while its rank waits."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Address of the first rank's segment, or the reason why a rank has none."""
+
+    address: SegmentAddress | None = None
+    problem: str = ""
+
+
+class Doorbells:
+    """Bells of some ranks of one machine, as one of them sees them.
+
+    Args:
+        memory: mapped by all; zero bytes at first.
+        ranks: their numbers in the launch, in the order of their bells.
+        own: this rank's.
+    """
+
+    def __init__(self, library: ctypes.CDLL, memory: torch.Tensor, ranks: Sequence[int], own: int):
+        self._library, self._memory = library, memory
+        self._bells = {rank: memory.data_ptr() + index * BELL_BYTES for index, rank in enumerate(ranks)}
+        self._own = self._bells[own]
+
+    def ring(self, rank: int) -> None:
+        """Wake a rank, if it is one of these."""
+        if (bell := self._bells.get(rank)) is not None:
+            self._library.bell_ring(bell)
+
+    def rings(self) -> int:
+        """Number of times that this rank's bell has rung."""
+        return self._library.bell_rings(self._own)
+
+    def sleep(self, rings: int, seconds: float) -> None:
+        """Sleep until the bell has rung more often than so many times, at most so long."""
+        self._library.bell_sleep(self._own, rings, int(seconds * 1e9))
+
+    def set_idle(self, idle: bool) -> None:
+        """Say whether this rank waits, so that others may compute on its cores."""
+        self._library.bell_set_idle(self._own, idle)
+
+    def idle_word(self, rank: int) -> int:
+        """Address of the word that is not 0 while a rank waits."""
+        return self._bells[rank] + IDLE_AT
+
+
+def hang_doorbells(comm: Communicator, ranks: Sequence[int], rank: int) -> Doorbells | None:
+    """Share memory for the bells of all ranks of a group, which are on one machine; collective. None where they cannot.
+
+    Args:
+        ranks: their numbers in the launch; ``rank`` is this one's.
+    """
+    library = memory = descriptor = None
+    offer = Offer()
+    if comm.rank == 0:
+        try:
+            library = _load_library()
+            memory, descriptor, address = create_segment(comm.size * BELL_BYTES)
+            offer = Offer(address)
+        except (compiler.NoCompiler, OSError) as error:
+            offer = Offer(problem=str(error))
+    first = _gather_offers(comm, offer)[0]
+    if comm.rank > 0 and first.address is not None:
+        try:
+            library = _load_library()
+            memory = open_segment(first.address)
+        except (compiler.NoCompiler, OSError) as error:
+            offer = Offer(problem=str(error))
+    problems = [offer.problem for offer in _gather_offers(comm, offer) if offer.problem]
+    if descriptor is not None:
+        os.close(descriptor)
+    if problems:
+        return None
+    return Doorbells(library, torch.frombuffer(memory, dtype=torch.uint8), ranks, rank)
+
+
+def _gather_offers(comm: Communicator, offer: Offer) -> list[Offer]:
+    with comm.progress.without_limit():  # another rank may be compiling
+        encoded = comm.all_gather_bytes(msgspec.msgpack.encode(offer))
+    return [msgspec.msgpack.decode(data, type=Offer) for data in encoded]
+
+
+def _load_library() -> ctypes.CDLL:
+    """The functions of ``doorbells.cpp``.
+
+    Raises:
+        NoCompiler: they are not compiled, and cannot be.
+    """
+    library = ctypes.CDLL(str(compiler.build("comm", Path(__file__).parent, compiler.default_cache())))
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    arguments = {"bell_ring": [pointer], "bell_rings": [pointer], "bell_sleep": [pointer, size, size]}
+    for name, types in (arguments | {"bell_set_idle": [pointer, ctypes.c_int]}).items():
+        getattr(library, name).argtypes = types
+        getattr(library, name).restype = size if name == "bell_rings" else None
+    return library

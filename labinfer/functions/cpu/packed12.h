@@ -1,0 +1,207 @@
+// bfloat16 held in 12 bits, bit for bit, and the products of few rows with it.
+#pragma once
+
+#include "panel.h"
+
+namespace {
+
+// Of a weight's two bytes the lower one is held as it is: the mantissa and the exponent's last bit. Of the upper one 4 bits are
+// held: the sign, and how far the rest of the exponent is above the base of its panel. Exponents beyond those 16 are few: their
+// weights are patched, by a list for each group of 16 inputs. Panels and pairs are those of panel.h; for two pairs there are 64
+// lower bytes of the first, 64 of the second, and 64 with the upper bytes of both.
+constexpr int64_t PAIRS = 8, GROUP_INPUTS = 2 * PAIRS;  // of a group
+constexpr int64_t QUAD_BYTES = 192, GROUP_BYTES = PAIRS / 2 * QUAD_BYTES;
+constexpr int64_t GROUP_WEIGHTS = GROUP_INPUTS * PANEL;
+constexpr int UPPERS = 8;  // different upper bytes, signs left out
+
+typedef uint8_t lane_bytes __attribute__((vector_size(REGISTER)));
+typedef uint16_t lane_shorts __attribute__((vector_size(REGISTER)));
+constexpr int SHORTS = REGISTER / 2;  // weights in a register
+
+// A panel as it is read.
+struct Panel12 {
+  const uint8_t* planes;
+  const uint16_t* counts;   // of the patches of each group
+  const uint32_t* patches;  // of the first group on: the place in the group's weights as panel.h has them, then the weight
+  uint8_t base;
+};
+
+// A matrix in one stretch of memory: the panels' planes, where the patches of each panel begin, rows that are less than a panel
+// and stay in 16 bits, the groups' counts, the panels' bases, all patches.
+struct Matrix12 {
+  int64_t panels, groups;
+  const uint8_t* planes;
+  const int64_t* begin;  // (panels + 1)
+  const bf16* last_rows;
+  const uint16_t* counts;  // (panels, groups)
+  const uint8_t* bases;
+  const uint32_t* patches;
+
+  Matrix12(const uint8_t* data, int64_t outputs, int64_t inputs)
+      : panels(outputs / PANEL), groups((inputs + GROUP_INPUTS - 1) / GROUP_INPUTS), planes(data) {
+    begin = (const int64_t*)(planes + panels * groups * GROUP_BYTES);
+    last_rows = (const bf16*)(begin + panels + 1);
+    counts = (const uint16_t*)(last_rows + outputs % PANEL * inputs);
+    bases = (const uint8_t*)(counts + panels * groups);
+    patches = (const uint32_t*)(data + up_to(bases + panels - data, sizeof(uint32_t)));
+  }
+
+  int64_t bytes(int64_t count) const { return (const uint8_t*)(patches + count) - planes; }
+
+  Panel12 panel(int64_t number) const {
+    return {planes + number * groups * GROUP_BYTES, counts + number * groups, patches + begin[number], bases[number]};
+  }
+};
+
+// The bytes of two registers in turn: of every 16 the first 8, or the last.
+template <bool LAST>
+inline lane_shorts interleave(lane_bytes one, lane_bytes other) {
+#if defined(__AVX512BW__)
+  auto a = (__m512i)one, b = (__m512i)other;
+  return (lane_shorts)(LAST ? _mm512_unpackhi_epi8(a, b) : _mm512_unpacklo_epi8(a, b));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  auto a = (__m256i)one, b = (__m256i)other;
+  return (lane_shorts)(LAST ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b));
+#elif defined(__aarch64__)
+  return (lane_shorts)(LAST ? vzip2q_u8(one, other) : vzip1q_u8(one, other));
+#else
+  lane_bytes out;
+  for (int i = 0; i < REGISTER; ++i) out[i] = (i % 2 ? other : one)[i / 16 * 16 + LAST * 8 + i % 16 / 2];
+  return (lane_shorts)out;
+#endif
+}
+
+// A register of the weights of two pairs: those of one half of each, from a place in it on.
+struct Quad {
+  lane_shorts half[2][2];  // by pair and half
+
+  Quad(const uint8_t* from, int64_t place, uint8_t base) {
+    auto codes = load<lane_bytes>(from + 128 + place);
+    lane_bytes first = (codes & 0x80) | ((codes & 7) + base);
+    auto next = (lane_bytes)((lane_shorts)codes << 4), other = (lane_bytes)((lane_shorts)codes >> 4);
+    lane_bytes second = (next & 0x80) | ((other & 7) + base);
+    auto lower = load<lane_bytes>(from + place);
+    half[0][0] = interleave<false>(lower, first);
+    half[0][1] = interleave<true>(lower, first);
+    lower = load<lane_bytes>(from + 64 + place);
+    half[1][0] = interleave<false>(lower, second);
+    half[1][1] = interleave<true>(lower, second);
+  }
+};
+
+inline void decode_quad(const uint8_t* from, uint8_t base, bf16* to) {
+#pragma GCC unroll 4
+  for (int place = 0; place < 64; place += REGISTER) {
+    Quad quad(from, place, base);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) store(to + i * PANEL + place / 2, quad.half[i / 2][i % 2]);
+  }
+}
+
+inline void decode_group(const uint8_t* from, uint8_t base, const uint32_t* patches, int64_t count, bf16* to) {
+  for (int64_t quad = 0; quad < PAIRS / 2; ++quad) decode_quad(from + quad * QUAD_BYTES, base, to + quad * 4 * PANEL);
+  for (int64_t i = 0; i < count; ++i) to[patches[i] >> 16] = bf16(patches[i]);
+}
+
+// Kernels that decode on the way into registers. They do the same arithmetic in the same order as those of panel.h. Groups
+// with patches, and the last one where it is not full, go through memory, and all of them where the panel is kept for other
+// rows: then it is there as panel.h has it, its last group filled up.
+template <typename Decoded, typename Loaded>
+inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_there, Decoded from_quad, Loaded from_memory) {
+  alignas(64) bf16 own[GROUP_WEIGHTS];
+  const uint32_t* patches = panel.patches;
+  const uint8_t* at = panel.planes;
+  for (int64_t first = 0, group = 0; first < pairs; first += PAIRS, ++group, at += GROUP_BYTES) {
+    int64_t count = panel.counts[group];
+    if (count == 0 && !kept && first + PAIRS <= pairs) {
+      for (int64_t i = 0; i < PAIRS / 2; ++i) {
+        const uint8_t* now = at + i * QUAD_BYTES;
+        for (int line = 0; line < QUAD_BYTES; line += 64) __builtin_prefetch(now + AHEAD + line, 0, 2);
+        from_quad(first + 2 * i, now);
+      }
+      continue;
+    }
+    for (int64_t line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(at + AHEAD + line, 0, 2);
+    bf16* whole = kept ? kept + group * GROUP_WEIGHTS : own;
+    if (!is_there) decode_group(at, panel.base, patches, count, whole);
+    patches += count;
+    for (int64_t pair = 0; pair < std::min(PAIRS, pairs - first); ++pair) from_memory(first + pair, whole + pair * 2 * PANEL);
+  }
+}
+
+// The products of rows with a pair of inputs, of which both has some registers, are added to total.
+template <int COUNT, int TOGETHER>
+inline void add_pair(const Fma*, const float* x, int64_t stride, const lane_shorts* both, lanes (&total)[COUNT][TOGETHER]) {
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; ++odd) {
+    lanes wide[TOGETHER];
+#pragma GCC unroll 8
+    for (int i = 0; i < TOGETHER; ++i) wide[i] = (lanes)(odd ? (lane_words)both[i] & 0xffff0000 : (lane_words)both[i] << 16);
+#pragma GCC unroll 16
+    for (int row = 0; row < COUNT; ++row) {
+      float input = x[row * stride + odd];
+#pragma GCC unroll 8
+      for (int i = 0; i < TOGETHER; ++i) total[row][i] += wide[i] * input;
+    }
+  }
+}
+
+#ifdef HAS_BFLOAT16_DOT
+template <int COUNT, int TOGETHER>
+inline void add_pair(const Dot*, const bf16* x, int64_t stride, const lane_shorts* both, lanes (&total)[COUNT][TOGETHER]) {
+#pragma GCC unroll 16
+  for (int row = 0; row < COUNT; ++row) {
+    lane_words input = load<uint32_t>(x + row * stride) - lane_words{};
+#pragma GCC unroll 8
+    for (int i = 0; i < TOGETHER; ++i) total[row][i] = Dot::add(total[row][i], (lane_words)both[i], input);
+  }
+}
+#endif
+
+// x (COUNT, stride) times one panel to out (COUNT, 32); see for_groups.
+template <typename Kernel, int COUNT>
+void multiply12(const typename Kernel::Input* x, int64_t stride, const Panel12& weight, int64_t pairs, bf16* kept, float* out) {
+  constexpr int ACROSS = PANEL / LANES, TOGETHER = Kernel::template together<COUNT>();
+#pragma GCC unroll 8
+  for (int column = 0; column < ACROSS; column += TOGETHER) {
+    lanes total[COUNT][TOGETHER] = {};
+    for_groups(
+        weight, pairs, kept, kept && column > 0,
+        [&](int64_t pair, const uint8_t* from) {
+          lane_shorts both[2][TOGETHER];
+#pragma GCC unroll 8
+          for (int i = 0; i < TOGETHER; ++i) {
+            int half = (column + i) / (ACROSS / 2), place = (column + i) % (ACROSS / 2) * REGISTER;
+            Quad quad(from, place, weight.base);
+            both[0][i] = quad.half[0][half];
+            both[1][i] = quad.half[1][half];
+          }
+          add_pair((Kernel*)nullptr, x + 2 * pair, stride, both[0], total);
+          add_pair((Kernel*)nullptr, x + 2 * pair + 2, stride, both[1], total);
+        },
+        [&](int64_t pair, const bf16* at) {
+          lane_shorts both[TOGETHER];
+#pragma GCC unroll 8
+          for (int i = 0; i < TOGETHER; ++i) both[i] = load<lane_shorts>(at + (column + i) * SHORTS);
+          add_pair((Kernel*)nullptr, x + 2 * pair, stride, both, total);
+        });
+    for (int row = 0; row < COUNT; ++row)
+      for (int i = 0; i < TOGETHER; ++i) store(out + row * PANEL + (column + i) * LANES, total[row][i]);
+  }
+}
+
+template <typename Kernel>
+using PanelOf12 = void (*)(const typename Kernel::Input*, int64_t, const Panel12&, int64_t, bf16*, float*);
+
+template <typename Kernel, int... ROWS>
+constexpr PanelOf12<Kernel> panel12_among(int rows, std::integer_sequence<int, ROWS...>) {
+  constexpr PanelOf12<Kernel> found[] = {multiply12<Kernel, ROWS + 1>...};
+  return found[rows - 1];
+}
+
+template <typename Kernel>
+constexpr PanelOf12<Kernel> panel12_of(int rows) {
+  return panel12_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{});
+}
+
+}  // namespace

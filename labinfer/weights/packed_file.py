@@ -1,0 +1,254 @@
+"""PackedFiles: packed weights of a rank's modules, mapped from the cache, or written into it beside the run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import mmap
+import os
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from labinfer.errors import UserError
+from labinfer.native.memory import has_huge_pages, huge_bytes, use_huge_pages
+from labinfer.weights.loading import LoadFunctions
+from labinfer.weights.weight_cache import (
+    ALIGNMENT,
+    PIECE,
+    Damaged,
+    NoRoom,
+    StoredTensor,
+    WeightCache,
+    WeightHeader,
+    checkpoint_digest,
+    digest,
+    encode_header,
+    read_header,
+)
+
+logger = logging.getLogger(__name__)
+
+LEAST_BYTES = 64 << 20
+"""Weights below this are packed again in less time than a person notices."""
+LARGE_FRACTION = 0.75
+"""Part of a mapped file that is to be in large pages."""
+SPOKEN_SECONDS = 1.0
+"""After the run, before a line says what the process still does."""
+
+State = Mapping[str, Any]
+"""Result of ``WeightedModule.export_packed``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedFiles:
+    """The cache of packed weights as one rank of one model uses it."""
+
+    cache: WeightCache
+    directory: Path
+    """The checkpoint's."""
+    checkpoint: str
+    """Digest of its files before they were read."""
+    circumstances: str
+    """Digest of all else that packed weights depend on beside their slices and the code."""
+    label: str
+    """The rank's part of the model, and its form, for people."""
+    options: str
+    code: str
+    """See ``WeightHeader``."""
+    num_threads: int
+    """For checksums."""
+
+    def path(self, slices: object) -> Path:
+        """The file for these slices, which are told apart by their text."""
+        return self.cache.path(self.checkpoint, digest(self.code, self.circumstances, slices))
+
+    def open(self, path: Path, functions: LoadFunctions) -> dict[str, State] | None:
+        """States of the modules, in memory that all processes share that map the file; None where there is none. A file that is
+        damaged is removed."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                states = map_states(file, functions.checksum, self.num_threads)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.info("packed weights cannot be read from %s (%s)", path, error.strerror)
+            return None
+        except Damaged as error:
+            logger.warning("packed weights in %s are damaged (%s); they are made anew", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):  # a folder that may only be read
+            os.utime(path)
+        logger.info("packed weights are mapped from %s", path)
+        return states
+
+    def keep(
+        self, path: Path, states: dict[str, State], functions: LoadFunctions, least_bytes: int | None = None
+    ) -> threading.Thread | None:
+        """Write the states of the modules, in a thread that the process waits for at its end; None where there is none.
+
+        Args:
+            least_bytes: of weights that are kept; ``LEAST_BYTES`` by default.
+        """
+        least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
+        if sum(tensor.nbytes for state in states.values() for tensor in _tensors(state)) < least_bytes:
+            return None
+        thread = threading.Thread(target=self._write, args=(path, states, functions), name="weight-cache")
+        thread.start()
+        return thread
+
+    def _write(self, path: Path, states: dict[str, State], functions: LoadFunctions) -> None:
+        _give_way()
+        modules, tensors, size = _place(states)
+        try:
+            self.cache.make_room(size)
+            with self.cache.writing(path) as file:
+                if file is None:
+                    return
+                checksums, bystander = [], _Bystander()
+                for piece in _pieces(tensors, size):
+                    checksums.append(functions.checksum(piece))
+                    _write_all(file, piece)
+                    bystander.look(PIECE * len(checksums), size)
+                header = WeightHeader(
+                    model=str(self.directory),
+                    slice=self.label,
+                    options=self.options,
+                    code=self.code,
+                    modules=modules,
+                    checksums=checksums,
+                )
+                _write_all(file, torch.frombuffer(bytearray(encode_header(header, size)), dtype=torch.uint8))
+                if checkpoint_digest(self.directory) != self.checkpoint:
+                    raise NoRoom(f"{self.directory} has changed since they were read")
+            self.cache.remove_superseded(path, header)
+        except NoRoom as error:
+            logger.info("packed weights are not kept for the next start: %s", error)
+        except (OSError, UserError) as error:
+            logger.info("packed weights could not be kept for the next start: %s", error)
+        else:
+            logger.info("packed weights are kept for the next start: %.2f GiB in %s", size / 2**30, path)
+
+
+def map_states(file: BinaryIO, checksum: Callable[[torch.Tensor], int], num_threads: int) -> dict[str, State]:
+    """States of the modules of a file: views into the file, which is mapped and must not be written to.
+
+    Where its pages in the system's cache are small ones, which processors take longer to find, it is copied into large ones.
+
+    Raises:
+        Damaged: it is not as it was written.
+        OSError: it cannot be mapped.
+    """
+    header, size = read_header(file)
+    if size != PIECE * len(header.checksums):
+        raise Damaged(f"it has {size} bytes of data and {len(header.checksums)} checksums")
+    memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # pages that are not in the system's cache come there as large ones
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes into weights
+        data_B = torch.frombuffer(memory, dtype=torch.uint8)
+    with ThreadPoolExecutor(num_threads) as threads:
+        for index, total in enumerate(threads.map(checksum, data_B.split(PIECE))):
+            if total != header.checksums[index]:
+                raise Damaged(f"what begins at byte {index * PIECE} has changed")
+    if has_huge_pages() and huge_bytes(data_B.data_ptr()) < LARGE_FRACTION * size:
+        mapped_B, data_B = data_B, torch.empty(size, dtype=torch.uint8)
+        use_huge_pages(data_B.data_ptr(), size)
+        data_B.copy_(mapped_B)
+
+    def value(stored: object) -> object:
+        if not isinstance(stored, StoredTensor):
+            return stored
+        dtype = getattr(torch, stored.dtype)
+        end = stored.position + math.prod(stored.shape) * dtype.itemsize
+        return data_B[stored.position : end].view(dtype).view(stored.shape)
+
+    return {name: {key: value(stored) for key, stored in module.items()} for name, module in header.modules.items()}
+
+
+def _tensors(state: State) -> Iterator[torch.Tensor]:
+    return (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _place(states: dict[str, State]) -> tuple[dict[str, dict[str, Any]], list[tuple[int, torch.Tensor]], int]:
+    """The header's account of what modules hold, their tensors with their positions in the file, and the bytes of all."""
+    modules: dict[str, dict[str, Any]] = {}
+    tensors, end = [], 0
+    for name, state in states.items():
+        module = modules[name] = {}
+        for key, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                module[key] = value
+                continue
+            position = -(-end // ALIGNMENT) * ALIGNMENT
+            module[key] = StoredTensor(position, str(value.dtype).removeprefix("torch."), list(value.shape))
+            tensors.append((position, value))
+            end = position + value.nbytes
+    return modules, tensors, -(-end // PIECE) * PIECE
+
+
+def _pieces(tensors: list[tuple[int, torch.Tensor]], size: int) -> Iterator[torch.Tensor]:
+    """The data piece by piece, (``PIECE``,) uint8, zeros where there is nothing; the memory is used again for the next."""
+    piece_B, left = torch.empty(PIECE, dtype=torch.uint8), deque(tensors)
+    memory = piece_B.numpy()  # whose copies start no threads
+    for begin in range(0, size, PIECE):
+        memory[:] = 0
+        while left and left[0][0] < begin + PIECE:
+            position, tensor = left[0]
+            source = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+            end = position + len(source)
+            first, last = max(position, begin), min(end, begin + PIECE)
+            memory[first - begin : last - begin] = source[first - position : last - position]
+            if end > begin + PIECE:
+                break
+            left.popleft()
+        yield piece_B
+
+
+def _write_all(file: BinaryIO, bytes_B: torch.Tensor) -> None:
+    view = memoryview(bytes_B.numpy())
+    while view:
+        view = view[file.write(view) :]
+
+
+def _give_way() -> None:
+    """Have the calling thread run only where no other one wants to (``sched(7)``)."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+
+
+class _Bystander:
+    """Watches the run that weights are written beside: when it is over, the process waits for them alone, and says so."""
+
+    def __init__(self) -> None:
+        self._end: float | None = None
+        self._has_spoken = False
+
+    def look(self, done: int, total: int) -> None:
+        """Look how things are; so many bytes are written."""
+        if threading.main_thread().is_alive():
+            return
+        if self._end is None:
+            self._end = time.monotonic()
+            with contextlib.suppress(OSError, AttributeError):
+                os.sched_setscheduler(threading.get_native_id(), os.SCHED_OTHER, os.sched_param(0))
+        if not self._has_spoken and time.monotonic() - self._end > SPOKEN_SECONDS:
+            self._has_spoken = True
+            sys.stderr.write(
+                f"labinfer: keeping packed weights for the next start: {done / 2**30:.1f} of {total / 2**30:.1f} GiB; Ctrl-C "
+                "leaves them out\n"
+            )

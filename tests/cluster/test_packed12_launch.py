@@ -1,0 +1,27 @@
+"""``--weights packed12`` on two ranks: the text and the table of plain weights, from fewer bytes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from checkpoints import make_checkpoint
+from launchers import LAUNCH, run
+
+from labinfer.native import compiler
+
+FLAGS = ("--prompt", "x", "--raw", "--max-tokens", "12", "--ignore-eos", "--dtype", "bfloat16", "--threads", "1")
+
+
+@pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+@pytest.mark.parametrize("launcher, layout", [("torchrun", "-tp"), ("mpirun", "-pp")])
+def test_two_ranks_give_the_text_of_plain_weights(tmp_path, launcher, layout):
+    checkpoint = str(make_checkpoint(tmp_path / "model", "llama-untied"))
+    done = {
+        weights: run(
+            launcher, 2, LAUNCH, "--model", checkpoint, *FLAGS, "--no-autotune", layout, "2", "--weights", weights
+        )
+        for weights in ("plain", "packed12")
+    }
+    assert done["plain"].returncode == 0 and done["plain"].stdout.strip(), done["plain"].text
+    assert done["packed12"].stdout == done["plain"].stdout, done["packed12"].text
