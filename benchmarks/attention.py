@@ -103,7 +103,9 @@ def main() -> None:
         for context in args.contexts
         for is_shuffled in (False, True)
     ]
-    cases += [make_case(function, args, dtype, prompt, prompt, False) for dtype in args.dtypes for prompt in args.prompts]
+    cases += [
+        make_case(function, args, dtype, prompt, prompt, False) for dtype in args.dtypes for prompt in args.prompts
+    ]
     before = provider.ceilings()
     times: list[list[float]] = [[] for _ in cases]
     for number in range(args.rounds + 1):
