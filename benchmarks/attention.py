@@ -1,4 +1,4 @@
-"""How near attention over the KV cache comes to the machine's limits, with one query token and with a prompt.
+"""Rates of attention over the KV cache beside the machine's limits, with one query token and with a prompt.
 
     python benchmarks/attention.py --threads 2
 
@@ -45,7 +45,7 @@ class Case:
 
 
 def make_case(
-    function: Callable, args: argparse.Namespace, dtype: str, context: int, num_new: int, is_shuffled: bool
+    function: Callable, args: argparse.Namespace, dtype: str, context: int, *, num_new: int, is_shuffled: bool
 ) -> Case:
     heads = (args.kv_heads, args.size)
     num_blocks = -(-context // args.block_size)
@@ -98,13 +98,15 @@ def main() -> None:
     candidates = make_registry([provider]).candidates("paged_attention", CPU, torch.bfloat16)
     function = candidates[args.implementation or list(candidates)[-1]].call
     cases = [
-        make_case(function, args, dtype, context, 1, is_shuffled)
+        make_case(function, args, dtype, context, num_new=1, is_shuffled=is_shuffled)
         for dtype in args.dtypes
         for context in args.contexts
         for is_shuffled in (False, True)
     ]
     cases += [
-        make_case(function, args, dtype, prompt, prompt, False) for dtype in args.dtypes for prompt in args.prompts
+        make_case(function, args, dtype, prompt, num_new=prompt, is_shuffled=False)
+        for dtype in args.dtypes
+        for prompt in args.prompts
     ]
     before = provider.ceilings()
     times: list[list[float]] = [[] for _ in cases]
