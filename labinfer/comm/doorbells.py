@@ -94,6 +94,7 @@ def hang_doorbells(comm: Communicator, ranks: Sequence[int], rank: int) -> Doorb
         os.close(descriptor)
     if problems:
         return None
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # for good: guests of a team may look at its words at any time
     return Doorbells(library, torch.frombuffer(memory, dtype=torch.uint8), ranks, rank)
 
 

@@ -52,7 +52,7 @@ class Provider(Protocol):
         """Also compute on cores of other processes while they are lent, from now on, in place of those of an earlier call.
 
         Args:
-            lent: by the number of a CPU, the address of a 32-bit word that is not 0 while it is lent. Words stay where they are.
+            lent: by the number of a CPU, the address of a 32-bit word that is not 0 while it is lent. Words stay where they are for good.
         """
 
     def capture(self) -> Capture | None:
