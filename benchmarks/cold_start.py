@@ -3,7 +3,8 @@
     python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
     python benchmarks/cold_start.py --model DIR
 
-``dropped``: the checkpoint's files are dropped from the system's cache before every start and every reading; ``cached``: they
+``anew``: weights are packed at every start (``--weight-cache-size 0``); ``kept``: they are mapped as an earlier start has packed them.
+``dropped``: the checkpoint's files and those of packed weights are dropped from the system's cache before every start and every reading; ``cached``: they
 are read once before. Programs and libraries stay cached in both. The breakdown of a start is taken from the times of its lines
 on standard error with ``--log-level debug``, in one more start of each kind.
 """
@@ -20,9 +21,11 @@ from pathlib import Path
 
 from labinfer.observe.table import format_table
 from labinfer.weights.files import weight_files
+from labinfer.weights.weight_cache import WeightCache
 
 LAUNCH = Path(__file__).parent.parent / "launch.py"
 PIECE = 16 << 20
+ANEW = ("--weight-cache-size", "0")
 
 
 def main() -> None:
@@ -43,22 +46,36 @@ def main() -> None:
         *flags,
     ]
 
+    start(command)  # functions are compiled and chosen, and packed weights are kept
     rows, lines = [], []
     for name, prepare in (("cached", read), ("dropped", drop)):
-        starts, readings = [], []
+        starts: dict[str, list[tuple[float, float]]] = {"anew": [], "kept": []}
+        readings = []
         for _ in range(args.rounds):
             prepare(files)
             readings.append(read(files))
-            prepare(files)
-            starts.append(start(command)[-1][0])
-        ratio = statistics.median(taken / reading for taken, reading in zip(starts, readings, strict=True))
-        rows.append((name, f"{statistics.median(starts):.2f}", f"{statistics.median(readings):.2f}", f"{ratio:.2f}"))
-        prepare(files)
-        lines += [f"\n{name}:", *breakdown(start([*command, "--log-level", "debug"]))]
+            for kind, times in starts.items():
+                prepare([*files, *packed_files()])
+                noted, whole = start([*command, *ANEW] if kind == "anew" else command)
+                times.append((noted[-1][0], whole))
+        for kind, times in starts.items():
+            first, whole = (statistics.median(column) for column in zip(*times, strict=True))
+            reading = statistics.median(readings)
+            rows.append((name, kind, f"{first:.2f}", f"{whole:.2f}", f"{reading:.2f}", f"{first / reading:.2f}"))
+            prepare([*files, *packed_files()])
+            own = ANEW if kind == "anew" else ()
+            lines += [f"\n{name}, {kind}:", *breakdown(start([*command, *own, "--log-level", "debug"])[0])]
     total = sum(path.stat().st_size for path in files)
     print(f"{total / 1e9:.2f} GB; medians of {args.rounds}\n")
-    print(format_table(("weights", "to first token, s", "to read the bytes, s", "ratio"), rows))
+    header = ("files", "weights", "to first token, s", "whole process, s", "to read the bytes, s", "ratio")
+    print(format_table(header, rows))
     print(*lines, sep="\n")
+
+
+def packed_files() -> list[Path]:
+    """Files of packed weights that are kept."""
+    cache = WeightCache.from_home(1)
+    return [file.path for file in cache.files()] if cache is not None else []
 
 
 def drop(files: list[Path]) -> None:
@@ -79,8 +96,11 @@ def read(files: list[Path]) -> float:
     return time.perf_counter() - begin
 
 
-def start(command: list[str]) -> list[tuple[float, str]]:
-    """Run a prompt for a token. Returns the lines on standard error, each with its second; the last is the first token's.
+def start(command: list[str]) -> tuple[list[tuple[float, str]], float]:
+    """Run a prompt for a token.
+
+    Returns:
+        The lines on standard error, each with its second, of which the last is the first token's; and the seconds of the process.
 
     Raises:
         RuntimeError: the run failed.
@@ -101,7 +121,9 @@ def start(command: list[str]) -> list[tuple[float, str]]:
     process.communicate()
     if process.returncode or not requested:
         raise RuntimeError("\n".join(text for _, text in lines))
-    return [(second, text) for second, text in lines if text.startswith("labinfer: ")] + [(lines[-1][0], "first token")]
+    whole = time.perf_counter() - begin
+    noted = [(second, text) for second, text in lines if text.startswith("labinfer: ")]
+    return [*noted, (lines[-1][0], "first token")], whole
 
 
 def breakdown(lines: list[tuple[float, str]]) -> list[str]:

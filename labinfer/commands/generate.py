@@ -66,6 +66,7 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
         else:
             llm.follow()
     llm.close()
+    session.signals.running = False  # what the process still waits for may be broken off
     return 128 + session.signals.signum if session.signals.signum else status
 
 
