@@ -39,7 +39,7 @@ class OutputRows:
     rows_R: torch.Tensor
     """In order, those of a sequence the last of its rows; int64."""
     attention: AttentionBatch
-    """Of the sequences that have such rows."""
+    """Attention batch of the sequences that have such rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,7 @@ class ModelRunner:
         return OutputRows(rows_R, AttentionBatch.build(row_ptr, lens, tables, rows_R.device))
 
     def _logits(self, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
-        """Of the rows that are sampled."""
+        """Logits of the rows that are sampled."""
         return self.model.logits(hidden_TD if batch.output_rows is not None else hidden_TD[batch.sample_rows_B])
 
     @torch.inference_mode()
