@@ -54,6 +54,7 @@ class DecoderLayer(nn.Module):
         batch: ModelInputBatch,
         cache: Any,
         angles: Angles | None,
+        *,
         output_rows: OutputRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states and what is still to be added to them, in and out: the next norm adds it as it reads both.
@@ -186,7 +187,7 @@ class Decoder(nn.Module):
             number = self._rope_numbers[index]
             own_angles = None if number is None else angles[number]
             output_rows = batch.output_rows if self._ctx.is_last and index == len(caches) - 1 else None
-            hidden_TD, delta_TD = layer(hidden_TD, delta_TD, batch, cache, own_angles, output_rows)
+            hidden_TD, delta_TD = layer(hidden_TD, delta_TD, batch, cache, own_angles, output_rows=output_rows)
         return hidden_TD + delta_TD
 
     def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:
