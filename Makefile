@@ -27,7 +27,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheels clean
+.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -203,6 +203,9 @@ screenshots: $(VENV)/.setup-test ## draw the pages for docs/images anew (four mi
 demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and measure them
 	$(BIN)/python tools/demo_model/train.py --output labinfer/assets
 	$(BIN)/python tools/demo_model/evaluate.py --card
+
+wheel: $(VENV)/.setup-test ## build a wheel in dist/ that needs no compiler where it is installed (some minutes)
+	$(BIN)/python tools/build_wheel.py
 
 wheels: ## fill wheels/ with all that a machine without a network needs; copy the checkout with it
 	$(PYTHON) -m pip --disable-pip-version-check download --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'

@@ -17,15 +17,25 @@ pytestmark = pytest.mark.skipif(
 PARAMS = SamplingParams(max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
 
 
-@pytest.mark.parametrize("kind", ["qwen2-tied", "llama-untied", "llama-tied-biased", "qwen2-windows"])
-def test_log_probabilities_are_as_near_to_float32s_as_torchs(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("qwen2-tied", "bfloat16"),
+        ("llama-untied", "bfloat16"),
+        ("llama-tied-biased", "bfloat16"),
+        ("qwen2-windows", "bfloat16"),
+        ("qwen2-tied", "float16"),
+        ("llama-tied-biased", "float16"),
+    ],
+)
+def test_log_probabilities_are_as_near_to_float32s_as_torchs(tmp_path, kind, dtype):
     """Of every prompt token; the largest and the mean error may be a little larger, as both scatter."""
     directory = str(make_checkpoint(tmp_path / "model", kind))
     found = {}
     for name, options in {
         "exact": {"dtype": "float32"},
-        "reference": {"dtype": "bfloat16", "functions": "reference"},
-        "auto": {"dtype": "bfloat16", "autotune": False},
+        "reference": {"dtype": dtype, "functions": "reference"},
+        "auto": {"dtype": dtype, "autotune": False},
     }.items():
         with LLM(directory, num_kv_blocks=200, threads=1, **options) as llm:
             outputs = llm.generate(mixed_prompts(), PARAMS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 
 from labinfer.config import EngineOptions
@@ -12,6 +13,8 @@ from labinfer.group.shared_signals import share_signals
 from labinfer.group.signals import SignalGuard
 from labinfer.observe.progress_line import Ticker
 from labinfer.spmd.environment import LaunchEnvironment
+from labinfer.spmd.machine import numa_node
+from labinfer.spmd.threads import advice_on_memory
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,9 @@ class Session:
             for note in self.environment.notes:
                 logger.info("%s", note)
             logger.info("transport %s; %s", group.comm.name, group.threads.describe())
+            advice = advice_on_memory(map(numa_node, os.sched_getaffinity(0)), group.size)
+            if advice and not group.everyone[0].accelerator:
+                logger.warning("%s", advice)
             if self.environment.supervisor is not None:
                 self.environment.supervisor.write_nodes([info.node for info in group.everyone])
         return group

@@ -23,8 +23,8 @@ FLAGS = ("-O3", "-std=c++17", "-fPIC", "-Wno-psabi")
 COMPILERS = ("g++", "c++", "clang++")
 PREBUILT = Path(__file__).parent / "prebuilt"
 """Libraries that came with the package; there are some in a wheel that ``make wheel`` made."""
-PREBUILT_FLAGS = ("-static-libstdc++", "-static-libgcc", "-s")
-"""For those: other machines have other versions of these libraries."""
+PREBUILT_FLAGS = ("-static-libstdc++", "-Wl,--exclude-libs,ALL,--gc-sections", "-s")
+"""For linking those: other machines may have an older libstdc++."""
 TIME_LIMIT = 120
 """Seconds of one compilation."""
 LOOK_SECONDS = 0.2
@@ -105,7 +105,7 @@ def build_prebuilt(name: str, sources: Path, folder: Path, flags: Sequence[str],
         NoCompiler: there is none for that kind, or it failed.
     """
     path = folder / _prebuilt_name(name, sources, flags, target)
-    _compile([find_compiler(target), *FLAGS, *target.flags, *flags, *PREBUILT_FLAGS], sources, path)
+    _compile([find_compiler(target), *FLAGS, *target.flags, *flags], sources, path, link_flags=PREBUILT_FLAGS)
     path.chmod(0o755)
     return path
 
@@ -146,7 +146,12 @@ def _prebuilt_name(name: str, sources: Path, flags: Sequence[str], target: Targe
 
 
 def _compile(
-    command: Sequence[str], sources: Path, path: Path, on_progress: OnProgress = lambda done, total: None
+    command: Sequence[str],
+    sources: Path,
+    path: Path,
+    on_progress: OnProgress = lambda done, total: None,
+    *,
+    link_flags: Sequence[str] = (),
 ) -> None:
     """Compile and link with the compiler and flags of ``command``; ``path`` appears when it is complete.
 
@@ -160,7 +165,7 @@ def _compile(
             objects = [str(Path(directory) / f"{file.stem}.o") for file in files]
             commands = [[*command, "-c", str(file), "-o", out] for file, out in zip(files, objects, strict=True)]
             _run_all(commands, on_progress)
-            _run([*command, "-shared", *objects, "-o", str(unfinished)])
+            _run([*command, *link_flags, "-shared", *objects, "-o", str(unfinished)])
             unfinished.chmod(0o700)  # whatever the umask is
             os.replace(unfinished, path)
     except (OSError, subprocess.TimeoutExpired) as error:

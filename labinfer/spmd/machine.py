@@ -89,7 +89,7 @@ def resolve_device(flag: str, info: RankInfo) -> torch.device:
 
 
 def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:
-    """The CPUs of this process's affinity mask by core, the cores of a socket one after another.
+    """The CPUs of this process's affinity mask by core, those of a NUMA node one after another, and its sockets' too.
 
     CPUs are often numbered with the second hardware threads of all cores after the first ones of all sockets, so that a
     run of numbers would be half of every core.
@@ -97,7 +97,7 @@ def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/de
     Args:
         cpus: the mask; this process's own by default.
     """
-    cores: dict[tuple[int, int], list[int]] = {}
+    cores: dict[tuple[int, int, int], list[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0) if cpus is None else cpus):
         topology = system / f"cpu{cpu}" / "topology"
         try:
@@ -106,8 +106,14 @@ def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/de
             first = int(siblings.replace("-", ",").split(",")[0])
         except (OSError, ValueError):  # the system does not tell: take each CPU for a core
             socket, first = 0, cpu
-        cores.setdefault((socket, first), []).append(cpu)
+        cores.setdefault((socket, numa_node(cpu, system), first), []).append(cpu)
     return [cores[place] for place in sorted(cores)]
+
+
+def numa_node(cpu: int, system: Path = Path("/sys/devices/system/cpu")) -> int:
+    """The NUMA node, that is the part of the memory, that a CPU is nearest to; 0 where the system does not tell."""
+    folders = [path.name.removeprefix("node") for path in (system / f"cpu{cpu}").glob("node[0-9]*")]
+    return int(folders[0]) if folders else 0
 
 
 def cpu_limit() -> int:

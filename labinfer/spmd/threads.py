@@ -72,6 +72,21 @@ def own_cores(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[list[int]]:
     return mine.cores[begin:end]
 
 
+def advice_on_memory(nodes: Iterable[int], num_ranks: int) -> str:
+    """Advice where a rank computes on CPUs of several NUMA nodes; empty where it does not.
+
+    Args:
+        nodes: those of its CPUs.
+    """
+    count = len(set(nodes))
+    if count < 2:
+        return ""
+    return (
+        f"rank 0 computes on {count} NUMA nodes, and reads much of its weights from memory that is far from it; a rank for each node is "
+        f"faster: {count * num_ranks} ranks in place of {num_ranks}, with {count} times as much for -tp (-tp {count} where it was not given)"
+    )
+
+
 def format_ranges(cpus: Iterable[int]) -> str:
     """CPU numbers as the kernel and ``taskset`` write them: 0, 1, 2, 5 → ``0-2,5``."""
     runs: list[list[int]] = []

@@ -132,7 +132,9 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
       Multiply<Kernel> multiply_keys = multiply_of<Kernel, Rows::QUERIES>(some);
       Multiply<Kernel> multiply_values = multiply_of<Kernel, Rows::WEIGHTS>(some);
-      for (int64_t unit = 0; unit < units; unit += 2)
+      bool few = some <= FEW;
+      if (few) multiply_keys = straight_of<Kernel, Rows::QUERIES, 1>(some);
+      for (int64_t unit = 0; unit < units; unit += few ? 1 : 2)
         multiply_keys(query + row * size, {span.keys() + unit, span.keys() + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT},
                       scores + unit * UNIT, SPAN);
       for (int r = 0; r < some; ++r) {
@@ -142,7 +144,12 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
                batch.scale * LOG2_E, batch.keys.scales ? span.key_scales : nullptr,
                batch.values.scales ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      for (int64_t i = 0; i < span.width; i += PANEL) {
+      int64_t i = 0;
+      if (few)
+        for (; i + 4 * UNIT <= span.width; i += 4 * UNIT)
+          straight_of<Kernel, Rows::WEIGHTS, 4>(some)(
+              weights, {span.values(), nullptr, 2 * i, 0, units * UNIT / 2, UNIT / 2, 2 * span.width}, part + i, width);
+      for (; i < span.width; i += PANEL) {
         int64_t second = i + WIDTH < span.width ? i + WIDTH : i;
         multiply_values(weights, {span.values(), span.values(), 2 * i, 2 * second, units * UNIT / 2, UNIT / 2, 2 * span.width},
                         part + i, width);

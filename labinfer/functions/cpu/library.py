@@ -87,6 +87,9 @@ def load(path: Path) -> Library:
     arguments = {
         "pack_weight": [pointer, size, size, count],
         "linear": [pointer] * 4 + [size] * 3 + [count],
+        "pack_float16": [pointer, size, size, count],
+        "linear_float16": [pointer] * 4 + [size] * 3 + [count],
+        "embedding_float16": [pointer] * 3 + [size] * 4 + [count],
         "linear12": [pointer] * 4 + [size] * 3 + [count],
         "pack12": [pointer] * 4 + [size] * 2 + [count],
         "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,

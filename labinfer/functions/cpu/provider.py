@@ -15,6 +15,7 @@ from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
+from labinfer.functions.cpu.float16 import CpuFloat16
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
@@ -61,6 +62,7 @@ class CpuProvider(Provider):
         if has_dot(self._library):
             calls = CpuFunctions(self._library, dot=True).calls()
             _add(registry, {name: calls[name] for name in PANEL_FUNCTIONS}, name="cpu-dot", dtypes=CpuFunctions.dtypes)
+        _add(registry, CpuFloat16(self._library).calls(), name="cpu", dtypes=CpuFloat16.dtypes)
         packed12 = {"weights": "packed12", "dtypes": CpuPacked12.dtypes}
         _add(registry, CpuPacked12(self._library).calls(), name="cpu-packed12", **packed12)
         if has_dot(self._library):

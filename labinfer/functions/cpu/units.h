@@ -8,7 +8,9 @@ namespace {
 // A cache in tiles holds the keys of 16 tokens of a KV head as a unit (pairs of numbers, 16 keys, 2), and their values as a
 // unit (pairs of keys, numbers, 2): what a step of a product reads stands together, and a unit is one straight stream.
 constexpr int UNIT = WIDTH;
-constexpr int AHEAD_UNITS = 4;  // so many units before they are read, what they hold is on its way
+// So many units before they are read, what they hold is on its way, to the second-level cache: the first has too few places for
+// lines that are awaited.
+constexpr int AHEAD_UNITS = 4;
 
 // Keys of a step of the softmax. Spans begin at multiples of it, each is computed for itself, and they are joined in their
 // order: so a token comes to the same bits whatever else is computed with it, and by whom.
@@ -36,6 +38,11 @@ struct FmaUnits {
   using Input = float;
   static constexpr int ROWS = REGISTER == 64 ? 13 : 6;
 
+  static lanes add(lanes total, lane_words both, const float* pair) {
+    total += (lanes)(both << 16) * pair[0];
+    return total + (lanes)(both & 0xffff0000) * pair[1];
+  }
+
   template <Rows KIND, int COUNT>
   static void multiply(const float* x, const Columns& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
@@ -52,8 +59,8 @@ struct FmaUnits {
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
           if (column == 0) {
-            __builtin_prefetch(soon[0] + from);
-            __builtin_prefetch(soon[1] + from);
+            __builtin_prefetch(soon[0] + from, 0, 2);
+            __builtin_prefetch(soon[1] + from, 0, 2);
           }
 #pragma GCC unroll 2
           for (int odd = 0; odd < 2; ++odd) {
@@ -85,6 +92,10 @@ struct DotUnits {
   using Input = bf16;
   static constexpr int ROWS = Dot::ROWS;
 
+  static lanes add(lanes total, lane_words both, const bf16* pair) {
+    return Dot::add(total, both, load<uint32_t>(pair) - lane_words{});
+  }
+
   template <Rows KIND, int COUNT>
   static void multiply(const bf16* x, const Columns& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
@@ -107,8 +118,8 @@ struct DotUnits {
             both[j] = load<lane_words>(at[lane / UNIT] + from + lane % UNIT * 2);
           }
           if (column == 0) {
-            __builtin_prefetch(soon[0] + from);
-            __builtin_prefetch(soon[1] + from);
+            __builtin_prefetch(soon[0] + from, 0, 2);
+            __builtin_prefetch(soon[1] + from, 0, 2);
           }
 #pragma GCC unroll 16
           for (int row = 0; row < COUNT; ++row) {
@@ -125,6 +136,37 @@ struct DotUnits {
 };
 #endif
 
+// The same for FEW rows at most, with one unit of keys or up to 64 numbers of values at once: what is read is one straight
+// stream, which the processor fetches ahead of itself. For those that have the registers.
+constexpr int FEW = REGISTER == 64 ? 7 : 0;
+
+template <typename Kernel, Rows KIND, int COUNT, int ACROSS>
+void multiply_straight(const typename Kernel::Input* x, const Columns& columns, float* out, int64_t out_stride) {
+  using At = Distance<KIND, COUNT>;
+  lanes total[COUNT][ACROSS] = {};
+  const typename Kernel::Input* input = x;
+  int64_t left = columns.pairs;
+  for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
+    const bf16* at = columns.first[i] + columns.first_offset;
+    const bf16* soon = columns.first[i + AHEAD_UNITS] + columns.first_offset;
+    int64_t pairs = std::min(left, columns.group);
+    for (int64_t pair = 0; pair < pairs; ++pair, at += columns.stride, soon += columns.stride, input += At::PAIR) {
+      lane_words both[ACROSS];
+#pragma GCC unroll 4
+      for (int j = 0; j < ACROSS; ++j) {
+        both[j] = load<lane_words>(at + j * 2 * UNIT);
+        __builtin_prefetch(soon + j * 2 * UNIT, 0, 2);
+      }
+#pragma GCC unroll 7
+      for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 4
+        for (int j = 0; j < ACROSS; ++j) total[row][j] = Kernel::add(total[row][j], both[j], input + row * At::ROW);
+    }
+  }
+  for (int row = 0; row < COUNT; ++row)
+    for (int j = 0; j < ACROSS; ++j) store(out + row * out_stride + j * UNIT, total[row][j]);
+}
+
 // Rows times 32 columns to out (rows, out_stride), for a number of rows up to the kernel's.
 template <typename Kernel>
 using Multiply = void (*)(const typename Kernel::Input*, const Columns&, float*, int64_t);
@@ -138,6 +180,17 @@ constexpr Multiply<Kernel> multiply_among(int rows, std::integer_sequence<int, C
 template <typename Kernel, Rows KIND>
 constexpr Multiply<Kernel> multiply_of(int rows) {
   return multiply_among<Kernel, KIND>(rows, std::make_integer_sequence<int, Kernel::ROWS>{});
+}
+
+template <typename Kernel, Rows KIND, int ACROSS, int... COUNT>
+constexpr Multiply<Kernel> straight_among(int rows, std::integer_sequence<int, COUNT...>) {
+  constexpr Multiply<Kernel> found[] = {multiply_straight<Kernel, KIND, COUNT + 1, ACROSS>..., nullptr};
+  return found[rows - 1];
+}
+
+template <typename Kernel, Rows KIND, int ACROSS>
+constexpr Multiply<Kernel> straight_of(int rows) {
+  return straight_among<Kernel, KIND, ACROSS>(rows, std::make_integer_sequence<int, FEW>{});
 }
 
 }  // namespace

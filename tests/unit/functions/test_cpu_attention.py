@@ -74,7 +74,7 @@ class Case:
 
 
 @pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 4, 6), (0, 33)], ids=str)
-@pytest.mark.parametrize("size", [16, 64, 80, 38])
+@pytest.mark.parametrize("size", [16, 64, 80, 112, 38])
 @pytest.mark.parametrize("window", [0, 1, 9])
 @ALL_SHAPES
 def test_attention_is_that_of_the_reference(functions, head_ptr, size, window, block, kv_dtype):

@@ -108,7 +108,9 @@ def entries(cache: LayerCache) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("block", [4, 16, 32])
-@pytest.mark.parametrize(("heads", "num_kv", "size"), [(4, 2, 16), (3, 3, 8), (14, 2, 64)])
+@pytest.mark.parametrize(
+    ("heads", "num_kv", "size"), [(4, 2, 16), (3, 3, 8), (14, 2, 64), (2, 1, 80), (4, 2, 96), (2, 1, 112)]
+)
 def test_rotate_and_write(cpu, heads, num_kv, size, block):
     tokens = 6
     qkv, angles = random(tokens, heads + 2 * num_kv, size), torch.randn(tokens, size // 2).repeat(1, 2)

@@ -8,8 +8,15 @@ import sys
 
 import pytest
 
-from labinfer.spmd.machine import RankInfo, usable_cores
-from labinfer.spmd.threads import ThreadChoice, choose_threads, format_ranges, is_oversubscribed, own_cores
+from labinfer.spmd.machine import RankInfo, numa_node, usable_cores
+from labinfer.spmd.threads import (
+    ThreadChoice,
+    advice_on_memory,
+    choose_threads,
+    format_ranges,
+    is_oversubscribed,
+    own_cores,
+)
 
 
 def rank(number: int, cores: list[list[int]], node: str = "a", num_cpus: int = 8, limit: int = 8) -> RankInfo:
@@ -131,6 +138,23 @@ def test_cores_are_read_with_their_hardware_threads_socket_by_socket(tmp_path):
         (topology / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
     assert usable_cores(range(8), tmp_path) == [[0, 4], [2, 6], [1, 5], [3, 7]]
     assert usable_cores([3, 4, 5, 6], tmp_path) == [[4], [6], [5], [3]]
+
+
+def test_cores_of_a_numa_node_are_neighbours(tmp_path):
+    """A socket with two nodes, whose cores are numbered in turn."""
+    for cpu in range(4):
+        topology = tmp_path / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text("0\n")
+        (topology / "thread_siblings_list").write_text(f"{cpu}\n")
+        (tmp_path / f"cpu{cpu}" / f"node{cpu % 2}").mkdir()
+    assert usable_cores(range(4), tmp_path) == [[0], [2], [1], [3]]
+    assert [numa_node(cpu, tmp_path) for cpu in range(5)] == [0, 1, 0, 1, 0]
+
+
+def test_a_rank_on_several_numa_nodes_is_advised_against():
+    assert advice_on_memory([1, 1], 4) == ""
+    assert "computes on 2 NUMA nodes" in advice_on_memory([0, 1, 0], 1) and "-tp 2" in advice_on_memory([0, 1], 1)
 
 
 def test_machine_that_says_nothing_of_its_cores_has_one_for_each_cpu(tmp_path):

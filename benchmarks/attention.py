@@ -1,0 +1,139 @@
+"""Rates of attention over the KV cache beside the machine's limits, with one query token and with a prompt.
+
+    python benchmarks/attention.py --threads 2
+
+Decode: bytes of keys, values and scales that one sequence's token sees, by the time of the call, beside the rate at which the same
+threads read memory; as many caches take turns as no processor's cache holds. Blocks stand in the order of their tokens, or anywhere.
+Prompt: operations of both products beside the rate of the processor's dense products. Figures are medians over rounds in which all
+take turns, with the ceilings before and after them; sizes are by default those of a layer of Qwen2.5-0.5B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from experts import CACHE, seconds
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.ceilings import Ceilings
+from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.providers import make_registry
+from labinfer.native.memory import use_huge_pages
+from labinfer.observe.table import format_table
+
+CPU = torch.device("cpu")
+DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Calls that read so many tokens of context for so many new ones."""
+
+    dtype: str
+    context: int
+    num_new: int
+    is_shuffled: bool
+    calls: tuple[Callable[[], object], ...]
+    num_bytes: int
+    """Bytes of the cache that a call needs."""
+    operations: int
+
+
+def make_case(
+    function: Callable, args: argparse.Namespace, dtype: str, context: int, *, num_new: int, is_shuffled: bool
+) -> Case:
+    heads = (args.kv_heads, args.size)
+    num_blocks = -(-context // args.block_size)
+    bytes_per_token = 2 * args.kv_heads * (args.size * DTYPES[dtype].itemsize + (4 if dtype == "int8" else 0))
+    layers = 1 if num_new > 1 else -(-CACHE // (context * bytes_per_token))
+    cache = LayerCache.zeros(layers * num_blocks, args.block_size, heads, DTYPES[dtype], tiled=not args.rows)
+    for tensor in cache.tensors():
+        if args.huge_pages:
+            use_huge_pages(tensor.data_ptr(), tensor.nbytes)
+        tensor.fill_(1)  # zeros that were never written are one page of memory
+    order = torch.randperm(layers * num_blocks) if is_shuffled else torch.arange(layers * num_blocks)
+    q_THP = torch.randn(num_new, args.heads, args.size).bfloat16()
+    head_ptr = torch.arange(args.kv_heads + 1) * (args.heads // args.kv_heads)
+
+    def bind(table: torch.Tensor) -> Callable[[], object]:
+        batch = AttentionBatch.build([0, num_new], [context], [table.tolist()], CPU)
+        return lambda: function(q_THP, cache, batch, head_ptr, args.size**-0.5)
+
+    return Case(
+        dtype=dtype,
+        context=context,
+        num_new=num_new,
+        is_shuffled=is_shuffled,
+        calls=tuple(bind(table) for table in order.split(num_blocks)),
+        num_bytes=context * bytes_per_token,
+        operations=4 * args.heads * args.size * sum(range(context - num_new + 1, context + 1)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heads", type=int, default=14)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--size", type=int, default=64, help="of a head")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 1000, 4000, 16000])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--implementation", default="", help="such as cpu-dot; by default the preferred one")
+    parser.add_argument("--rows", action="store_true", help="a cache in rows instead of tiles")
+    parser.add_argument("--huge-pages", action="store_true", help="ask for large pages for the cache")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    provider = CpuProvider()
+    provider.prepare(CPU)
+    candidates = make_registry([provider]).candidates("paged_attention", CPU, torch.bfloat16)
+    function = candidates[args.implementation or list(candidates)[-1]].call
+    cases = [
+        make_case(function, args, dtype, context, num_new=1, is_shuffled=is_shuffled)
+        for dtype in args.dtypes
+        for context in args.contexts
+        for is_shuffled in (False, True)
+    ]
+    cases += [
+        make_case(function, args, dtype, prompt, num_new=prompt, is_shuffled=False)
+        for dtype in args.dtypes
+        for prompt in args.prompts
+    ]
+    before = provider.ceilings()
+    times: list[list[float]] = [[] for _ in cases]
+    for number in range(args.rounds + 1):
+        for case, measured in zip(cases, times, strict=True):
+            taken = seconds(lambda case=case: [call() for call in case.calls]) / len(case.calls)
+            if number > 0:  # the first round warms up
+                measured.append(taken)
+    print_figures(cases, [statistics.median(measured) for measured in times], (before, provider.ceilings()))
+
+
+def print_figures(cases: list[Case], times: list[float], ceilings: tuple[Ceilings, Ceilings]) -> None:
+    """A row for each case, with its share of the mean of the ceilings."""
+    memory = statistics.mean(ceiling.memory for ceiling in ceilings)
+    dense = statistics.mean(max(ceiling.dot, ceiling.float32) for ceiling in ceilings)
+    reads = ", ".join(f"{ceiling.memory / 1e9:.1f}" for ceiling in ceilings)
+    print(f"memory {reads} GB/s, dense products {dense / 1e9:.0f} GFLOP/s")
+    rows = []
+    for case, time in zip(cases, times, strict=True):
+        rate, share = case.num_bytes / time, case.num_bytes / time / memory
+        name, unit = ("shuffled" if case.is_shuffled else "in order"), "GB/s"
+        if case.num_new > 1:
+            rate, share = case.operations / time, case.operations / time / dense
+            name, unit = "prompt", "GFLOP/s"
+        rows.append((case.dtype, case.context, name, f"{time * 1e6:.0f}", f"{rate / 1e9:.1f} {unit}", f"{share:.0%}"))
+    print(format_table(("cache", "context", "blocks", "us", "rate", "of the ceiling"), rows))
+
+
+if __name__ == "__main__":
+    main()
