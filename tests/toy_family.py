@@ -75,7 +75,7 @@ class Decay(nn.Module):
     def calls(self) -> Iterator[FunctionCall]:
         yield from ()
 
-    def forward(self, x_TD, batch, cache: DecayState, angles):
+    def forward(self, x_TD, batch, cache: DecayState, angles, output_rows=None):
         assert angles is None
         x_TF, attention = self.in_proj(x_TD), batch.attention
         out_TF = torch.empty_like(x_TF)
@@ -87,7 +87,7 @@ class Decay(nn.Module):
                 sum_F = DECAY * sum_F + x_TF[row]
                 out_TF[row] = sum_F
             cache.sums[slot] = sum_F
-        return self.out_proj(out_TF)
+        return self.out_proj(out_TF if output_rows is None else out_TF[output_rows.rows_R])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class Latent(nn.Module):
     def calls(self) -> Iterator[FunctionCall]:
         yield from ()
 
-    def forward(self, x_TD, batch, cache: LatentCache, angles):
+    def forward(self, x_TD, batch, cache: LatentCache, angles, output_rows=None):
         q_THR = self.q_proj(x_TD).view(len(x_TD), self._num_heads, -1)
         kv_TR = self.kv_proj(x_TD)
         q_THR = torch.cat((q_THR[..., :LATENT], turn(q_THR[..., LATENT:], *angles)), dim=-1)
@@ -156,7 +156,8 @@ class Latent(nn.Module):
             hidden = torch.ones(num_new, length, dtype=torch.bool).triu(length - num_new + 1)
             weights_HTS = scores_HTS.masked_fill(hidden, float("-inf")).softmax(dim=-1)
             out_TF.append(torch.einsum("hts,sr->thr", weights_HTS, seen_SR[:, :LATENT]).flatten(1))
-        return self.out_proj(torch.cat(out_TF))
+        out_TF = torch.cat(out_TF)
+        return self.out_proj(out_TF if output_rows is None else out_TF[output_rows.rows_R])
 
 
 def turn(x_THR, cos_TR, sin_TR):

@@ -86,7 +86,7 @@ def run_texts(group: RankGroup, parts: RankParts, steps: TextSteps) -> list[torc
     states = []
     with group.progress.without_limit():  # a stage may be much slower than the one before it
         for plan in steps.plans():
-            _, hidden_TD = worker.run_layers(plan, worker.post(plan.step_id, plan.num_tokens))
+            _, hidden_TD = worker.run_layers(plan, worker.post(plan.step_id, plan.num_tokens), all_rows=True)
             worker.runner.forget([entry.seq_id for entry in plan.entries])
             if is_last:
                 states.append(hidden_TD.clone())  # the next step may have its own in the same memory

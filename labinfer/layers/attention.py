@@ -14,7 +14,7 @@ from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, PoolLayout
 from labinfer.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.layers.context import StageContext
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.layers.linear import QKVParallelLinear, RowParallelLinear
 from labinfer.layers.mixer import Angles
 from labinfer.layers.norm import NormWeight, ShardedRMSNorm
@@ -128,9 +128,14 @@ class Attention(nn.Module):
         return replace(spec, per_token=spec.per_token | {"k": replace(spec.per_token["k"], can_turn=False)})
 
     def forward(
-        self, x_TD: torch.Tensor, batch: ModelInputBatch, cache: LayerCache, angles: Angles | None
+        self,
+        x_TD: torch.Tensor,
+        batch: ModelInputBatch,
+        cache: LayerCache,
+        angles: Angles | None,
+        output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
-        """(T, D) → (T, D); writes the new tokens' keys and values into ``cache``."""
+        """(T, D) → (T, D), or (R, D); writes the new tokens' keys and values into ``cache``."""
         config, functions, num_kv = self.config, self._functions, self._shard.num_kv
         qkv_TI, gate_TI = self.qkv_proj(x_TD), None
         if config.output_gate:
@@ -149,10 +154,16 @@ class Attention(nn.Module):
         )
         if config.query_scaling is not None:
             q_THP = q_THP * config.query_scaling(batch.positions_T, q_THP.dtype)
+        attention = batch.attention
+        if output_rows is not None:
+            if not len(output_rows.rows_R):
+                return x_TD[:0]
+            attention, q_THP = output_rows.attention, q_THP[output_rows.rows_R]
+            gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
         out_THP = functions.paged_attention(
-            q_THP, cache, batch.attention, self._head_ptr, config.head_size**-0.5, window=config.window
+            q_THP, cache, attention, self._head_ptr, config.head_size**-0.5, window=config.window
         )
-        out_TI = out_THP.reshape(x_TD.shape[0], -1)
+        out_TI = out_THP.reshape(q_THP.shape[0], -1)
         return self.o_proj(out_TI if gate_TI is None else out_TI * gate_TI.sigmoid())
 
     def _head_norms(self) -> HeadNorms | None:

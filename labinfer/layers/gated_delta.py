@@ -12,7 +12,7 @@ from labinfer.functions.calls import FunctionCall
 from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedNormCall
 from labinfer.layers.cache_spec import CacheSpec, StateTensor
 from labinfer.layers.context import StageContext
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from labinfer.layers.mixer import Angles
 from labinfer.layers.norm import NormWeight
@@ -93,9 +93,14 @@ class GatedDeltaNet(nn.Module):
         return CacheSpec(view=DeltaState, per_sequence={"conv": conv, "delta": delta})
 
     def forward(
-        self, x_TD: torch.Tensor, batch: ModelInputBatch, cache: DeltaState, angles: Angles | None
+        self,
+        x_TD: torch.Tensor,
+        batch: ModelInputBatch,
+        cache: DeltaState,
+        angles: Angles | None,
+        output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
-        """(T, D) → (T, D); brings the state of each sequence up to date."""
+        """(T, D) → (T, D), or (R, D); brings the state of each sequence up to date."""
         functions, places = self._functions, (batch.attention, batch.state_slots_B)
         projected_TI = self.in_proj(x_TD)
         qkv_TC, z_TI = projected_TI[:, : -self._num_values], projected_TI[:, -self._num_values :]
@@ -110,6 +115,10 @@ class GatedDeltaNet(nn.Module):
             key_heads_H=self._key_heads_H,
         )
         z_THP = z_TI.unflatten(1, (-1, self.config.value_size))
+        if output_rows is not None:
+            if not len(output_rows.rows_R):
+                return x_TD[:0]
+            out_THP, z_THP = out_THP[output_rows.rows_R], z_THP[output_rows.rows_R]
         out_THP = functions.gated_norm(out_THP, z_THP, self.norm.weight, self.config.norm_eps)
         return self.out_proj(out_THP.flatten(1))
 

@@ -32,6 +32,16 @@ class PooledRows:
     """Index of its sequence in the plan."""
 
 
+@dataclass(frozen=True)
+class OutputRows:
+    """Rows that somebody asks for at the end of the model, and their attention: its last layer computes no others."""
+
+    rows_R: torch.Tensor
+    """In order, those of a sequence the last of its rows; int64."""
+    attention: AttentionBatch
+    """Attention batch of the sequences that have such rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelInputBatch:
     """A flat batch of new tokens of several sequences."""
@@ -46,6 +56,8 @@ class ModelInputBatch:
     prompt_rows: list[PromptRow]
     """The prompt tokens whose log-probabilities the request asks for."""
     pooled: list[PooledRows]
+    output_rows: OutputRows | None = None
+    """The rows that ``Decoder.forward`` gives on the last stage; None for all."""
     state_slots_B: torch.Tensor | None = None
     """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
     begins with a state of zeros, whatever its slot holds."""

@@ -15,7 +15,7 @@ from torch import nn
 from labinfer.functions.calls import FunctionCall
 from labinfer.layers.cache_spec import CacheSpec
 from labinfer.layers.context import StageContext
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.layers.rope import RopeConfig
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -36,10 +36,18 @@ class Mixer(Protocol):
         """Calls of functions that it makes for every batch, but for those of its matrices and norms."""
         ...
 
-    def __call__(self, x_TD: torch.Tensor, batch: ModelInputBatch, cache: Any, angles: Angles | None) -> torch.Tensor:
-        """(T, D) → (T, D), the sum over the ranks.
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        batch: ModelInputBatch,
+        cache: Any,
+        angles: Angles | None,
+        output_rows: OutputRows | None = None,
+    ) -> torch.Tensor:
+        """(T, D) → (T, D), or (R, D) of the rows that are asked for; the sum over the ranks.
 
         Args:
+            output_rows: None for all. Whatever they are, all tokens go into the cache.
             cache: what ``cache_spec().view`` made of its pools.
             angles: of the table in ``rope``.
         """

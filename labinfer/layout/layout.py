@@ -76,7 +76,9 @@ class Layout:
         """
         meta = self.meta(place)
         in_file = max(0, meta.expert_bytes - self.expert_memory) if self.expert_memory else 0
-        return (self.loaded_bytes[place.rank] if self.loaded_bytes else meta.weight_bytes) - in_file
+        if self.loaded_bytes and not self.expert_memory:  # experts in a file are among what was loaded
+            return self.loaded_bytes[place.rank]
+        return meta.weight_bytes - in_file
 
     def useful_blocks(self, max_num_seqs: int, block_size: int) -> int:
         """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""

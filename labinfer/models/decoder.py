@@ -17,7 +17,7 @@ from labinfer.functions.calls import FunctionCall
 from labinfer.layers.cache_spec import CacheSpec
 from labinfer.layers.context import StageContext
 from labinfer.layers.embedding import VocabParallelEmbedding
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.layers.mixer import Angles
 from labinfer.layers.mixture import Mixture
 from labinfer.layers.norm import RMSNorm
@@ -54,10 +54,21 @@ class DecoderLayer(nn.Module):
         batch: ModelInputBatch,
         cache: Any,
         angles: Angles | None,
+        *,
+        output_rows: OutputRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and what is still to be added to them, in and out: the next norm adds it as it reads both."""
+        """Hidden states and what is still to be added to them, in and out: the next norm adds it as it reads both.
+
+        Args:
+            output_rows: those that are given out, (R, D); None for all.
+        """
         hidden_TD, x_TD = _add_and_norm(hidden_TD, delta_TD, self.input_layernorm)
-        delta_TD = self.self_attn(x_TD, batch, cache, angles)
+        if output_rows is None:
+            delta_TD = self.self_attn(x_TD, batch, cache, angles)
+        else:
+            delta_TD, hidden_TD = self.self_attn(x_TD, batch, cache, angles, output_rows), hidden_TD[output_rows.rows_R]
+            if not len(hidden_TD):
+                return hidden_TD, delta_TD
         if self.self_attn_output_norm is not None:
             _, delta_TD = self.self_attn_output_norm(delta_TD)
         hidden_TD, x_TD = _add_and_norm(hidden_TD, delta_TD, self.post_attention_layernorm)
@@ -144,7 +155,10 @@ class Decoder(nn.Module):
         return [layer.self_attn.cache_spec() for layer in self.model.layers.values()]
 
     def expert_loads(self) -> dict[int, torch.Tensor]:
-        """Tokens that each expert was given so far, (E,) int64, by layer; on the stage's first tensor-parallel rank only."""
+        """Tokens that each expert was given so far, (E,) int64, by layer; on the stage's first tensor-parallel rank only.
+
+        The model's last layer has only those of ``output_rows``.
+        """
         if self._ctx.tp.rank > 0:
             return {}
         mlps = {int(number): layer.mlp for number, layer in self.model.layers.items()}
@@ -159,7 +173,8 @@ class Decoder(nn.Module):
         return self._rotary[self._ropes.index(rope)]
 
     def forward(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None, caches: list[Any]) -> torch.Tensor:
-        """Run this stage: token ids on the first, the activations of the stage before on the others → (T, D).
+        """Run this stage: token ids on the first, the activations of the stage before on the others → (T, D); on the last
+        (R, D) of the batch's ``output_rows``.
 
         Args:
             caches: of the stage's layers, see ``cache_specs``.
@@ -168,8 +183,11 @@ class Decoder(nn.Module):
             hidden_TD = self.model.embed_tokens(batch.token_ids_T)
         angles = [table.at(batch.positions_T) for table in self._rotary]
         delta_TD = None
-        for layer, cache, number in zip(self.model.layers.values(), caches, self._rope_numbers, strict=True):
-            hidden_TD, delta_TD = layer(hidden_TD, delta_TD, batch, cache, None if number is None else angles[number])
+        for index, (layer, cache) in enumerate(zip(self.model.layers.values(), caches, strict=True)):
+            number = self._rope_numbers[index]
+            own_angles = None if number is None else angles[number]
+            output_rows = batch.output_rows if self._ctx.is_last and index == len(caches) - 1 else None
+            hidden_TD, delta_TD = layer(hidden_TD, delta_TD, batch, cache, own_angles, output_rows=output_rows)
         return hidden_TD + delta_TD
 
     def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:

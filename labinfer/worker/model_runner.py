@@ -11,7 +11,7 @@ from torch import nn
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.graph import Capture
 from labinfer.functions.protocols import Functions
-from labinfer.layers.input_batch import ModelInputBatch, PooledRows, PromptRow
+from labinfer.layers.input_batch import ModelInputBatch, OutputRows, PooledRows, PromptRow
 from labinfer.plan import BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
@@ -60,13 +60,17 @@ class ModelRunner:
     ):
         self.model, self._cache = model, cache
         self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
-        self._head = StepGraphs(lambda batch, hidden_TD: model.logits(hidden_TD[batch.sample_rows_B]), capture)
+        self._head = StepGraphs(self._logits, capture)
         self._dtype, self._indices = dtype, IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
 
-    def prepare(self, plan: BatchPlan) -> ModelInputBatch:
-        """Apply a plan's changes and build the inputs of its step; they hold until the next call."""
+    def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:
+        """Apply a plan's changes and build the inputs of its step; they hold until the next call.
+
+        Args:
+            all_rows: the last stage is to give all hidden states, not only those that the plan asks for.
+        """
         self.forget(plan.finished)
         for start in plan.starts:
             self._sequences[start.seq_id] = SequenceState(
@@ -116,6 +120,10 @@ class ModelRunner:
             table_ptr_B=[table_ptr],
             tables_N=block_tables,  # the last, so that the others stay in their places as contexts grow
         )
+        output_rows = None
+        if not (all_rows or prompt_rows or pooled) and len(sample_rows) < len(token_ids) > len(plan.entries):
+            counts = [entry.num_samples for entry in plan.entries]
+            output_rows = self._output_rows(tensors["sample_rows_B"], counts, context_lens, block_tables)
         return ModelInputBatch(
             token_ids_T=tensors["token_ids_T"],
             positions_T=tensors["positions_T"],
@@ -132,13 +140,30 @@ class ModelRunner:
             sample_rows_B=tensors["sample_rows_B"],
             prompt_rows=prompt_rows,
             pooled=pooled,
+            output_rows=output_rows,
             state_slots_B=tensors["state_slots_B"] if has_states else None,
         )
 
+    def _output_rows(
+        self, rows_R: torch.Tensor, counts: list[int], context_lens: list[int], block_tables: list[list[int]]
+    ) -> OutputRows:
+        """The rows that are sampled, so many of each sequence.
+
+        A step of one token for each sequence has none: it may be captured, with its numbers where they are.
+        """
+        sampled = [index for index, count in enumerate(counts) if count]
+        row_ptr = list(accumulate((counts[index] for index in sampled), initial=0))
+        lens, tables = [context_lens[index] for index in sampled], [block_tables[index] for index in sampled]
+        return OutputRows(rows_R, AttentionBatch.build(row_ptr, lens, tables, rows_R.device))
+
+    def _logits(self, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
+        """Logits of the rows that are sampled."""
+        return self.model.logits(hidden_TD if batch.output_rows is not None else hidden_TD[batch.sample_rows_B])
+
     @torch.inference_mode()
     def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out,
-        which may hold only until the next step."""
+        """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out, or
+        (R, D) of ``output_rows`` on the last one. They may hold only until the next step."""
         self._cache.move(plan.moves)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)

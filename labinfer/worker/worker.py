@@ -84,11 +84,17 @@ class Worker:
             return None
         return self._pipeline.post_activations(step_id, num_tokens, self._hidden_size, self._incoming, self._device)
 
-    def run_layers(self, plan: BatchPlan, arrival: Arrival | None) -> tuple[ModelInputBatch, torch.Tensor]:
-        """Build a step's inputs while its activations come, then run this stage's layers on them."""
+    def run_layers(
+        self, plan: BatchPlan, arrival: Arrival | None, all_rows: bool = False
+    ) -> tuple[ModelInputBatch, torch.Tensor]:
+        """Build a step's inputs while its activations come, then run this stage's layers on them.
+
+        Args:
+            all_rows: see ``ModelRunner.prepare``.
+        """
         begin = time.perf_counter()
         with self._recorder.slice("prepare", plan):
-            batch = self.runner.prepare(plan)
+            batch = self.runner.prepare(plan, all_rows)
         self.busy_time += time.perf_counter() - begin
         hidden_TD = None
         if arrival is not None:

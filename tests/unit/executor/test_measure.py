@@ -17,9 +17,9 @@ class RecordingWorker:
     def __init__(self, worker):
         self._worker, self.plans = worker, []
 
-    def run_layers(self, plan, arrival):
+    def run_layers(self, plan, arrival, all_rows=False):
         self.plans.append(plan)
-        return self._worker.run_layers(plan, arrival)
+        return self._worker.run_layers(plan, arrival, all_rows)
 
     def __getattr__(self, name):
         return getattr(self._worker, name)

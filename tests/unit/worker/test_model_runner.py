@@ -68,7 +68,7 @@ def vector_of(runner: ModelRunner, seq_id: int, pooling: str) -> torch.Tensor:
     plan = BatchPlan(
         step_id=0, starts=[start(seq_id)], finished=[], moves=[], entries=[chunk(seq_id, 0, len(PROMPTS[seq_id]))]
     )
-    batch = runner.prepare(plan)
+    batch = runner.prepare(plan, all_rows=True)
     normed_TD = runner.model.model.norm(runner.run(plan, batch, None))[1].double()
     runner.forget([seq_id])
     return normed_TD.mean(dim=0) if pooling == "mean" else normed_TD[-1]
