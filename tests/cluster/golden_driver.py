@@ -56,30 +56,43 @@ class LogitsRecorder:
 
 
 class ChoiceRecorder:
-    """Notes every token that this rank runs, its position and its experts in ascending order, by layer."""
+    """Notes every token that this rank runs, its position and its experts in ascending order, by layer. The last layer runs only
+    those that are asked for."""
 
     def __init__(self, model: torch.nn.Module):
         self.choices: dict[str, set[tuple[int, ...]]] = {}
-        self._tokens: list[list[int]] = []
+        self._left_out: dict[str, set[tuple[int, int]]] = {}
+        """Tokens with their positions that a layer did not run, by layer."""
+        self._tokens: list[tuple[int, int]] = []
+        self._asked: list[int] = []
         model.register_forward_pre_hook(self._note_tokens)
         for number, layer in model.model.layers.items():
             if isinstance(layer.mlp, Mixture):
-                chosen = self.choices[number] = set()
+                self.choices[number], self._left_out[number] = set(), set()
                 layer.mlp.gate.register_forward_hook(
-                    lambda module, given, output, chosen=chosen: self._note_choices(chosen, output[0])
+                    lambda module, given, output, number=number: self._note_choices(number, output[0])
                 )
 
     def _note_tokens(self, model, arguments) -> None:
         batch = arguments[0]
-        self._tokens = torch.stack((batch.token_ids_T, batch.positions_T), dim=1).tolist()
+        self._tokens = list(zip(batch.token_ids_T.tolist(), batch.positions_T.tolist(), strict=True))
+        self._asked = [] if batch.output_rows is None else batch.output_rows.rows_R.tolist()
 
-    def _note_choices(self, chosen: set[tuple[int, ...]], ids_TA: torch.Tensor) -> None:
+    def _note_choices(self, number: str, ids_TA: torch.Tensor) -> None:
+        tokens = self._tokens
+        if len(ids_TA) < len(tokens):
+            tokens = [tokens[row] for row in self._asked]
+            self._left_out[number].update(set(self._tokens) - set(tokens))
         experts = ids_TA.sort(dim=1).values.tolist()
-        chosen.update((*token, *ids) for token, ids in zip(self._tokens, experts, strict=True))
+        self.choices[number].update((*token, *ids) for token, ids in zip(tokens, experts, strict=True))
 
     def num_wrong(self, expected: dict[str, list[list[int]]]) -> int:
-        """Count the choices that are not in ``expected``, and those in there that were not made."""
-        return sum(len(chosen ^ set(map(tuple, expected[number]))) for number, chosen in self.choices.items())
+        """Count the choices that are not in ``expected``, and those in there that were not made, but for tokens left out."""
+        count = 0
+        for number, chosen in self.choices.items():
+            right = set(map(tuple, expected[number]))
+            count += len(chosen - right) + sum(choice[:2] not in self._left_out[number] for choice in right - chosen)
+        return count
 
 
 def run_case(group: RankGroup, options: dict, scenario: str, job: dict) -> dict:

@@ -47,7 +47,7 @@ def test_int8_is_near_and_int4_further_away(alone):
     assert int8["all"]["kl_divergence"] < int4["all"]["kl_divergence"] < 0.3
     assert int8["all"]["same_likeliest"] > 0.98 and int8["answers"]["same_likeliest"] > 0.999
     assert int8["answers"]["perplexity"] == pytest.approx(int8["answers"]["reference_perplexity"], abs=0.001)
-    assert int8["weight_bytes"] < 0.6 * figures["bfloat16"]["weight_bytes"]
+    assert int8["weight_bytes"] < 0.7 * figures["bfloat16"]["weight_bytes"]  # of which most are held in 12 bits
 
 
 def test_errors_by_layer_are_in_order(alone):
