@@ -76,7 +76,8 @@ class ModelOptions:
     weights: str = option(
         "auto",
         "how weights in bfloat16 are held in memory, the experts of mixtures left out: plain as they are, or packed12 in 12 bits "
-        "each without losing any, for the same numbers from three quarters of the bytes; auto takes what is faster here",
+        "each without losing any, for the same numbers from three quarters of the bytes (on CPUs, with compiled functions); auto takes "
+        "packed12 there, unless plain is measured to be faster by a tenth",
         choices=WEIGHT_FORMS,
     )
     quantization: str = option(

@@ -7,16 +7,19 @@ within microseconds (``docs/decisions/0041``).
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import torch
 
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.segment import SegmentAddress, create_segment, open_segment
+from labinfer.comm.shared_memory import NAME, SOURCES
 from labinfer.native import compiler
+
+logger = logging.getLogger(__name__)
 
 BELL_BYTES = 128
 """Bytes of a rank's bell; ``doorbells.cpp`` has the same."""
@@ -49,6 +52,10 @@ class Doorbells:
         """Wake a rank, if it is one of these."""
         if (bell := self._bells.get(rank)) is not None:
             self._library.bell_ring(bell)
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank has a bell, and so rings this one's when it has sent something."""
+        return rank in self._bells
 
     def rings(self) -> int:
         """Number of times that this rank's bell has rung."""
@@ -93,6 +100,8 @@ def hang_doorbells(comm: Communicator, ranks: Sequence[int], rank: int) -> Doorb
     if descriptor is not None:
         os.close(descriptor)
     if problems:
+        if comm.rank == 0:
+            logger.info("%s lend each other no cores: they share no memory (%s)", comm.members, problems[0])
         return None
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # for good: guests of a team may look at its words at any time
     return Doorbells(library, torch.frombuffer(memory, dtype=torch.uint8), ranks, rank)
@@ -110,7 +119,7 @@ def _load_library() -> ctypes.CDLL:
     Raises:
         NoCompiler: they are not compiled, and cannot be.
     """
-    library = ctypes.CDLL(str(compiler.build("comm", Path(__file__).parent, compiler.default_cache())))
+    library = ctypes.CDLL(str(compiler.build(NAME, SOURCES)))
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     arguments = {"bell_ring": [pointer], "bell_rings": [pointer], "bell_sleep": [pointer, size, size]}
     for name, types in (arguments | {"bell_set_idle": [pointer, ctypes.c_int]}).items():

@@ -35,12 +35,19 @@ class MpiHandle(Handle):
     """A pending MPI request. Keeps the buffer alive until the request is complete."""
 
     def __init__(
-        self, request: MPI.Request, buffer: torch.Tensor, progress: Progress, landing: torch.Tensor | None = None
+        self,
+        request: MPI.Request,
+        buffer: torch.Tensor,
+        progress: Progress,
+        landing: torch.Tensor | None = None,
+        *,
+        rings: bool = False,
     ):
         self._request = request
         self._buffer = buffer
         self._landing = landing  # the device tensor to copy to, where the receive went through host memory
         self._progress = progress
+        self._rings = rings
 
     def done(self) -> bool:
         if not _test(self._request):
@@ -52,7 +59,7 @@ class MpiHandle(Handle):
 
     def wait(self, what: str, timeout: float | None = None) -> None:
         if not self.done():
-            wait_until(self.done, what, self._progress, timeout, rings=True)
+            wait_until(self.done, what, self._progress, timeout, rings=self._rings)
 
 
 class MpiCommunicator(Communicator):
@@ -78,7 +85,10 @@ class MpiCommunicator(Communicator):
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         host = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
         landing = None if host is tensor else tensor
-        return MpiHandle(self._comm.Irecv(_bytes(host), source, DATA_TAG), host, self.progress, landing)
+        request = self._comm.Irecv(_bytes(host), source, DATA_TAG)
+        bells = self.progress.doorbells
+        rings = bells is not None and self._ranks[source] in bells
+        return MpiHandle(request, host, self.progress, landing, rings=rings)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.size == 1:

@@ -21,6 +21,8 @@ SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3
 """Seconds. Sleeps grow from the shortest to the longest, which bounds the delay of the first token after an idle time."""
 SHORTEST_SLEEP_WITH_BELL = 500e-6
 """The shortest where a bell ends it: each end takes time from whoever computes on this rank's core."""
+YIELD_SECONDS_AFTER_BELL = 0.0002
+"""A large message takes several steps, and rings once."""
 
 
 def wait_until(
@@ -40,7 +42,7 @@ def wait_until(
     yield_seconds = YIELD_SECONDS_OVERSUBSCRIBED if progress.oversubscribed else YIELD_SECONDS
     bells = progress.doorbells if rings else None
     sleep = SHORTEST_SLEEP if bells is None else SHORTEST_SLEEP_WITH_BELL
-    begin = time.monotonic()
+    begin, heard, alert_until = time.monotonic(), bells.rings() if bells is not None else 0, 0.0
     with progress.waiting(what):
         while True:
             rung = bells.rings() if bells is not None else 0  # before the look, so that a ring after it is noticed
@@ -49,10 +51,12 @@ def wait_until(
             waited = time.monotonic() - begin
             if waited > limit:
                 raise progress.timed_out(what, limit)
-            if bells is not None:
+            if rung != heard:
+                heard, alert_until = rung, waited + YIELD_SECONDS_AFTER_BELL
+            if bells is not None and waited >= alert_until:
                 bells.sleep(rung, sleep)
                 sleep = min(sleep * 1.1, LONGEST_SLEEP)
-            elif waited < yield_seconds:
+            elif waited < max(yield_seconds, alert_until):
                 os.sched_yield()
             else:
                 time.sleep(sleep)

@@ -31,6 +31,8 @@ class TensorParallelCommunicator:
         """On tp rank 0 the ranks' column slices (``widths[r]`` columns of rank r) side by side; None elsewhere."""
         if self.size == 1:
             return slice_BV
+        if has_torch_function((slice_BV,)):
+            return handle_torch_function(self.gather_columns, (slice_BV,), slice_BV, widths)
         rows = slice_BV.shape[0]
         parts = self._comm.gather(slice_BV.contiguous(), [rows * width for width in widths])
         if parts is None:

@@ -133,6 +133,8 @@ class Links:
     activations: Communicator | None
     results: Communicator | None
     """Both None where there is one stage."""
+    machine: Communicator | None
+    """The placed ranks of this one's machine; itself on a spare rank, None where there is one stage."""
     channel: ControlChannel | None
     """None on a spare rank whose first model has made it."""
 
@@ -147,12 +149,16 @@ def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shar
     if not shares_channel:
         channel = ControlChannel(group.split([everyone]), Command, WorkerStats, placed[1:])
     has_pipeline = topology.num_stages > 1
+    by_machine: dict[str, list[int]] = {}
+    for rank in sorted(placed):
+        by_machine.setdefault(group.everyone[rank].node, []).append(rank)
     carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
     return Links(
         placed=group.only(placed) if spare else group,
         stage=group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
         activations=group.split([everyone], [carrier]) if has_pipeline else None,
         results=group.split([everyone]) if has_pipeline else None,
+        machine=group.split([*by_machine.values(), *spare]) if has_pipeline else None,
         channel=channel,
     )
 
@@ -191,7 +197,7 @@ def _build_placed(
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
-    share_cores(group, layout, place, providers)
+    share_cores(group, links.machine, layout, place, providers)
     registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
         registry.check(device, dtype, overrides, layout.rounding)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
+from labinfer.comm.communicator import Communicator
 from labinfer.comm.doorbells import hang_doorbells
 from labinfer.functions.provider import Provider
 from labinfer.group.rank_group import RankGroup
@@ -15,29 +18,31 @@ from labinfer.spmd.topology import Place
 logger = logging.getLogger(__name__)
 
 
-def share_cores(group: RankGroup, layout: Layout, place: Place, providers: Sequence[Provider]) -> None:
+def share_cores(
+    group: RankGroup, machine: Communicator | None, layout: Layout, place: Place, providers: Sequence[Provider]
+) -> None:
     """Let this rank compute on cores of other stages' ranks while these wait, and them on its own; collective.
 
     That takes several stages on CPUs of one machine, each rank bound to cores of its own, and shared memory. Elsewhere nothing
     is lent.
+
+    Args:
+        machine: the placed ranks of this one's machine, in the order of their numbers; None where there is one stage.
     """
-    topology, everyone = layout.topology, group.everyone
-    here = everyone[group.rank].node
-    by_node: dict[str, list[int]] = {}
-    for rank in group.ranks:
-        by_node.setdefault(everyone[rank].node, []).append(rank)
-    lenders = [rank for rank in by_node[here] if topology.place(rank).stage != place.stage]
-    may_lend = bool(group.threads.bound_to) and all(layout.devices[rank].type == "cpu" for rank in by_node[here])
+    everyone, topology = group.everyone, layout.topology
+    ranks = [rank for rank in group.ranks if everyone[rank].node == everyone[group.rank].node]
     lent: dict[int, int] = {}
-    if topology.num_stages > 1:
-        comm = group.split([[group.ranks.index(rank) for rank in ranks] for ranks in by_node.values()])
-        if all(comm.all_gather_bytes(b"1" if lenders and may_lend else b"")):
-            group.progress.doorbells = hang_doorbells(comm, by_node[here], group.rank)
-    if (doorbells := group.progress.doorbells) is not None:
-        working = [everyone[rank] for rank in group.ranks]
-        for rank in lenders:
-            cores = own_cores(everyone[rank], working)[: group.threads.count]
-            lent |= {core[0]: doorbells.idle_word(rank) for core in cores}
-        logger.debug("stages of this machine lend each other their cores while they wait")
+    if machine is not None:
+        cores = [core[0] for core in own_cores(everyone[group.rank], [everyone[rank] for rank in group.ranks])]
+        may_lend = layout.devices[group.rank].type == "cpu" and set(cores) <= set(group.threads.bound_to)
+        offers = machine.all_gather_bytes(msgspec.msgpack.encode(cores[: group.threads.count] if may_lend else []))
+        cpus = dict(zip(ranks, (msgspec.msgpack.decode(offer, type=list[int]) for offer in offers), strict=True))
+        stages = {topology.place(rank).stage for rank in ranks}
+        if len(stages) > 1 and all(cpus.values()):
+            group.progress.doorbells = bells = hang_doorbells(machine, ranks, group.rank)
+            if bells is not None:
+                others = (rank for rank in ranks if topology.place(rank).stage != place.stage)
+                lent = {cpu: bells.idle_word(rank) for rank in others for cpu in cpus[rank]}
+                logger.debug("stages of this machine lend each other their cores while they wait")
     for provider in providers:
         provider.borrow_cores(lent)

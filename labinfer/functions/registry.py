@@ -228,6 +228,8 @@ class FunctionRegistry:
             raise UserError(
                 f"--weights packed12 is for bfloat16, not for {name}; give --dtype bfloat16, or --weights auto"
             )
+        if self._weights == "packed12" and device.type != "cpu":
+            raise UserError(f"--weights packed12 is for CPUs, not for {device.type}; give --weights auto")
         for function, name in overrides.items():
             if function not in self._candidates:
                 known = ", ".join(FUNCTIONS)

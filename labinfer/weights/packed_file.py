@@ -7,6 +7,7 @@ import logging
 import math
 import mmap
 import os
+import stat
 import sys
 import threading
 import time
@@ -78,6 +79,7 @@ class PackedFiles:
         damaged is removed."""
         try:
             with open(path, "rb", buffering=0) as file:
+                _check_owner(os.fstat(file.fileno()))
                 states = map_states(file, functions.checksum, self.num_threads)
         except FileNotFoundError:
             return None
@@ -252,3 +254,13 @@ class _Bystander:
                 f"labinfer: keeping packed weights for the next start: {done / 2**30:.1f} of {total / 2**30:.1f} GiB; Ctrl-C "
                 "leaves them out\n"
             )
+
+
+def _check_owner(status: os.stat_result) -> None:
+    """Refuse a file that another user made or may write to: what it says where weights stand is followed.
+
+    Raises:
+        Damaged: it is such a file.
+    """
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Damaged("others may write to the file")

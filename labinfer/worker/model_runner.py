@@ -60,7 +60,7 @@ class ModelRunner:
     ):
         self.model, self._cache = model, cache
         self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
-        self._head = StepGraphs(self._logits, capture)
+        self._head = StepGraphs(lambda batch, hidden_TD: sampled_logits(model, batch, hidden_TD), capture)
         self._dtype, self._indices = dtype, IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
@@ -155,10 +155,6 @@ class ModelRunner:
         row_ptr = list(accumulate((counts[index] for index in sampled), initial=0))
         lens, tables = [context_lens[index] for index in sampled], [block_tables[index] for index in sampled]
         return OutputRows(rows_R, AttentionBatch.build(row_ptr, lens, tables, rows_R.device))
-
-    def _logits(self, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the rows that are sampled."""
-        return self.model.logits(hidden_TD if batch.output_rows is not None else hidden_TD[batch.sample_rows_B])
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
@@ -276,3 +272,8 @@ class ModelRunner:
     def forget(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:
             del self._sequences[seq_id]
+
+
+def sampled_logits(model: nn.Module, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
+    """Logits of the rows that are sampled, (B, V); None but on the stage's first rank."""
+    return model.logits(hidden_TD if batch.output_rows is not None else hidden_TD[batch.sample_rows_B])

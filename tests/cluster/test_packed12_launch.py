@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -25,3 +26,12 @@ def test_two_ranks_give_the_text_of_plain_weights(tmp_path, launcher, layout):
     }
     assert done["plain"].returncode == 0 and done["plain"].stdout.strip(), done["plain"].text
     assert done["packed12"].stdout == done["plain"].stdout, done["packed12"].text
+    held = {weights: weight_sizes(run.text) for weights, run in done.items()}
+    assert len(held["plain"]) == 2 and all(
+        few < many for few, many in zip(*map(held.get, ("packed12", "plain")), strict=True)
+    )
+
+
+def weight_sizes(text: str) -> list[float]:
+    """MiB of weights on each rank, from the table of a start."""
+    return [float(size) for size in re.findall(r"^ +\d+ .* ([\d.]+) MiB  +[\d.]+ [KM]?i?B", text, re.MULTILINE)]

@@ -1,4 +1,4 @@
-// Reads parts of a file into memory with threads of its own, which neither Python nor OpenMP has to wait for.
+// Reads parts of a file into memory with threads of its own, which nobody else has to wait for.
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>

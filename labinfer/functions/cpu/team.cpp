@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -71,6 +72,7 @@ class Team {
   }
 
   void run(int threads, int64_t count, void (*work)(void*, Pieces&), void* data) {
+    threads = std::min(threads, MOST / 2);
     while (int(others.size()) + 1 < threads) add();
     if (seen_changes != lent_changes.load()) invite();
     this->work = work, this->data = data, members = num_ranges = threads;
@@ -211,7 +213,7 @@ void Team::invite() {
   seen_changes = lent_changes.load();
   uint32_t seen = state.load() / REGION;
   for (const LentCore& core : lent_cores) {
-    if (int(others.size() + guests.size()) + 1 >= MOST) return;
+    if (int(guests.size()) == MOST / 2) return;
     Guest& guest = guests.emplace_back(core);
     guest.thread = std::thread([this, &guest, seen] { serve_as_guest(guest, seen); });
   }
