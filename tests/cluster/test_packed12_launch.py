@@ -11,7 +11,20 @@ from launchers import LAUNCH, run
 
 from labinfer.native import compiler
 
-FLAGS = ("--prompt", "x", "--raw", "--max-tokens", "12", "--ignore-eos", "--dtype", "bfloat16", "--threads", "1")
+FLAGS = (
+    "--prompt",
+    "x",
+    "--raw",
+    "--max-tokens",
+    "12",
+    "--ignore-eos",
+    "--dtype",
+    "bfloat16",
+    "--threads",
+    "1",
+    "--log-level",
+    "info",
+)
 
 
 @pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
@@ -33,5 +46,6 @@ def test_two_ranks_give_the_text_of_plain_weights(tmp_path, launcher, layout):
 
 
 def weight_sizes(text: str) -> list[float]:
-    """MiB of weights on each rank, from the table of a start."""
-    return [float(size) for size in re.findall(r"^ +\d+ .* ([\d.]+) MiB  +[\d.]+ [KM]?i?B", text, re.MULTILINE)]
+    """KiB of weights on each rank, from the table of a start."""
+    found = re.findall(r"^ +\d+ .* bfloat16 +([\d.]+) ([KM])iB", text, re.MULTILINE)
+    return [float(size) * (1024 if unit == "M" else 1) for size, unit in found]
