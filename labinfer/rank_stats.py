@@ -19,8 +19,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     swapped_state: float = 0.0
     """The same for the state of a sequence; 0 where there is none."""
     alone: list[list[float]] = []
-    """As ``by_stage``, which is timed with all stages at work, with all others waiting: memory is then this stage's alone, and so
-    may be others' cores. Empty where it is no different."""
+    """Seconds of the same steps while all other stages wait, where those of ``by_stage`` are timed with all at work: memory is then
+    this stage's alone, and so may be others' cores. Empty where it is no different."""
 
     def at(self, stage: int, size: float, alone: bool = False) -> float:
         """Seconds of a stage's step of ``size`` decoding sequences, by straight lines through the measured times.

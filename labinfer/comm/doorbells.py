@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from labinfer.comm.communicator import Communicator
-from labinfer.comm.segment import SegmentAddress, create_segment, open_segment
-from labinfer.comm.shared_memory import NAME, SOURCES
+from labinfer.comm.shared_memory import NAME, SOURCES, SharedSegment, share_segment
 from labinfer.native import compiler
 
 logger = logging.getLogger(__name__)
@@ -25,13 +22,6 @@ BELL_BYTES = 128
 """Bytes of a rank's bell; ``doorbells.cpp`` has the same."""
 IDLE_AT = 8
 """Byte of a bell at which a word stands that is not 0 while its rank waits."""
-
-
-class Offer(msgspec.Struct, frozen=True):
-    """Address of the first rank's segment, or the reason why a rank has none."""
-
-    address: SegmentAddress | None = None
-    problem: str = ""
 
 
 class Doorbells:
@@ -80,37 +70,15 @@ def hang_doorbells(comm: Communicator, ranks: Sequence[int], rank: int) -> Doorb
     Args:
         ranks: their numbers in the launch; ``rank`` is this one's.
     """
-    library = memory = descriptor = None
-    offer = Offer()
-    if comm.rank == 0:
-        try:
-            library = _load_library()
-            memory, descriptor, address = create_segment(comm.size * BELL_BYTES)
-            offer = Offer(address)
-        except (compiler.NoCompiler, OSError) as error:
-            offer = Offer(problem=str(error))
-    first = _gather_offers(comm, offer)[0]
-    if comm.rank > 0 and first.address is not None:
-        try:
-            library = _load_library()
-            memory = open_segment(first.address)
-        except (compiler.NoCompiler, OSError) as error:
-            offer = Offer(problem=str(error))
-    problems = [offer.problem for offer in _gather_offers(comm, offer) if offer.problem]
-    if descriptor is not None:
-        os.close(descriptor)
-    if problems:
+    shared = share_segment(comm, comm.size * BELL_BYTES, _load_library)
+    if not isinstance(shared, SharedSegment):
         if comm.rank == 0:
-            logger.info("%s lend each other no cores: they share no memory (%s)", comm.members, problems[0])
+            logger.info("%s lend each other no cores: they share no memory (%s)", comm.members, shared)
         return None
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # for good: guests of a team may look at its words at any time
-    return Doorbells(library, torch.frombuffer(memory, dtype=torch.uint8), ranks, rank)
-
-
-def _gather_offers(comm: Communicator, offer: Offer) -> list[Offer]:
-    with comm.progress.without_limit():  # another rank may be compiling
-        encoded = comm.all_gather_bytes(msgspec.msgpack.encode(offer))
-    return [msgspec.msgpack.decode(data, type=Offer) for data in encoded]
+    ctypes.pythonapi.Py_IncRef(
+        ctypes.py_object(shared.memory)
+    )  # for good: guests of a team may look at its words at any time
+    return Doorbells(shared.library, torch.frombuffer(shared.memory, dtype=torch.uint8), ranks, rank)
 
 
 def _load_library() -> ctypes.CDLL:

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from pathlib import Path
@@ -56,6 +57,17 @@ class Offer(msgspec.Struct, frozen=True):
     label: str
     address: SegmentAddress | None = None
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class SharedSegment:
+    """Memory that all ranks of a group have mapped."""
+
+    library: ctypes.CDLL
+    """Functions that work on it."""
+    memory: mmap
+    labels: list[str]
+    """Name of each rank in errors."""
 
 
 class SharedMemoryCommunicator(Communicator):
@@ -179,36 +191,51 @@ def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambd
     """
     if carrier.size == 1:
         return carrier
-    library = segment = descriptor = None
-    offer = Offer(carrier.progress.label)
-    if carrier.rank == 0:  # first, so that the others find the library compiled
+    shared = share_segment(
+        carrier,
+        carrier.size * (COUNTER_BYTES + 2 * SLOT_BYTES),
+        lambda: load_library(on_progress) if carrier.rank == 0 else load_library(),
+    )
+    if isinstance(shared, SharedSegment):
+        return SharedMemoryCommunicator(carrier, shared.library, shared.memory, shared.labels)
+    if carrier.rank == 0:
+        logger.warning(
+            "%s share no memory (%s); their sums go over %s, which is slower", carrier.members, shared, carrier.name
+        )
+    return carrier
+
+
+def share_segment(comm: Communicator, size: int, load: Callable[[], ctypes.CDLL]) -> SharedSegment | str:
+    """Map the same memory on all ranks of a group; collective.
+
+    Args:
+        size: bytes, which are zero at first.
+        load: gives the library that works on it; called on the first rank before the others, so that these find it compiled.
+
+    Returns:
+        The segment, or the first reason why some rank has none.
+    """
+    library = memory = descriptor = None
+    offer = Offer(comm.progress.label)
+    if comm.rank == 0:
         try:
-            library = load_library(on_progress)
-            segment, descriptor, address = create_segment(carrier.size * (COUNTER_BYTES + 2 * SLOT_BYTES))
+            library = load()
+            memory, descriptor, address = create_segment(size)
             offer = Offer(offer.label, address)
         except (compiler.NoCompiler, OSError) as error:
             offer = Offer(offer.label, problem=str(error))
-    offers = _gather_offers(carrier, offer)
-    if carrier.rank > 0 and offers[0].address is not None:
+    offers = _gather_offers(comm, offer)
+    if comm.rank > 0 and offers[0].address is not None:
         try:
-            library = load_library()
-            segment = open_segment(offers[0].address)
+            library = load()
+            memory = open_segment(offers[0].address)
         except (compiler.NoCompiler, OSError) as error:
             offer = Offer(offer.label, problem=str(error))
-    answers = _gather_offers(carrier, offer)
+    answers = _gather_offers(comm, offer)
     if descriptor is not None:
         os.close(descriptor)
     problems = [f"{answer.label}: {answer.problem}" for answer in answers if answer.problem]
-    if not problems:
-        return SharedMemoryCommunicator(carrier, library, segment, [answer.label for answer in answers])
-    if carrier.rank == 0:
-        logger.warning(
-            "%s share no memory (%s); their sums go over %s, which is slower",
-            carrier.members,
-            problems[0],
-            carrier.name,
-        )
-    return carrier
+    return problems[0] if problems else SharedSegment(library, memory, [answer.label for answer in answers])
 
 
 def load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.cpu.dense import look_up, multiply
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
@@ -65,35 +66,12 @@ class CpuFunctions:
     def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if weight.inputs % 2:
             return linear.linear(x_TI, weight, bias_O)
-        x_TI = x_TI.contiguous()
-        out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
-        self._linear(
-            x_TI.data_ptr(),
-            weight.data.data_ptr(),
-            None if bias_O is None else bias_O.data_ptr(),
-            out_TO.data_ptr(),
-            x_TI.shape[0],
-            weight.outputs,
-            weight.inputs,
-            torch.get_num_threads(),
-        )
-        return out_TO
+        return multiply(self._linear, x_TI, weight, bias_O)
 
     def embedding(self, token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
         if table.inputs % 2:
             return linear.embedding(token_ids_T, table, first)
-        out_TD = table.data.new_empty(token_ids_T.shape[0], table.inputs)
-        self._library.embedding(
-            token_ids_T.data_ptr(),
-            table.data.data_ptr(),
-            out_TD.data_ptr(),
-            token_ids_T.shape[0],
-            table.outputs,
-            table.inputs,
-            first,
-            torch.get_num_threads(),
-        )
-        return out_TD
+        return look_up(self._library.embedding, token_ids_T, table, first)
 
     def add_rms_norm(
         self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from labinfer.functions.cpu.dense import look_up, multiply
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.packed_weight import DenseWeight
 
@@ -31,31 +32,8 @@ class CpuFloat16:
         return DenseWeight(weight_OI, *weight_OI.shape)
 
     def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        x_TI = x_TI.float().contiguous()
         bias_O = None if bias_O is None else bias_O.float()
-        out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
-        self._library.linear_float16(
-            x_TI.data_ptr(),
-            weight.data.data_ptr(),
-            None if bias_O is None else bias_O.data_ptr(),
-            out_TO.data_ptr(),
-            x_TI.shape[0],
-            weight.outputs,
-            weight.inputs,
-            torch.get_num_threads(),
-        )
-        return out_TO.half()
+        return multiply(self._library.linear_float16, x_TI.float(), weight, bias_O).half()
 
     def embedding(self, token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
-        out_TD = table.data.new_empty(token_ids_T.shape[0], table.inputs)
-        self._library.embedding_float16(
-            token_ids_T.data_ptr(),
-            table.data.data_ptr(),
-            out_TD.data_ptr(),
-            token_ids_T.shape[0],
-            table.outputs,
-            table.inputs,
-            first,
-            torch.get_num_threads(),
-        )
-        return out_TD
+        return look_up(self._library.embedding_float16, token_ids_T, table, first)

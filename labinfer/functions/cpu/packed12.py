@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from labinfer.functions.cpu.bfloat16 import CpuFunctions
+from labinfer.functions.cpu.dense import look_up, multiply
 from labinfer.functions.cpu.library import Library, new_bytes
 from labinfer.functions.cpu.quantized import PANEL
 from labinfer.functions.packed_weight import DenseWeight, PackedWeight
@@ -84,32 +85,9 @@ class CpuPacked12:
     def linear(self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(weight, DenseWeight):
             return self._plain.linear(x_TI, weight, bias_O)
-        x_TI = x_TI.contiguous()
-        out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
-        self._linear(
-            x_TI.data_ptr(),
-            weight.data.data_ptr(),
-            None if bias_O is None else bias_O.data_ptr(),
-            out_TO.data_ptr(),
-            x_TI.shape[0],
-            weight.outputs,
-            weight.inputs,
-            torch.get_num_threads(),
-        )
-        return out_TO
+        return multiply(self._linear, x_TI, weight, bias_O)
 
     def embedding(self, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:
         if isinstance(table, DenseWeight):
             return self._plain.embedding(token_ids_T, table, first)
-        out_TD = torch.empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype)
-        self._library.embedding12(
-            token_ids_T.data_ptr(),
-            table.data.data_ptr(),
-            out_TD.data_ptr(),
-            token_ids_T.shape[0],
-            table.outputs,
-            table.inputs,
-            first,
-            torch.get_num_threads(),
-        )
-        return out_TD
+        return look_up(self._library.embedding12, token_ids_T, table, first)

@@ -48,7 +48,7 @@ class Packed12Weight:
 
     @property
     def nbytes(self) -> int:
-        """As packed for a kernel; without patches on the meta device, where no weight is known."""
+        """Bytes as packed for a kernel; without patches on the meta device, where no weight is known."""
         return self.lower_OI.nbytes + self.codes_N.nbytes + PATCH_BYTES * len(self.places_M)
 
     def clone(self) -> Packed12Weight:

@@ -1,0 +1,44 @@
+"""Calls of the library's products and lookups that take a matrix by its data and sizes alone, in whatever form it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from labinfer.functions.packed_weight import PackedWeight
+
+
+def multiply(
+    call: Callable, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(T, O) in the dtype of x: x times the weight, plus the bias, which is of that dtype too."""
+    x_TI = x_TI.contiguous()
+    out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
+    call(
+        x_TI.data_ptr(),
+        weight.data.data_ptr(),
+        None if bias_O is None else bias_O.data_ptr(),
+        out_TO.data_ptr(),
+        x_TI.shape[0],
+        weight.outputs,
+        weight.inputs,
+        torch.get_num_threads(),
+    )
+    return out_TO
+
+
+def look_up(call: Callable, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:
+    """(T, D) rows of a table whose first row is that of token ``first``; zeros for tokens that it does not have."""
+    out_TD = torch.empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype)
+    call(
+        token_ids_T.data_ptr(),
+        table.data.data_ptr(),
+        out_TD.data_ptr(),
+        token_ids_T.shape[0],
+        table.outputs,
+        table.inputs,
+        first,
+        torch.get_num_threads(),
+    )
+    return out_TD
