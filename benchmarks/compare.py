@@ -6,7 +6,10 @@
 
 Each engine runs as ``peers/NAME_runner.py`` in a process and an environment of its own (``ENVS/NAME``), one after another,
 with the same prompts, the same number of threads and bound to the same cores. A round takes each engine at each precision
-once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights.
+once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights. An engine
+that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``.
+
+``--workloads W1 W1-4k W1-16k`` takes W1 behind 4,000 and 16,000 tokens, too.
 """
 
 from __future__ import annotations
@@ -33,11 +36,14 @@ ENGINES = {
     OURS: PRECISIONS,
     "vllm": ("16-bit", "int8"),
     "openvino": PRECISIONS,
+    "openvino-bf16": PRECISIONS,
     "llamacpp": PRECISIONS,
     "ctranslate2": ("int8",),
     "transformers": ("16-bit",),
 }
-"""Precisions of weights that each engine runs here; its runner says how they are made."""
+"""Precisions of weights that each engine runs here; its runner says how they are made. A name may end with the dtype in which
+the engine calculates, where that is not the runner's own choice."""
+USUAL_WORKLOADS = ("W1", "W2", "W3")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LIMIT_SECONDS = 1800
 
@@ -54,7 +60,7 @@ def main() -> None:
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="folder of the peers' environments")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
-    parser.add_argument("--workloads", nargs="+", choices=all_workloads, default=list(all_workloads))
+    parser.add_argument("--workloads", nargs="+", choices=all_workloads, default=USUAL_WORKLOADS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures of all rounds to this file")
@@ -106,7 +112,8 @@ class Launcher:
 
     def is_installed(self, engine: str) -> bool:
         if engine != OURS and not self._python(engine).exists():
-            say(f"{engine}: not installed; run python benchmarks/setup_peers.py --envs {self.args.envs} {engine}")
+            package, _ = split_name(engine)
+            say(f"{engine}: not installed; run python benchmarks/setup_peers.py --envs {self.args.envs} {package}")
             return False
         return True
 
@@ -121,12 +128,15 @@ class Launcher:
         return answer
 
     def _python(self, engine: str) -> Path:
-        return Path(sys.executable) if engine == OURS else self.args.envs.absolute() / engine / "bin" / "python"
+        package, _ = split_name(engine)
+        return Path(sys.executable) if engine == OURS else self.args.envs.absolute() / package / "bin" / "python"
 
     def _call(self, engine: str, precision: str, *flags: str) -> dict | None:
-        converted = self.args.envs.absolute() / "converted" / self.args.model.name / f"{engine}-{precision}"
+        package, arithmetic = split_name(engine)
+        converted = self.args.envs.absolute() / "converted" / self.args.model.name / f"{package}-{precision}"
         command = [
-            *(self._python(engine), HERE / "peers" / f"{engine}_runner.py"),
+            *(self._python(engine), HERE / "peers" / f"{package}_runner.py"),
+            *(("--arithmetic", arithmetic) if arithmetic else ()),
             *("--checkpoint", self.args.model.absolute(), "--converted", converted),
             *("--workloads", self._workloads_file, "--precision", precision, "--threads", self.args.threads, *flags),
         ]
@@ -161,6 +171,12 @@ class Launcher:
             say(f"{engine} {precision}: {answer['skip']}")
             return None
         return answer
+
+
+def split_name(engine: str) -> tuple[str, str]:
+    """Package of an engine, and the dtype in which it calculates; empty for its runner's own choice."""
+    package, _, arithmetic = engine.partition("-")
+    return package, arithmetic
 
 
 def last_json(text: str) -> dict | None:

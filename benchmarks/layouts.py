@@ -3,20 +3,25 @@
     python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
     python benchmarks/layouts.py --model DIR
 
-W2 of ``workloads.py``, or another one with --workload, through ``launch.py bench throughput``, every layout in a launch of its own, one after another in each
-round; output tokens/s are medians, ratios are taken within a round. Other flags go to ``launch.py``.
+W2 of ``workloads.py``, or another one with --workload, through ``launch.py bench throughput``, every layout in a launch of its own, one
+after another in each round; output tokens/s are medians, ratios are taken within a round. Other flags go to ``launch.py``.
+
+With --mbit the stages of a pipeline also stand on two hosts that are network namespaces, a core and a device of that rate each (root).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from namespace_hosts import TRANSPORTS, hosts
 from workloads import BATCH_TOKENS, BLOCKS, CONTEXT, draw_workloads
 
 from labinfer.observe.table import format_table
@@ -40,13 +45,20 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="beside the first one")
     parser.add_argument("--workload", choices=("W1", "W2"), default="W2")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--mbit", type=float, default=0.0, help="rate of a link between two hosts; 0 for no such layout"
+    )
     args, flags = parser.parse_known_args()
 
     layouts = {name: layout for name, layout in LAYOUTS.items() if name in (ALONE, *args.layouts)}
     rounds: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         requests = Path(directory) / "requests.jsonl"
         write_requests(requests, args.workload)
+        if args.mbit:
+            (files := Path(directory) / "hosts").mkdir()
+            mpirun = stack.enter_context(hosts(files, (1.0,) * RANKS, delay=0.0, mbit=args.mbit))
+            layouts[f"pp {RANKS}, {args.mbit:g} Mbit/s"] = ([*mpirun, sys.executable], ["-pp", str(RANKS)])
         for _ in range(args.rounds):
             rounds.append(
                 {
@@ -88,7 +100,8 @@ def measure(launcher: list[str], requests: Path, flags: list[str]) -> float:
     }
     command = [*launcher, str(LAUNCH), "bench", "throughput", "--dataset", str(requests), "--output-json", str(figures)]
     command += [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True)
+    env = os.environ | (TRANSPORTS if "-hosts" in launcher else {})
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, env=env)
     if done.returncode:
         raise RuntimeError(f"a launch ended with status {done.returncode}: {done.stderr}")
     return json.loads(figures.read_text())["output_tokens_per_second"]

@@ -40,9 +40,14 @@ class Workload:
     prompts: list[list[int]]
     output_lens: list[int]
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        return max(len(prompt) + out for prompt, out in zip(self.prompts, self.output_lens, strict=True))
+
 
 def draw_workloads() -> dict[str, Workload]:
-    """W1, W2 and W3, the same in every process."""
+    """W1, W2 and W3, and W1 behind a long prompt; the same in every process."""
     draw = random.Random(0)
 
     def prompt(tokens: int) -> list[int]:
@@ -54,6 +59,8 @@ def draw_workloads() -> dict[str, Workload]:
         "W1": Workload("decode", [short], [128]),
         "W2": Workload("batch", [prompt(tokens) for tokens, _ in lengths], [out for _, out in lengths]),
         "W3": Workload("prefill", [long], [1]),
+        "W1-4k": Workload("decode", [prompt(4000)], [128]),
+        "W1-16k": Workload("decode", [prompt(16000)], [128]),
     }
 
 
@@ -76,7 +83,7 @@ def main() -> None:
         "chunked_prefill_size": BATCH_TOKENS,
         "enable_prefix_caching": False,  # rounds repeat their prompts
     }
-    workloads = draw_workloads()
+    workloads = {name: work for name, work in draw_workloads().items() if work.length <= CONTEXT}
     with launched({name: base | {"functions": name} for name in args.variants}) as llms:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.variants}
         for number in range(args.rounds + 1):

@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labinfer.config import SECTIONS, EngineOptions, JobOptions, ModelOptions, SamplingOptions
+from labinfer.config import SECTIONS, EngineOptions, JobOptions, ModelOptions
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.flags import (
     COMMANDS,
@@ -43,6 +43,7 @@ from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
 from labinfer.option_fields import check_bounds, convert, convert_section, flag_name
+from labinfer.sampling_options import SamplingOptions
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.spmd.topology import stage_sizes
@@ -113,6 +114,18 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             from labinfer.commands.cache import run
 
             return run(own["own"]) if rank == 0 else ExitStatus.OK
+        if name == "simulate":
+            from labinfer.commands.simulate import run
+
+            return run(options, *own["options"]) if rank == 0 else ExitStatus.OK
+        if name == "plan":
+            from labinfer.commands.auto_plan import check_unused
+            from labinfer.commands.auto_plan import run as run_auto
+
+            plan = own.pop("own")
+            if plan.auto:
+                return run_auto(options, plan) if rank == 0 else ExitStatus.OK
+            check_unused(plan)
         if name == "chat" and own["own"].url:
             _check_alone(environment, given)
             from labinfer.commands.chat_with_server import run
@@ -156,7 +169,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             environment.local_rank,
             environment.local_world_size,
             cache=WeightCache.from_home(options.cache.weight_cache_size),
-            options=digest(options.model, options.parallel),
+            options=digest(options.weight_options),
         )
     starting = None
     if rank == 0:  # a launcher may hide that somebody sits at a terminal

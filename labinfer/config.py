@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import typing
 from dataclasses import dataclass
 from typing import Any
 
 from labinfer.errors import UserError
 from labinfer.option_fields import check_bounds, convert_section, join, option
-from labinfer.sampling_params import SamplingParams
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
@@ -24,6 +22,7 @@ BATCH_POLICIES = ("auto", "balanced", "throttle", "greedy", "phases")
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = ("auto", *FLOAT_DTYPES)
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
+AUTOTUNE = ("on", "off", "again")
 WEIGHT_FORMS = ("auto", "plain", "packed12")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
@@ -68,10 +67,12 @@ class ModelOptions:
         "implementations by function, such as linear=reference, or one for all; auto takes the fastest",
         metavar="F=NAME[,…]",
     )
-    autotune: bool = option(
-        True,
+    autotune: str = option(
+        "on",
         "measure at the start which implementations are the fastest on these ranks (16-bit models; remembered in "
-        "~/.cache/labinfer); without it the preferred ones are taken, which are the compiled ones where there are any",
+        "~/.cache/labinfer, and measured once more where the machine was busy); again measures everything anew; with off the "
+        "preferred ones are taken, which are the compiled ones where there are any",
+        choices=AUTOTUNE,
     )
     weights: str = option(
         "auto",
@@ -83,12 +84,17 @@ class ModelOptions:
     quantization: str = option(
         "auto",
         "round the weights while they are loaded: int8 (a scale for each output, activations in 8 bits too; for FP8 a scale "
-        "for each 128 inputs), or int4 for the layers (a scale for each group of inputs) and int8 for the vocabulary; what a "
+        "for each 128 inputs), or int4 (a scale for each group of inputs, of 32 in the vocabulary); what a "
         "checkpoint holds in whole numbers stays as it is, but with none, which decodes it; auto rounds nothing",
         choices=QUANTIZATIONS,
         other_name="-q",
     )
     quantization_group_size: int = option(64, "inputs that share a scale in int4: 32, 64 or 128", metavar="N")
+    head_preview: bool = option(
+        False,
+        "greedy answers of one request at a time (bfloat16 and int8 on CPUs): a copy of the output head in 4 bits says which logits may "
+        "be the largest, and only panels of 32 with these are computed; all are where one is further off than expected",
+    )
     max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
     sliding_window: int = option(
         0, "every layer sees only the last N tokens (default: as the checkpoint says)", metavar="N"
@@ -246,6 +252,13 @@ class ObserveOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """The place where costs go."""
+
+    save: str = option("", "also write the costs to this file, for launch.py plan --cluster", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """Prompts or a job, and the files of the results."""
 
@@ -290,37 +303,6 @@ class WeightCacheOptions:
     clean: bool = option(False, "remove them all; what runs with them goes on")
 
 
-SAMPLING_FLAGS = {
-    "max_tokens": ("tokens to generate at most", "N"),
-    "temperature": ("0 is greedy", "T"),
-    "top_p": ("nucleus sampling: the smallest set of tokens with this much probability", "P"),
-    "top_k": ("only the k most likely tokens; 0 for all", "K"),
-    "min_p": ("only tokens at least this likely, as a fraction of the likeliest", "P"),
-    "repetition_penalty": ("above 1, tokens of prompt and answer become less likely", "F"),
-    "presence_penalty": ("taken once from the logits of the answer's tokens", "F"),
-    "frequency_penalty": ("taken from them for each time they occur", "F"),
-    "min_tokens": ("before this many, nothing ends an answer", "N"),
-    "n": ("answers to each prompt", "N"),
-    "num_beams": ("beam search over so many continuations", "N"),
-    "length_penalty": ("above 0, beam search favours longer answers", "F"),
-    "seed": ("the same seed gives the same tokens on every layout (fp32)", "N"),
-    "stop": ("end before this text; may be given several times", "TEXT"),
-    "ignore_eos": ("go on after an end-of-sequence token", ""),
-}
-"""Fields of ``SamplingParams`` that are flags: help and metavar. Their types, defaults and bounds are those of the field."""
-_TYPES = typing.get_type_hints(SamplingParams)
-_DEFAULTS = SamplingParams()
-SamplingOptions = dataclasses.make_dataclass(
-    "SamplingOptions",
-    [
-        (name, _TYPES[name], option(getattr(_DEFAULTS, name), help, metavar=metavar))
-        for name, (help, metavar) in SAMPLING_FLAGS.items()
-    ],
-    namespace={"__doc__": "Choice of tokens, for requests that do not set their own."},
-    frozen=True,
-)
-
-
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)
 
 
@@ -353,6 +335,12 @@ class EngineOptions:
         options = cls(**sections)
         options.check()
         return options
+
+    @property
+    def weight_options(self) -> tuple[ModelOptions, ParallelOptions]:
+        """The options by which a start finds the packed weights of an earlier one; times measured anew need not change them."""
+        lasting = "off" if self.model.autotune == "off" else "on"
+        return dataclasses.replace(self.model, autotune=lasting), self.parallel
 
     def check(self) -> None:
         """Check the values that depend on neither model nor machine.

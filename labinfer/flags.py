@@ -26,13 +26,17 @@ from labinfer.config import (
     ModelOptions,
     ObserveOptions,
     ParallelOptions,
+    ProbeOptions,
     RuntimeOptions,
-    SamplingOptions,
+    SchedulerOptions,
     WeightCacheOptions,
 )
 from labinfer.errors import UserError
 from labinfer.gateway.options import ServerOptions
-from labinfer.option_fields import flag_name, join
+from labinfer.option_fields import flag_name, is_switch, join
+from labinfer.planner.options import PlanOptions
+from labinfer.sampling_options import SamplingOptions
+from labinfer.simulator.options import SimulateOptions
 from labinfer.supervisor.options import SuperviseOptions
 from labinfer.terminal.conversation import MANY_ANSWERS
 from labinfer.terminal.options import ChatOptions
@@ -59,7 +63,18 @@ COMMANDS = {
         (SuperviseOptions,),
     ),
     "cache": ("Show the packed weights that are kept for the next start of a model.", (WeightCacheOptions,)),
-    "plan": ("Show which rank would hold what, without loading anything.", SECTIONS),
+    "plan": (
+        "Show which rank would hold what, without loading anything; or, with --auto, choose it by measured costs.",
+        (PlanOptions, *SECTIONS),
+    ),
+    "probe": (
+        "Measure what a model's parts cost on these hosts, and what the links between them take; remembered in ~/.cache/labinfer.",
+        (ProbeOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
+    "simulate": (
+        "What bench serve would measure: the same engine on a virtual clock, without a model and without other ranks.",
+        (SimulateOptions, BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
+    ),
     "bench latency": (
         "Time of a fixed batch, from its first request to its last token.",
         (BenchOptions, LatencyOptions, *SECTIONS),
@@ -83,7 +98,7 @@ COMMANDS = {
         (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
     ),
 }
-REPEATED = ("prompt", "stop", "api_key")
+REPEATED = ("prompt", "stop", "api_key", "link")
 """Flags that may be given several times."""
 REPEATED_BY_COMMAND = {"serve": (*REPEATED, "model"), "chat": ("stop",)}
 """Flags that may be given several times, of commands that differ from ``REPEATED``."""
@@ -91,7 +106,17 @@ DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
     "chat": {"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},
 }
 """Defaults that differ from the dataclass's; empty for options that are left to the model or its server."""
-LEFT_OUT_BY_COMMAND = {"chat": MANY_ANSWERS}
+SIMULATED = {
+    *("dtype", "quantization", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks"),
+    *("block_size", "num_kv_blocks", "enable_prefix_caching", "snapshot_interval", "memory_utilization"),
+    *("log_level", "trace"),
+    *(f.name for f in dataclasses.fields(SchedulerOptions)),
+}
+"""Options of an engine that count without its ranks."""
+LEFT_OUT_BY_COMMAND = {
+    "chat": MANY_ANSWERS,
+    "simulate": tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
+}
 """Options that make no sense for a command."""
 
 GPU_LAYERS = "--device cuda, or --device cuda,cpu --layers 14,10 on two ranks"
@@ -127,6 +152,8 @@ EPILOG = """other commands:
   {name} chat               talk to a model in the terminal
   {name} supervise -- …     start a server or a job again when its ranks die
   {name} plan               show which rank would hold what
+  {name} probe              measure hosts and links, for plans
+  {name} simulate           what bench serve would measure, computed
   {name} cache              show the packed weights that are kept on disk
   {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
 
@@ -272,6 +299,17 @@ def add_options(
         if hints[f.name] is bool:  # a flag that is on by default can be turned off
             action = argparse.BooleanOptionalAction if f.default else "store_true"
             group.add_argument(*names, dest=f.name, action=action, default=None, help=text)
+            continue
+        if is_switch(f):
+            values = "|".join(f.metadata["choices"])
+            group.add_argument(*names, nargs="?", const="on", default=None, metavar=values, help=text)
+            group.add_argument(
+                f"--no-{names[-1][2:]}",
+                dest=f.name,
+                action="store_const",
+                const="off",
+                help=f"{names[-1]} off (default: no)",
+            )
             continue
         metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
         action = "append" if f.name in repeated else "store"

@@ -13,7 +13,6 @@ Ctrl-C aborts what runs, and the LLM can be used again. For requests at the same
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +29,7 @@ from labinfer.executor.build import RankParts, build_rank
 from labinfer.executor.spmd import SpmdExecutor, StatsReporter, follow
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
+from labinfer.home_process import HomeProcess
 from labinfer.input_processor import InputProcessor
 from labinfer.layout.kv_capacity import KVCapacity
 from labinfer.layout.layout import Layout
@@ -65,11 +65,11 @@ class LLM:
         UserError: an option, the model or the layout is wrong; on every rank.
     """
 
-    _process: ClassVar[int] = 0
-    """The process that made the first LLM: threads of torch and of the compiled functions do not outlive a fork."""
+    _home: ClassVar[HomeProcess] = HomeProcess()
+    """The same for all."""
 
     def __init__(self, model: str = "demo", **options: Any):
-        self._check_process()
+        LLM._home.enter()
         try:
             checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
             if environment.is_one_node:
@@ -79,7 +79,7 @@ class LLM:
                     environment.local_rank,
                     environment.local_world_size,
                     cache=WeightCache.from_home(checked.cache.weight_cache_size),
-                    options=digest(checked.model, checked.parallel),
+                    options=digest(checked.weight_options),
                 )
             group = join_group(environment, checked.parallel, checked.runtime)
             end_group_on_uncaught(group)
@@ -101,7 +101,7 @@ class LLM:
             on_progress: ``on_progress(done, total)`` counts loaded tensors.
             others: the group's models so far, if it is to be run beside them by ``follow_all``.
         """
-        cls._check_process()
+        LLM._home.enter()
         llm = cls.__new__(cls)
         llm._build(group, options, on_progress, others)
         return llm
@@ -158,7 +158,9 @@ class LLM:
             )
             self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
-            self._runs = Runs(self.driver, self.clock, parts.recorder, tokenizer=self.tokenizer, trace=trace)
+            self._runs = Runs(
+                self.driver, self.clock, parts.recorder, facts=self.facts, tokenizer=self.tokenizer, trace=trace
+            )
 
     # The parts of this rank, by what they say.
 
@@ -319,7 +321,7 @@ class LLM:
 
     def close(self) -> None:
         """Leave the group in an orderly way, and free weights and KV cache; collective. The LLM is of no use afterwards."""
-        if self._closed or os.getpid() != LLM._process:
+        if self._closed or not LLM._home.is_here:
             return
         with self._turns.turn():
             self._closed = True
@@ -334,18 +336,9 @@ class LLM:
         """Raises:
         UserError: the LLM is closed, or this process is a fork of the one that made it.
         """
-        self._check_process()
+        LLM._home.enter()
         if self._closed:
             raise UserError("this LLM is closed; make a new LLM")
-
-    @staticmethod
-    def _check_process() -> None:
-        LLM._process = LLM._process or os.getpid()
-        if os.getpid() != LLM._process:
-            raise UserError(
-                f"this process is a fork of process {LLM._process}, which has used an LLM: its threads are not here, so "
-                'nothing can run; fork before, or start processes with multiprocessing.get_context("spawn")'
-            )
 
     def __enter__(self) -> LLM:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from typing import Any
 
@@ -27,7 +28,8 @@ def option(
     Args:
         help: text for ``--help``.
         other_name: a second, shorter flag.
-        choices: the values that a text may have.
+        choices: the values that a text may have; one that may be on and off also takes True and False, and its flag is also
+            given alone and with ``--no-``.
         metavar: name of the value in ``--help``.
         least: smallest value of a number.
         secret: leave the value out where options are printed.
@@ -42,12 +44,21 @@ def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
     Raises:
         UserError: a value does not read as its option's type.
     """
-    hints = typing.get_type_hints(section)
-    return section(**{key: convert(key, value, hints[key]) for key, value in values.items()})
+    hints, switches = typing.get_type_hints(section), {f.name for f in dataclasses.fields(section) if is_switch(f)}
+    texts = {
+        key: "on" if value else "off" for key, value in values.items() if key in switches and isinstance(value, bool)
+    }
+    return section(**{key: convert(key, value, hints[key]) for key, value in (values | texts).items()})
+
+
+def is_switch(field: dataclasses.Field) -> bool:
+    """Whether an option may be on, off, and something else."""
+    return {"on", "off"} <= set(field.metadata["choices"] or ())
 
 
 def check_bounds(section: Any) -> None:
-    """Check the values of a section against their options' ``choices`` and ``least``.
+    """Check the values of a section against their options' ``choices`` and ``least``. Only an option that is infinite by default
+    may be.
 
     Raises:
         UserError: a value is out of bounds.
@@ -57,6 +68,8 @@ def check_bounds(section: Any) -> None:
         if choices and value not in choices:
             raise UserError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
         numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) and number != f.default for number in numbers):
+            raise UserError(f"{flag_name(f.name)} must be a finite number, not {join(numbers)}")
         if any(isinstance(number, (int, float)) and number < least for number in numbers):
             bound = f"be at least {least}" if least else "not be negative"
             raise UserError(f"{flag_name(f.name)} must {bound}, not {join(numbers)}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
+
 from labinfer.clock import Clock
 from labinfer.engine.driver import EngineDriver, News
+from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import FinishReason, Request
 from labinfer.errors import UserError
 from labinfer.group.signals import interrupts_held
@@ -28,6 +31,7 @@ class Runs:
     A run that is broken off, by an error of its caller or by Ctrl-C, aborts its requests; the next one finds the engine empty.
 
     Args:
+        facts: those of the engine.
         tokenizer: None where the checkpoint has none.
         trace: file for the trace at the end of a run, if one is to be written.
     """
@@ -38,11 +42,12 @@ class Runs:
         clock: Clock,
         recorder: Recorder,
         *,
+        facts: EngineFacts,
         tokenizer: Tokenizer | None,
         trace: OutputFile | None = None,
     ):
         self._driver, self._engine, self._clock, self._recorder = driver, driver.engine, clock, recorder
-        self._tokenizer, self._trace = tokenizer, trace
+        self._facts, self._tokenizer, self._trace = facts, tokenizer, trace
         self.report = RunReport()
         """Figures of the last run, or of the one that is on."""
 
@@ -69,7 +74,7 @@ class Runs:
         """End a run, on the other ranks, too. Returns what each of them did, and writes the trace if there is to be one."""
         workers = self._engine.end_run()
         if self._trace is not None:
-            write_trace(self._trace, workers)
+            write_trace(self._trace, workers, msgspec.to_builtins(self._facts))
         return workers
 
     def _run(

@@ -110,37 +110,46 @@ def rounded_to_int4(weight_OI: torch.Tensor, group: int = 64) -> torch.Tensor:
 @pytest.mark.parametrize(("quantization", "rounded"), [("int8", rounded_to_int8), ("int4", rounded_to_int4)])
 def test_rounded_experts_are_those_of_rounded_weights_and_activations(tmp_path, monkeypatch, quantization, rounded):
     """The reference is Transformers with weights rounded before, and the inputs of all products but the routers' rounded row
-    by row.
+    by row. A sum that is one bit different may round an input to another value, or send a token to another expert: how
+    much that makes is told by the reference beside itself, with products in float64.
     """
     multiply, num_experts = F.linear, 7
 
     def round_matrices(tensors: dict[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             if name.endswith(("embed_tokens.weight", "lm_head.weight")):
-                tensors[name] = rounded_to_int8(tensor)
+                tensors[name] = rounded_to_int8(tensor) if quantization == "int8" else rounded_to_int4(tensor, 32)
             elif name.endswith("_proj.weight"):
                 tensors[name] = rounded(tensor)
 
     directory = golden("hunyuan-moe").directory
     twin = broken(directory, tmp_path / "twin", round_matrices)
 
-    def multiply_rounded(x, weight, bias=None):
-        if len(weight) == num_experts:
-            return multiply(x, weight, bias)
-        scale = x.abs().amax(dim=-1, keepdim=True) / 127
-        return multiply((x / torch.where(scale == 0, 1, scale)).round() * scale, weight, bias)
+    def reference(dtype: torch.dtype) -> list[float]:
+        def multiply_rounded(x, weight, bias=None):
+            if len(weight) == num_experts:
+                return multiply(x, weight, bias)
+            scale = x.abs().amax(dim=-1, keepdim=True) / 127
+            rounded_x = (x / torch.where(scale == 0, 1, scale)).round() * scale
+            return multiply(rounded_x.to(dtype), weight.to(dtype), bias).float()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(F, "linear", multiply_rounded)
-        exact = transformers_logprobs(twin, SOME, experts_implementation="eager")
+        with monkeypatch.context() as patch:
+            patch.setattr(F, "linear", multiply_rounded)
+            return transformers_logprobs(twin, SOME, experts_implementation="eager")
+
+    def differences(logprobs: list[float]) -> list[float]:
+        """Differences from the reference, sorted, in its standard deviations, less the one that another expert makes."""
+        return sorted(abs(a - b) / statistics.stdev(exact) for a, b in zip(logprobs, exact, strict=True))[:-1]
+
+    exact = reference(torch.float32)
+    noise = differences(reference(torch.float64))
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with LLM(str(directory), num_kv_blocks=64, quantization=quantization) as llm:
         outputs = llm.generate(SOME, params)
-    got = [one.logprob for output in outputs for one in output.prompt_logprobs]
-    errors = [abs(a - b) for a, b in zip(got, exact, strict=True)]
-    # Rounding weights to 4 bits alone makes half of the spread. Single tokens may be sent to another expert.
-    assert statistics.median(errors) < 0.01 * statistics.stdev(exact)
-    assert statistics.fmean(errors) < 0.02 * statistics.stdev(exact)
+    errors = differences([entry.logprob for output in outputs for entry in output.prompt_logprobs])
+    # Rounding weights to 4 bits alone makes half of a standard deviation.
+    assert statistics.median(errors) < 2 * statistics.median(noise) + 0.001
+    assert statistics.fmean(errors) < 2 * statistics.fmean(noise) + 0.01
 
 
 # Bad input.

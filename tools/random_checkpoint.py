@@ -135,10 +135,15 @@ CORPUS = [
 ]
 
 
-def make_checkpoint(directory: Path, shape: str, dtype: torch.dtype) -> None:
-    """Write config, weights (normal; norms 1), tokenizer and chat template."""
+def make_checkpoint(directory: Path, shape: str, dtype: torch.dtype, layers: int = 0) -> None:
+    """Write config, weights (normal; norms 1), tokenizer and chat template.
+
+    Args:
+        layers: instead of the shape's own number; 0 for that.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     config = {"vocab_size": _write_tokenizer(directory)} | COMMON | SHAPES[shape]
+    config |= {"num_hidden_layers": layers} if layers else {}
     config |= {"eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"), "torch_dtype": str(dtype).removeprefix("torch.")}
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     shapes, generator = _tensor_shapes(directory), torch.Generator().manual_seed(0)
@@ -210,8 +215,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--layers", type=int, default=0, help="instead of the shape's own number")
     args = parser.parse_args()
-    make_checkpoint(args.directory, args.shape, getattr(torch, args.dtype))
+    make_checkpoint(args.directory, args.shape, getattr(torch, args.dtype), args.layers)
 
 
 if __name__ == "__main__":

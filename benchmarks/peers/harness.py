@@ -20,6 +20,9 @@ Generate = Callable[[list[list[int]], list[int]], list[int]]
 of each."""
 
 
+LEAST_CONTEXT = 4096
+
+
 class Unavailable(Exception):
     """The engine does not offer the precision."""
 
@@ -33,7 +36,8 @@ def run(
 
     Args:
         package: whose version is named beside the figures.
-        load: the engine over ``args.model``, at ``args.precision``, with ``args.threads`` threads.
+        load: the engine over ``args.model``, at ``args.precision``, with ``args.threads`` threads and room for
+            ``args.context`` tokens of a request.
         prepare: converts ``args.checkpoint`` to the folder ``args.model``; left out where it is read as it is.
     """
     parser = argparse.ArgumentParser()
@@ -42,13 +46,16 @@ def run(
     parser.add_argument("--workloads", type=Path, required=True, help="JSON: prompts and output_lens by name")
     parser.add_argument("--precision", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--arithmetic", default="", help="dtype to calculate in, of an engine that offers several")
     parser.add_argument("--prepare", action="store_true", help="convert only")
     args = parser.parse_args()
     try:
         args.model = _converted(args, prepare) if prepare else args.checkpoint
         answer = {"version": metadata.version(package)}
         if not args.prepare:
-            answer |= measure(load(args), json.loads(args.workloads.read_text()))
+            workloads = json.loads(args.workloads.read_text())
+            args.context = max([LEAST_CONTEXT, *map(longest, workloads.values())])
+            answer |= measure(load(args), workloads)
     except Unavailable as reason:
         answer = {"skip": str(reason)}
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
@@ -72,6 +79,11 @@ def measure(generate: Generate, workloads: dict[str, dict]) -> dict[str, float]:
         else:
             speeds[name] = sum(lengths) / timed(generate, prompts, lengths)
     return speeds
+
+
+def longest(work: dict) -> int:
+    """Tokens of a workload's longest prompt with its answer."""
+    return max(len(prompt) + out for prompt, out in zip(work["prompts"], work["output_lens"], strict=True))
 
 
 def timed(generate: Generate, prompts: list[list[int]], lengths: list[int]) -> float:

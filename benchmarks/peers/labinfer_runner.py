@@ -21,8 +21,8 @@ def load(args: argparse.Namespace) -> Generate:
     llm = LLM(
         str(args.checkpoint),
         threads=args.threads,
-        max_model_len=4096,
-        num_kv_blocks=1600,
+        max_model_len=args.context,
+        num_kv_blocks=1600,  # 25,600 tokens
         max_num_batched_tokens=2048,
         chunked_prefill_size=2048,
         enable_prefix_caching=False,  # prompts are repeated

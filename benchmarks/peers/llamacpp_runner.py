@@ -12,7 +12,9 @@ from harness import Generate, run
 from llamacpp_gguf import write_gguf
 
 FILE_TYPES = {"int8": lib.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": lib.LLAMA_FTYPE_MOSTLY_Q4_0}
-CONTEXT, BATCH_TOKENS, MICRO_BATCH_TOKENS, SEQUENCES = 16384, 2048, 512, 32
+BATCH_TOKENS, MICRO_BATCH_TOKENS, SEQUENCES = 2048, 512, 32
+LEAST_CONTEXT = 16384
+"""Tokens of all sequences together."""
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -33,7 +35,8 @@ def load(args: argparse.Namespace) -> Generate:
     params = lib.llama_model_default_params()
     model = lib.llama_model_load_from_file(str(args.model).encode(), params)
     options = lib.llama_context_default_params()
-    options.n_ctx, options.n_batch, options.n_ubatch = CONTEXT, BATCH_TOKENS, MICRO_BATCH_TOKENS
+    options.n_ctx = max(LEAST_CONTEXT, args.context)
+    options.n_batch, options.n_ubatch = BATCH_TOKENS, MICRO_BATCH_TOKENS
     options.n_seq_max, options.kv_unified = SEQUENCES, True
     options.n_threads = options.n_threads_batch = args.threads
     options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED

@@ -1,6 +1,6 @@
-"""OpenVINO GenAI with continuous batching: 16-bit, int8 or int4 weights (groups of 128), arithmetic in float32.
+"""OpenVINO GenAI with continuous batching: 16-bit, int8 or int4 weights (groups of 128), arithmetic in float32 or bfloat16.
 
-Its own choice here would be bfloat16, which is slower where that instruction runs at half the speed.
+Its own choice is bfloat16 where the processor has it, which is slower where that instruction runs at half the speed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load(args: argparse.Namespace) -> Generate:
     scheduler.max_num_seqs = 64
     scheduler.max_num_batched_tokens = 2048
     scheduler.enable_prefix_caching = False
-    properties = {"INFERENCE_NUM_THREADS": args.threads, "INFERENCE_PRECISION_HINT": "f32"}
+    properties = {"INFERENCE_NUM_THREADS": args.threads, "INFERENCE_PRECISION_HINT": args.arithmetic or "f32"}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(args.model), scheduler, "CPU", properties)
 
     def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:

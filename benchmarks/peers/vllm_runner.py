@@ -72,9 +72,9 @@ def load(args: argparse.Namespace) -> Generate:
     llm = LLM(
         model=str(args.model),
         dtype="bfloat16",
-        max_model_len=4096,
+        max_model_len=args.context,
         max_num_seqs=64,
-        max_num_batched_tokens=4096,
+        max_num_batched_tokens=args.context,
         enable_prefix_caching=False,
     )
 

@@ -17,6 +17,7 @@ ANSWERING = {
         "dtype",
         "quantization",
         "quantization_group_size",
+        "head_preview",
         "max_model_len",
         "sliding_window",
     ),

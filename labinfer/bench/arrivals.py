@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 
+from labinfer.bench.model import BenchModel
 from labinfer.engine.driver import IDLE_SECONDS
 from labinfer.engine.request import Request
-from labinfer.llm import LLM
 
 
-def poisson_times(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the first arrival on at which ``count`` requests come, with exponential gaps; ``rate`` a second.
+def arrival_times(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
+    """Seconds from the first arrival on at which ``count`` requests come, ``rate`` a second.
 
     With an infinite rate all come at 0.
+
+    Args:
+        burstiness: shape of the gamma distribution that gaps are drawn from; 1 is an exponential one, a Poisson process.
     """
     draw = random.Random(seed)
-    gaps = [0.0, *(draw.expovariate(1.0) / rate for _ in range(count - 1))]
+
+    def gap() -> float:
+        return draw.expovariate(1.0) if burstiness == 1 else draw.gammavariate(burstiness, 1 / burstiness)
+
+    gaps = [0.0, *(gap() / rate for _ in range(count - 1))]
     return list(itertools.accumulate(gaps))
+
+
+def stretch_times(times: list[float], rate: float) -> list[float]:
+    """The same arrivals at ``rate`` a second on average; as they are where that is infinite, or they all come at once."""
+    if math.isinf(rate) or not times[-1]:
+        return times
+    return [when * (len(times) - 1) / (times[-1] * rate) for when in times]
 
 
 class Arrivals:
@@ -29,7 +44,7 @@ class Arrivals:
         max_concurrency: a request that finds so many open is sent when one of them is done; 0 for any number.
     """
 
-    def __init__(self, llm: LLM, requests: list[Request], due: list[float], max_concurrency: int = 0):
+    def __init__(self, llm: BenchModel, requests: list[Request], due: list[float], max_concurrency: int = 0):
         self._llm, self._clock, self._requests, self._due = llm, llm.clock, requests, due
         self._max_concurrency = max_concurrency
         self.begin = 0.0

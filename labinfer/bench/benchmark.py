@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from labinfer.llm import LLM
+from labinfer.bench.model import BenchModel
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class BenchResult:
 class Benchmark(Protocol):
     """One benchmark; its methods run on rank 0, in this order."""
 
-    def prepare(self, llm: LLM) -> None:
+    def prepare(self, llm: BenchModel) -> None:
         """Make the requests.
 
         Raises:
             UserError: they cannot run on this model.
         """
 
-    def run(self, llm: LLM, check: Callable[[], None]) -> BenchResult:
+    def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
         """Measure, in one ``LLM.run``, as the other ranks follow one. ``check`` may raise ``Interrupted``."""

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from labinfer.bench.benchmark import BenchResult
+from labinfer.bench.model import BenchModel
 from labinfer.bench.options import BenchOptions, LatencyOptions
 from labinfer.bench.requests import WARM_UP, RequestMaker, until_idle
 from labinfer.bench.spread import spread, spread_keys, spread_table
 from labinfer.engine.request import Request
-from labinfer.llm import LLM
 from labinfer.observe.gantt import NUM_STEPS
 
 
@@ -26,12 +26,12 @@ class LatencyBenchmark:
         self._seconds: list[float] = []
         self._steps = range(0)
 
-    def prepare(self, llm: LLM) -> None:
+    def prepare(self, llm: BenchModel) -> None:
         maker, latency = RequestMaker(llm, self._options), self._latency
         keys = [WARM_UP] * latency.num_iters_warmup + list(range(latency.num_iters))
         self._batches = [[maker.random(key) for _ in range(latency.batch_size)] for key in keys]
 
-    def run(self, llm: LLM, check: Callable[[], None]) -> BenchResult:
+    def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
         with contextlib.closing(llm.run(self._requests(llm), check)) as running:
             outputs = [output for output in running if output.key != WARM_UP]
         first = [output.time_to_first_token for output in outputs]
@@ -52,7 +52,7 @@ class LatencyBenchmark:
         }
         return BenchResult(text, values, self._steps[:NUM_STEPS])
 
-    def _requests(self, llm: LLM) -> Iterator[Request | None]:
+    def _requests(self, llm: BenchModel) -> Iterator[Request | None]:
         for batch in self._batches:
             begin, first = llm.clock(), llm.engine.scheduler.next_step_id
             yield from batch

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from labinfer.bench.arrivals import Arrivals
+from labinfer.bench.model import BenchModel
 from labinfer.bench.options import BenchOptions, LoadOptions
 from labinfer.bench.requests import WARM_UP, RequestMaker, until_idle
 from labinfer.engine.request import Request
-from labinfer.llm import LLM
 from labinfer.outputs import Delta, RequestOutput
 
 
@@ -50,14 +50,18 @@ class LoadTimes:
 
 
 class Load:
-    """The requests of ``--num-prompts`` or ``--dataset``, after ``--num-warmups`` that do not count."""
+    """The requests of ``--num-prompts``, ``--dataset`` or ``--workload``, after ``--num-warmups`` that do not count."""
 
-    def __init__(self, llm: LLM, options: BenchOptions, load: LoadOptions):
+    def __init__(self, llm: BenchModel, options: BenchOptions, load: LoadOptions):
         maker = RequestMaker(llm, options)
         self._llm = llm
         self._first_step = 0
         self._warm_ups = [maker.random(WARM_UP) for _ in range(load.num_warmups)]
-        if load.dataset:
+        self.arrivals: list[float] | None = None
+        """Seconds from the first request on at which they come, where the workload says so."""
+        if load.workload:
+            self.requests, self.arrivals = maker.workload(load.workload, load.num_prompts)
+        elif load.dataset:
             self.requests = maker.dataset(load.dataset, load.num_prompts)
         else:
             self.requests = [maker.random(key) for key in range(load.num_prompts)]
@@ -77,13 +81,14 @@ class Load:
             if delta.key != WARM_UP:
                 token_times[delta.key, delta.index].append(self._llm.clock())
 
-        times = []
+        times, end = [], 0.0
         source = self._source(arrivals)
         with contextlib.closing(self._llm.run(source, check, note if streams else None)) as running:
             for output in running:
+                end = self._llm.clock()
                 if output.key != WARM_UP:
                     times.append(_request_times(output, arrivals.late[output.key]))
-        duration = self._llm.clock() - arrivals.begin
+        duration = end - arrivals.begin
         between = [after - before for of_one in token_times.values() for before, after in pairwise(of_one)]
         steps = range(self._first_step, self._llm.engine.scheduler.next_step_id)
         return LoadTimes(times, between, duration, steps)

@@ -45,6 +45,16 @@ class LoadOptions:
         "max_tokens",
         metavar="FILE",
     )
+    workload: str = option(
+        "",
+        "file of lengths, whose prompts are made of random tokens: a trace of Azure, BurstGPT or Mooncake (with the prefixes that its "
+        "requests share), or JSONL with prompt_tokens and output_tokens; bench serve and simulate keep its arrivals",
+        metavar="FILE",
+    )
+
+    def __post_init__(self) -> None:
+        if self.dataset and self.workload:
+            raise UserError(f"--dataset {self.dataset} and --workload {self.workload} both say what is asked; give one")
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,14 @@ class ServeOptions:
     """Arrivals of requests, and goals for their times."""
 
     request_rate: float = option(
-        float("inf"), "requests a second, by a Poisson process; inf for all at once", metavar="R"
+        float("inf"),
+        "requests a second, by a Poisson process; inf for all at once; the arrivals of a --workload are stretched to it, or kept with inf",
+        metavar="R",
+    )
+    burstiness: float = option(
+        1.0,
+        "shape of the gaps between requests (gamma distribution): 1 for a Poisson process, less for bursts, more for even gaps",
+        metavar="B",
     )
     max_concurrency: int = option(
         0, "requests open at once; later ones are sent when one is done (default: any number)", metavar="N"

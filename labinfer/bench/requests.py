@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+from labinfer.bench.model import BenchModel
 from labinfer.bench.options import BenchOptions
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.jsonl import parse_line
-from labinfer.llm import LLM
+from labinfer.planner.workload import Workload, read_workload
 from labinfer.prompts import TokensPrompt
 from labinfer.sampling_params import SamplingParams
 
 WARM_UP = -1
 """The key of requests that do not count."""
+SHARED_BLOCK = 512
+"""Tokens of a block that a Mooncake trace names."""
 
 
 class RequestMaker:
     """Draws requests of one length; the same seed draws the same ones, whatever the layout."""
 
-    def __init__(self, llm: LLM, options: BenchOptions):
+    def __init__(self, llm: BenchModel, options: BenchOptions):
         self._llm, self._options = llm, options
         self._draw = random.Random(options.seed)
         self._vocabulary = range(llm.facts.vocab_size)
+        self._shared_block = cache(self._make_shared_block)
 
     def random(self, key: int) -> Request:
         """A prompt of ``--input-len`` random ids to be answered with ``--output-len`` tokens.
@@ -66,11 +72,33 @@ class RequestMaker:
             raise UserError(f"--dataset {path} has no line; give a JSONL file of requests")
         return requests
 
-    def _sampling(self) -> SamplingParams:
-        return SamplingParams(max_tokens=self._options.output_len, ignore_eos=True)
+    def workload(self, path: str, count: int) -> tuple[list[Request], list[float] | None]:
+        """The first ``count`` requests of a file of lengths, by number from 0, and the seconds from the first one on at which they
+        come; None where the file does not say.
+
+        Blocks of prompts that the file gives equal names have equal tokens, so that the prefix cache finds them.
+
+        Raises:
+            UserError: it cannot be read, or a request is too long for the model.
+        """
+        lengths = Workload(read_workload(path, self._options.output_len).requests[:count])
+        lengths.check(self._llm.facts.max_model_len)
+        requests, arrivals = [], [request.arrival for request in lengths.requests]
+        for key, request in enumerate(lengths.requests):
+            blocks = [self._shared_block(number) for number in request.hash_ids]
+            prompt = list(itertools.chain(*blocks))[: request.prompt]
+            prompt += self._draw.choices(self._vocabulary, k=request.prompt - len(prompt))
+            requests.append(self._llm.make_request(key, TokensPrompt(prompt), self._sampling(request.output)))
+        return requests, None if None in arrivals else [when - arrivals[0] for when in arrivals]
+
+    def _make_shared_block(self, number: int) -> list[int]:
+        return random.Random(number).choices(self._vocabulary, k=SHARED_BLOCK)
+
+    def _sampling(self, output_len: int = 0) -> SamplingParams:
+        return SamplingParams(max_tokens=output_len or self._options.output_len, ignore_eos=True)
 
 
-def until_idle(llm: LLM) -> Iterator[None]:
+def until_idle(llm: BenchModel) -> Iterator[None]:
     """For ``LLM.run``: nothing more to come, as long as there is something to run."""
     while llm.engine.has_work:
         yield None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from labinfer.bench.arrivals import poisson_times
+from labinfer.bench.arrivals import arrival_times, stretch_times
 from labinfer.bench.benchmark import BenchResult
 from labinfer.bench.load import Load, RequestTimes
+from labinfer.bench.model import BenchModel
 from labinfer.bench.options import BenchOptions, LoadOptions, ServeOptions
 from labinfer.bench.spread import spread_keys, spread_table
 from labinfer.bench.throughput import rates_table
 from labinfer.errors import UserError
-from labinfer.llm import LLM
 
 GOALS: dict[str, Callable[[RequestTimes], float]] = {
     "ttft": lambda times: times.first_token,
@@ -34,16 +34,20 @@ class ServeBenchmark:
     def __init__(self, options: BenchOptions, load: LoadOptions, serve: ServeOptions):
         if not serve.request_rate > 0:
             raise UserError(f"--request-rate must be above 0, not {serve.request_rate:g}")
+        if not serve.burstiness > 0:
+            raise UserError(f"--burstiness must be above 0, not {serve.burstiness:g}")
         self._options, self._load_options, self._serve = options, load, serve
         self._goals = parse_goals(serve.goodput)
         self._load: Load | None = None
 
-    def prepare(self, llm: LLM) -> None:
+    def prepare(self, llm: BenchModel) -> None:
         self._load = Load(llm, self._options, self._load_options)
 
-    def run(self, llm: LLM, check: Callable[[], None]) -> BenchResult:
+    def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
         serve = self._serve
-        due = poisson_times(len(self._load.requests), serve.request_rate, self._options.seed)
+        due, rate = self._arrivals(), serve.request_rate
+        if self._load.arrivals is not None and math.isinf(rate) and due[-1]:
+            rate = (len(due) - 1) / due[-1]
         times = self._load.run(due, check, serve.max_concurrency, streams=True)
         seconds = {
             "ttft": [request.first_token for request in times.requests],
@@ -52,7 +56,7 @@ class ServeBenchmark:
             "e2el": [request.end for request in times.requests],
         }
         values = {
-            "request_rate": serve.request_rate if math.isfinite(serve.request_rate) else "inf",
+            "request_rate": rate if math.isfinite(rate) else "inf",
             "max_concurrency": serve.max_concurrency or None,
             "duration": times.duration,
             "completed": len(times.requests),
@@ -72,6 +76,13 @@ class ServeBenchmark:
         for name, of_one in seconds.items():
             values |= spread_keys(name, of_one)
         return BenchResult(text, values, times.steps)
+
+    def _arrivals(self) -> list[float]:
+        """Seconds from the first request on at which they come."""
+        load, serve = self._load, self._serve
+        if load.arrivals is not None:
+            return stretch_times(load.arrivals, serve.request_rate)
+        return arrival_times(len(load.requests), serve.request_rate, self._options.seed, serve.burstiness)
 
 
 def parse_goals(texts: tuple[str, ...]) -> dict[str, float]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from labinfer.bench.benchmark import BenchResult
 from labinfer.bench.load import Load, LoadTimes
+from labinfer.bench.model import BenchModel
 from labinfer.bench.options import BenchOptions, LoadOptions
-from labinfer.llm import LLM
 from labinfer.observe.table import format_table
 
 
@@ -18,10 +18,10 @@ class ThroughputBenchmark:
         self._options, self._load_options = options, load
         self._load: Load | None = None
 
-    def prepare(self, llm: LLM) -> None:
+    def prepare(self, llm: BenchModel) -> None:
         self._load = Load(llm, self._options, self._load_options)
 
-    def run(self, llm: LLM, check: Callable[[], None]) -> BenchResult:
+    def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
         times = self._load.run([0.0] * len(self._load.requests), check)
         values = {
             "elapsed_time": times.duration,

@@ -81,7 +81,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     with ticker, torch.inference_mode():
         ceilings = next(filter(None, measured), Ceilings(torch.get_num_threads(), 0, 0, 0, 0))
         times = time_candidates(calls, calls.candidates, SECONDS, dropout_ratio=float("inf"))
-        figures = make_figures(calls, times, ceilings, is_tuned(dtype) and options.model.autotune)
+        figures = make_figures(calls, times, ceilings, is_tuned(dtype) and options.model.autotune != "off")
     with group.together():
         if group.rank == 0:
             OutputFile(STANDARD).write(f"{describe_ceilings(ceilings)}\n\n{figures_table(figures)}\n")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from labinfer.cache_capacity import blocks_that_fit, states_that_fit
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
 from labinfer.executor.build import find_model
 from labinfer.group.rank_group import RankGroup
-from labinfer.layout.kv_capacity import states_that_fit
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.spmd.machine import RankInfo, free_memory
-from labinfer.worker.kv_cache import blocks_that_fit
 
 HEADER = (
     *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),

@@ -31,6 +31,7 @@ from labinfer.functions.provider import Provider
 from labinfer.functions.providers import make_providers, make_registry
 from labinfer.functions.registry import parse_overrides
 from labinfer.group.rank_group import RankGroup
+from labinfer.layers.context import StageContext
 from labinfer.layout.kv_capacity import KVCapacity, agree_on_blocks
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
@@ -62,6 +63,7 @@ class RankParts:
     place: Place
     directory: Path
     channel: ControlChannel
+    tp: TensorParallelCommunicator
     pipeline: PipelineCommunicator | None
     worker: Worker
     stats: StatsReporter
@@ -117,7 +119,7 @@ def build_rank(
     placed = layout.topology.placed_ranks
     with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
         if group.rank in placed:
-            return _build_placed(links, options, config, directory, layout, on_progress=on_progress)
+            return build_placed(links, options, config, directory, layout, on_progress=on_progress)
         group.progress.label = f"rank {group.rank} (spare)"
     return None
 
@@ -163,7 +165,7 @@ def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shar
     )
 
 
-def _build_placed(
+def build_placed(
     links: Links,
     options: EngineOptions,
     config: ModelConfig,
@@ -171,8 +173,13 @@ def _build_placed(
     layout: Layout,
     *,
     on_progress: Callable[[int, int], None],
+    is_whole: bool = True,
 ) -> RankParts:
-    """The parts of a rank that has a place."""
+    """The parts of a rank that has a place; collective over the ranks that have one.
+
+    Args:
+        is_whole: whether the layout has all layers of the checkpoint.
+    """
     group = links.placed
     place = layout.topology.place(group.rank)
     with group.together():
@@ -188,7 +195,7 @@ def _build_placed(
     with group.together():
         checkpoint = Checkpoint(directory)
         cache = WeightCache.from_home(options.cache.weight_cache_size)
-        if group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
+        if is_whole and group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
             check_checkpoint(whole.meta(whole.topology.place(0)).model, checkpoint, config.tied_embeddings)
         if group.rank == 0:
@@ -202,12 +209,23 @@ def _build_placed(
     with group.together():
         registry.check(device, dtype, overrides, layout.rounding)
     choice = None
-    if options.model.autotune:
+    if options.model.autotune != "off":
         calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
-        choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers)
+        choice = tune(
+            group,
+            layout,
+            place,
+            calls,
+            cache=cache_folder(),
+            providers=providers,
+            anew=options.model.autotune == "again",
+        )
     logger.debug("functions are chosen")
     with group.together(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, registry, overrides, choice)
+        if context.head_preview and context.is_last and not has_compiled_preview(context):
+            logger.warning("--head-preview has no effect: no compiled function multiplies with the output head here")
+            context = dataclasses.replace(context, head_preview=False)
         offload = None
         if layout.expert_memory:
             folder = cache_folder() or Path(tempfile.gettempdir())
@@ -288,6 +306,7 @@ def _build_placed(
         place=place,
         directory=directory,
         channel=links.channel,
+        tp=tp,
         pipeline=pipeline,
         worker=worker,
         stats=stats,
@@ -295,6 +314,11 @@ def _build_placed(
         capacity=capacity,
         step_times=times,
     )
+
+
+def has_compiled_preview(context: StageContext) -> bool:
+    """Whether a preview of the head saves anything: the reference computes all of it and compares."""
+    return not context.functions.matrices["vocabulary"].packing.startswith("reference")
 
 
 def _gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:
@@ -369,7 +393,7 @@ def _packed_files(
             layout.quantization_group_size,
         ),
         label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),
-        options=digest(options.model, options.parallel),
+        options=digest(options.weight_options),
         code=code_digest(),
         num_threads=torch.get_num_threads(),
     )

@@ -16,7 +16,9 @@ from labinfer.functions.autotune import (
     choose,
     describe,
     file_name,
+    is_disturbed,
     is_tuned,
+    merge,
     read_times,
     time_candidates,
     write_times,
@@ -54,32 +56,39 @@ def tune(
     *,
     cache: Path | None,
     providers: Sequence[Provider],
+    anew: bool = False,
 ) -> Choice:
     """The fastest implementations on the ranks of this stage; collective over the group.
 
-    All ranks measure at once, since in a run they share the memory as well, and all measure again if one of them has to.
+    All ranks measure at once, since in a run they share the memory as well, and all measure if one of them has to: for the
+    first time, or once more, where its machine was not idle.
 
     Args:
         cache: folder in which times are kept between runs; None for nowhere.
         providers: the sources of the implementations that are timed.
+        anew: whether times that were kept are forgotten.
     """
     begin = time.perf_counter()
     contested = calls.contested() if is_tuned(layout.dtype(place)) else {}
     times: Times | None = {}
     path = cache / _file_name(group, layout, calls, providers) if cache and contested else None
     if contested:
-        times = read_times(path, calls) if path else None
-    remembered = all(group.comm.all_gather_bytes(b"" if times is None else b"known"))
+        times = read_times(path, calls) if path and not anew else None
+    states = group.comm.all_gather_bytes(b"new" if times is None else b"busy" if is_disturbed(times) else b"known")
+    remembered = set(states) == {b"known"}
     if contested and not remembered:
         with torch.inference_mode():
-            times = time_candidates(calls, contested)
+            measured = time_candidates(calls, contested)
+        times = measured if b"new" in states else merge(times, measured)
         if path:
             _keep(path, times)
     gathered = group.gather_bytes(msgspec.msgpack.encode(times))
     stage = [gathered[rank] for rank in layout.topology.stage_ranks(place.stage)]
     choice = choose([msgspec.msgpack.decode(data, type=Times) for data in stage])
     if group.rank == 0 and choice:
-        how = "as measured before" if remembered else f"measured in {time.perf_counter() - begin:.1f} s"
+        again = "" if b"new" in states else " again, as the machine had been busy,"
+        measured_in = f"measured{again} in {time.perf_counter() - begin:.1f} s"
+        how = "as measured before" if remembered else measured_in
         logger.info("functions, %s: %s", how, describe(choice))
     return choice
 

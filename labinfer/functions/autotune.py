@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,17 +34,34 @@ MARGIN = 0.1
 """Fraction of the preferred candidate's time that another one must save to be taken instead: less is noise, and the same
 choice every time gives the same tokens."""
 
-
+MAX_SPREAD = 1.15
+"""Times the least that a median is, in the mean, on a machine that was idle. Decision 14 has what was measured."""
+MAX_STARTS = 4
+"""Starts that measure at most: a machine that is never idle gives no better times."""
 ONE_FOR_ALL = frozenset({"paged_attention"})
 """Targets that take one implementation for every class of rows: each gives a token the same bits in any batch."""
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """A candidate and its seconds for each class of rows."""
+    """A candidate and its times for each class of rows."""
 
     name: str
     layout: str
     seconds: list[float]
+    """The least."""
+    medians: list[float]
+    """Seconds: above the least where other processes took cores or memory."""
+    starts: int = 1
+    """Starts that measured it, whose times were merged."""
+
+    def merge(self, other: Timing) -> Timing:
+        """The lesser of each time, for the same candidate at another start: load only ever adds to them."""
+        return msgspec.structs.replace(
+            self,
+            seconds=list(map(min, self.seconds, other.seconds)),
+            medians=list(map(min, self.medians, other.medians)),
+            starts=self.starts + other.starts,
+        )
 
 
 Times = dict[str, list[Timing]]
@@ -69,7 +87,13 @@ def time_candidates(
             bound = {name: calls.bind(target, item, rows) for name, item in implementations.items()}
             by_class.append(benchmark(bound, calls.finish, seconds, dropout_ratio))
         times[target] = [
-            Timing(name, item.layout, [best[name] for best in by_class]) for name, item in implementations.items()
+            Timing(
+                name,
+                item.layout,
+                seconds=[min(samples[name]) for samples in by_class],
+                medians=[statistics.median(samples[name]) for samples in by_class],
+            )
+            for name, item in implementations.items()
         ]
         calls.forget_weights()
     return times
@@ -81,30 +105,54 @@ def benchmark(
     seconds: float,
     dropout_ratio: float = DROPOUT_RATIO,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """The least seconds of each call. They take turns, so that what disturbs this machine disturbs all; a first round warms up.
+) -> dict[str, list[float]]:
+    """Seconds of each call, round by round. They take turns, so that what disturbs this machine disturbs all; a first round
+    warms up.
 
     Args:
         finish: waits until what was called is done.
         seconds: about how long that may take, going by the least times: a call that was interrupted is worth repeating.
         dropout_ratio: times the best time at which a call drops out.
     """
-    best = dict.fromkeys(calls, math.inf)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     running, begin = dict(calls), clock()
     for number in range(1, MAX_ROUNDS + 1):
         for name, call in running.items():
             start = clock()
             call()
             finish()
-            best[name] = min(best[name], clock() - start)
+            samples[name].append(clock() - start)
         if number < MIN_ROUNDS:
             continue
-        quickest = min(best.values())
-        running = {name: call for name, call in running.items() if best[name] <= dropout_ratio * quickest}
-        next_round = sum(best[name] for name in running)
+        least = {name: min(times) for name, times in samples.items()}
+        limit = dropout_ratio * min(least.values())
+        running = {name: call for name, call in running.items() if least[name] <= limit}
+        next_round = sum(least[name] for name in running)
         if number * next_round > seconds or clock() - begin > MAX_OVERRUN * seconds:
             break
-    return best
+    return samples
+
+
+def is_disturbed(times: Times) -> bool:
+    """Whether a machine that was not idle gave these times, and another start may give better ones.
+
+    By the mean over all of them: among the few calls of a candidate the median may be twice the least on an idle machine, too.
+    """
+    timings = [timing for candidates in times.values() for timing in candidates]
+    if not timings or timings[0].starts >= MAX_STARTS:
+        return False
+    spreads = [
+        median / least for timing in timings for median, least in zip(timing.medians, timing.seconds, strict=True)
+    ]
+    return statistics.geometric_mean(spreads) > MAX_SPREAD
+
+
+def merge(times: Times, others: Times) -> Times:
+    """Times of the same candidates at several starts."""
+    return {
+        target: [timing.merge(other) for timing, other in zip(times[target], timings, strict=True)]
+        for target, timings in others.items()
+    }
 
 
 def choose(ranks: Sequence[Times]) -> Choice:
@@ -185,7 +233,7 @@ def read_times(path: Path, calls: RankCalls) -> Times | None:
         for target, candidates in calls.contested().items()
     }
     names = {target: [(timing.name, timing.layout) for timing in timings] for target, timings in times.items()}
-    seconds = [timing.seconds for timings in times.values() for timing in timings]
+    seconds = [each for timings in times.values() for timing in timings for each in (timing.seconds, timing.medians)]
     plausible = all(len(each) == len(TIMED_ROWS) and all(0 < s < math.inf for s in each) for each in seconds)
     return times if names == expected and plausible else None
 

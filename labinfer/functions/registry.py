@@ -17,10 +17,13 @@ import torch
 from labinfer.errors import UserError
 from labinfer.functions.protocols import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
-MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "embedding")
+MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "embedding", "make_preview", "largest_logits")
 """Functions that share packed weights, so that their implementations must be of one layout."""
 CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
 """Functions that share the KV cache. All take it in any layout; where both have the layout ``tiles`` it is kept in tiles."""
+VOCABULARY_GROUP = 32
+"""Inputs of the vocabulary that share a scale in int4: no later layer evens its errors out."""
+VOCABULARY_INT4 = f"int4/{VOCABULARY_GROUP}"
 CODES = ("int8", "int4")
 """Quantizations in which checkpoints hold codes."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
@@ -182,6 +185,10 @@ class FunctionRegistry:
                 target=target,
                 quantization=own,
                 pack_codes=_pick(known["pack_codes"]) if known["pack_codes"] else None,
+                make_preview=_pick(known["make_preview"]) if known["make_preview"] else None,
+                largest_logits=_pick(known["largest_logits"], choice.get(target, ()))
+                if known["largest_logits"]
+                else None,
                 packing=_packing(known["pack_weight"], own),
             )
 
@@ -284,10 +291,10 @@ def _packing(candidates: Mapping[str, Implementation], quantization: str) -> str
 
 
 def kind_quantization(kind: MatrixKind, quantization: str) -> str:
-    """Quantization of a kind of matrices in a run with ``--quantization``: vocabularies take 8 bits at least."""
+    """Quantization of a kind of matrices in a run with ``--quantization``; a vocabulary in 4 bits has finer groups."""
     if kind == "exact":
         return "none"
-    return "int8" if kind == "vocabulary" and quantization != "none" else quantization
+    return VOCABULARY_INT4 if kind == "vocabulary" and quantization == "int4" else quantization
 
 
 def parse_overrides(given: tuple[str, ...]) -> dict[str, str]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from labinfer.functions.calls import FunctionCall
+from labinfer.functions.head_preview import GROUP
+from labinfer.functions.packed_weight import export_packed, import_packed
 from labinfer.layers.context import StageContext
 from labinfer.layers.matrix import Matrix
 from labinfer.spmd.topology import shard_range
 from labinfer.weights.slices import MatrixSlice, WeightSlice
+
+PREVIEW = "preview"
+"""Name of a head's preview among what is kept of its packed weights."""
 
 
 class VocabParallelEmbedding(Matrix):
@@ -18,14 +24,18 @@ class VocabParallelEmbedding(Matrix):
 
     Args:
         tied: name of the matrix in the checkpoint where that is another layer's.
+        is_head: whether it is a head that has a preview, where ``ctx`` asks for one.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, ctx: StageContext, tied: str | None = None):
+    def __init__(
+        self, vocab_size: int, hidden_size: int, ctx: StageContext, tied: str | None = None, *, is_head: bool = False
+    ):
         ranges = shard_range(vocab_size, ctx.tp.size)
         begin, end = ranges[ctx.tp.rank]
         super().__init__(end - begin, hidden_size, "vocabulary", ctx)
         self._vocab_size, self._tied, self._tp = vocab_size, tied, ctx.tp
         self._ranges, self._begin, self._end = ranges, begin, end
+        self._has_preview, self._preview = is_head and ctx.head_preview, None
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Hidden states, (T,) → (T, D). The sum over the ranks is exact: all but the one that holds the id give 0."""
@@ -35,10 +45,41 @@ class VocabParallelEmbedding(Matrix):
         """None: looking up is not timed, and the product is the call of the model that has it as its head."""
         return iter(())
 
-    def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
-        """(B, D) → (B, V) on tp rank 0, None on the others."""
-        slice_BV = self.product(hidden_BD)
+    def logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
+        """(B, D) → (B, V) on tp rank 0, None on the others.
+
+        Args:
+            largest_only: logits that cannot be a row's largest may be -inf.
+        """
+        if largest_only and self._preview is not None:
+            slice_BV = self._functions.largest_logits(hidden_BD, self.packed, self._preview)
+        else:
+            slice_BV = self.product(hidden_BD)
         return self._tp.gather_columns(slice_BV, [end - begin for begin, end in self._ranges])
+
+    def pack(self) -> None:
+        if self._has_preview and self.weight is not None:
+            self._preview = self._functions.make_preview(self.weight.detach())
+        super().pack()
+
+    @property
+    def packing(self) -> str:
+        return super().packing + f" with a preview by {GROUP}" * self._has_preview
+
+    def export_packed(self) -> dict[str, Any] | None:
+        state = super().export_packed()
+        if state is None or self._preview is None:
+            return state
+        return state | (export_packed(self._preview, PREVIEW) or {})
+
+    def import_packed(self, state: Mapping[str, Any]) -> None:
+        if PREVIEW in state:
+            self._preview = import_packed(state, PREVIEW)
+        super().import_packed(state)
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + (self._preview.nbytes if self._preview is not None else 0)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         yield MatrixSlice(

@@ -58,6 +58,8 @@ class ModelInputBatch:
     pooled: list[PooledRows]
     output_rows: OutputRows | None = None
     """The rows that ``Decoder.forward`` gives on the last stage; None for all."""
+    largest_only: bool = False
+    """Whether of every row that is sampled the largest logit is all that matters."""
     state_slots_B: torch.Tensor | None = None
     """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
     begins with a state of zeros, whatever its slot holds."""

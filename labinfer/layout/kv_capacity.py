@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from labinfer.cache_capacity import blocks_that_fit, states_that_fit
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.group.rank_group import RankGroup
@@ -13,18 +14,11 @@ from labinfer.layout.layout import GIB, Layout
 from labinfer.spmd.machine import free_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.weight_cache import WeightCache
-from labinfer.worker.kv_cache import blocks_that_fit
 
 DEFAULT_SWAP_SPACE = 4
 """GiB, as vLLM has it."""
 DEFAULT_SWAP_FRACTION = 0.25
 """Part of the free host memory that swapping takes, where that is less."""
-
-
-STATES_EACH = 2
-"""Slots for each sequence that may run at once: its own, and one for snapshots that are shared."""
-STATE_FRACTION = 0.5
-"""Part of the cache's memory that states may take at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +111,6 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
         num_states=num_states,
         num_host_states=num_host_states,
     )
-
-
-def states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int, each: int = STATES_EACH) -> int:
-    """Slots for states in so many bytes, which KV blocks share; as many as are useful where a state takes nothing."""
-    useful = each * max_num_seqs
-    return min(useful, int(room * STATE_FRACTION) // bytes_per_state) if bytes_per_state else useful
 
 
 def _swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_block: int) -> int:

@@ -51,6 +51,8 @@ class Layout:
     """``--weights``."""
     loaded_bytes: tuple[int, ...] = ()
     """Bytes of each rank's weights, by rank, once they are loaded: what 12 bits do not hold is not known before."""
+    head_preview: bool = False
+    """``--head-preview``."""
     expert_memory: int = 0
     """Bytes on each rank for experts, which are all in a file; 0 where all are in memory."""
     _meta: dict[Place, MetaStage] = field(default_factory=dict, repr=False, compare=False)
@@ -128,6 +130,7 @@ class Layout:
             is_last=self.topology.is_last(place.stage),
             form=self._form if device.type == "cpu" else lambda matrix: None,
             experts=self.experts[place.stage],
+            head_preview=self.head_preview,
             names=model_class(self.config).names,
         )
 
@@ -169,6 +172,7 @@ class Layout:
             quantization=self.quantization,
             quantization_group_size=self.quantization_group_size,
             weights=self.weights,
+            head_preview=self.head_preview,
             expert_memory=self.expert_memory,
         )
 
@@ -206,6 +210,8 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     kv_name = options.cache.kv_cache_dtype
     kv_dtypes = tuple(dtype if kv_name == "auto" else KV_DTYPES[kv_name] for dtype in dtypes)
     length = _resolve_length(options.model.max_model_len, config)
+    if options.model.head_preview:
+        _check_preview(options.model.quantization, devices[topology.sampling_rank], dtypes[-1])
     return Layout(
         config=config,
         topology=topology,
@@ -217,8 +223,20 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         quantization=options.model.quantization,
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,
+        head_preview=options.model.head_preview,
         expert_memory=int(options.cache.expert_offload * GIB),
     )
+
+
+def _check_preview(quantization: str, device: torch.device, dtype: torch.dtype) -> None:
+    if quantization == "int4":
+        raise UserError("--head-preview: with --quantization int4 the vocabulary has 4 bits already; leave it out")
+    dtypes = (torch.bfloat16, torch.float32) if quantization == "int8" else (torch.bfloat16,)
+    if device.type != "cpu" or dtype not in dtypes:
+        name = str(dtype).removeprefix("torch.")
+        raise UserError(
+            f"--head-preview is for bfloat16 or int8 on CPUs, not for {name} on {device.type}; leave it out"
+        )
 
 
 def _resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:

@@ -7,7 +7,8 @@ last one the final norm and the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -98,7 +99,8 @@ class StageModel(nn.Module):
     def __init__(self, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
         super().__init__()
         if ctx.is_first:
-            self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
+            is_head = ctx.is_last and config.tied_embeddings
+            self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, is_head=is_head)
         self.layers = nn.ModuleDict(
             {
                 str(n): DecoderLayer(config.layers[n], config, placement, ctx)
@@ -132,7 +134,7 @@ class Decoder(nn.Module):
             self.lm_head = self.model.embed_tokens  # held once
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
-            self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied)
+            self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied, is_head=True)
         self._ropes: list[RopeConfig] = []
         """Rotary tables of the stage's layers, each once."""
         self._rope_numbers: list[int | None] = []
@@ -164,6 +166,19 @@ class Decoder(nn.Module):
         mlps = {int(number): layer.mlp for number, layer in self.model.layers.items()}
         return {number: mlp.gate.num_tokens_E for number, mlp in mlps.items() if isinstance(mlp, Mixture)}
 
+    def part(self, indices: Sequence[int]) -> Decoder:
+        """This stage with only some of its layers, whose weights are shared; for measurements.
+
+        Args:
+            indices: places of the layers in the stage, ascending; at least one.
+        """
+        part, stage = copy(self), copy(self.model)
+        part._modules, stage._modules = dict(self._modules), dict(self.model._modules)
+        layers = list(self.model.layers.items())
+        stage.layers, part.model = nn.ModuleDict(layers[index] for index in indices), stage
+        part._rope_numbers = [self._rope_numbers[index] for index in indices]
+        return part
+
     def make_rotary_tables(self, length: int, device: torch.device) -> None:
         """Cover so many positions; called once, before the first ``forward``."""
         self._rotary = [RotaryTable(rope, length, self._dtype, device) for rope in self._ropes]
@@ -194,6 +209,6 @@ class Decoder(nn.Module):
         """Last stage: what ``forward`` gave, normalised: Transformers' ``last_hidden_state``."""
         return self.model.norm(hidden_TD)[1]
 
-    def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
-        """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others."""
-        return self.lm_head.logits(self.final_norm(hidden_BD))
+    def logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
+        """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others; see ``VocabParallelEmbedding``."""
+        return self.lm_head.logits(self.final_norm(hidden_BD), largest_only=largest_only)

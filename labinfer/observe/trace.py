@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -90,27 +92,31 @@ def make_tracks(workers: Iterable[WorkerStats]) -> list[Track]:
     return [Track(worker.rank, worker.stage, worker.tp_rank, read_slices(worker.slices)) for worker in workers]
 
 
-def write_trace(file: OutputFile, workers: Sequence[WorkerStats]) -> None:
+def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[str, Any] | None = None) -> None:
     """Write a track for each rank, in place of the file's earlier content.
 
     A file that cannot be written is only logged: it must not cost a run its answers.
+
+    Args:
+        facts: fields of the engine's ``EngineFacts``, which a simulation of this run needs.
     """
     try:
         file.begin()
-        for text in trace_text(make_tracks(workers)):
+        for text in trace_text(make_tracks(workers), facts):
             file.write(text)
     except UserError as error:
         logger.warning("%s", error)
 
 
-def trace_text(tracks: Iterable[Track]) -> Iterator[str]:
+def trace_text(tracks: Iterable[Track], facts: dict[str, Any] | None = None) -> Iterator[str]:
     """The trace as JSON text, piece by piece. Time 0 is the begin of the first slice.
 
     Tracks of several nodes agree as well as the clocks of the nodes do.
     """
     tracks = list(tracks)
     start = min((track.slices[0].begin for track in tracks if track.slices), default=0)
-    opening = '{"displayTimeUnit": "ms", "traceEvents": [\n'
+    told = f'"otherData": {json.dumps({"facts": facts})}, ' if facts else ""
+    opening = f'{{"displayTimeUnit": "ms", {told}"traceEvents": [\n'
     for track in tracks:
         yield opening + ",\n".join(_events(track, start))
         opening = ",\n"
@@ -127,3 +133,60 @@ def _events(track: Track, start: int) -> Iterator[str]:
         args = {"step": slice.step_id, "tokens": slice.num_tokens, "decodes": slice.num_decodes}
         times = {"ts": (slice.begin - start) / 1000, "dur": (slice.end - slice.begin) / 1000}
         yield json.dumps({"ph": "X", "name": slice.name, **times, **ids, "args": {} if slice.step_id < 0 else args})
+
+
+def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
+    """The tracks of a file that ``write_trace`` wrote, by rank, and its facts. Times are from the begin of its first slice on.
+
+    Raises:
+        UserError: it cannot be read, or holds no such trace.
+    """
+    try:
+        trace = msgspec.json.decode(Path(path).read_bytes(), type=_TraceFile)
+    except OSError as error:
+        raise UserError(f"cannot read the trace {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path} is no trace that --trace wrote: {error}") from None
+    places: dict[int, tuple[int, int]] = {}
+    slices: defaultdict[int, list[Slice]] = defaultdict(list)
+    for event in trace.traceEvents:
+        if event.name == "process_name":
+            if match := TRACK_NAME.fullmatch(str(event.args.get("name"))):
+                places[event.pid] = int(match[1]), int(match[2])
+        elif event.ph == "X":
+            begin = round(event.ts * 1000)
+            slices[event.pid].append(
+                Slice(
+                    name=event.name,
+                    begin=begin,
+                    end=begin + round(event.dur * 1000),
+                    step_id=event.args.get("step", -1),
+                    num_tokens=event.args.get("tokens", 0),
+                    num_decodes=event.args.get("decodes", 0),
+                )
+            )
+    if not places or not any(slice.step_id >= 0 for track in slices.values() for slice in track):
+        raise UserError(f"{path} is no trace that --trace wrote: it has no step of any rank")
+    tracks = [
+        Track(rank, stage, tp_rank, sorted(slices[rank], key=lambda slice: (slice.begin, -slice.end)))
+        for rank, (stage, tp_rank) in sorted(places.items())
+    ]
+    return tracks, trace.otherData.get("facts") or {}
+
+
+TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
+"""Name of a rank's track."""
+
+
+class _Event(msgspec.Struct, kw_only=True):
+    ph: str
+    name: str
+    pid: int = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+class _TraceFile(msgspec.Struct):
+    traceEvents: list[_Event]
+    otherData: dict[str, Any] = {}

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from labinfer.errors import UserError
+from labinfer.spmd.cgroup import Cgroup
 from labinfer.spmd.processes import pid_space
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -30,8 +31,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs (hardware threads) of each core this rank may run on, neighbouring cores beside each other."""
     num_cpus: int
     """CPUs of the node."""
-    cpu_limit: int
-    """CPUs' worth of time that the rank's container may use, rounded down."""
+    cpu_limit: float
+    """CPUs' worth of time that the rank's container may use, with fractions; all CPUs of the node without a quota."""
     accelerator: str
     """Device type that torch offers beside the CPU; empty for none."""
     num_accelerators: int
@@ -116,34 +117,24 @@ def numa_node(cpu: int, system: Path = Path("/sys/devices/system/cpu")) -> int:
     return int(folders[0]) if folders else 0
 
 
-def cpu_limit() -> int:
-    """CPUs' worth of time that a container's quota allows (cgroup v2 ``cpu.max``), rounded down; all CPUs without a quota."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):  # no cgroup v2, or no quota ("max")
-        return os.cpu_count() or 1
+def cpu_limit() -> float:
+    """CPUs' worth of time that a container's quota allows, with fractions; all CPUs without a quota."""
+    return min(Cgroup().cpu_quota(), os.cpu_count() or 1)
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes free on a device; for the CPU, those the kernel calls available, within the container's limit."""
     if device.type == "cpu":
         available = _meminfo("MemAvailable")
-        return min(available, _cgroup_memory_left(available))
+        return int(min(available, Cgroup().memory_left()))
     return torch.accelerator.get_memory_info(device)[0]
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that a device has; for the CPU, those of the machine within the container's limit (cgroup v2)."""
+    """Bytes that a device has; for the CPU, those of the machine within the container's limit."""
     if device.type != "cpu":
         return torch.accelerator.get_memory_info(device)[1]
-    total = _meminfo("MemTotal")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit:
-            return min(total, int(limit.read()))
-    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
-        return total
+    return int(min(_meminfo("MemTotal"), Cgroup().memory_limit()))
 
 
 def used_memory(device: torch.device, total: int) -> int:
@@ -158,17 +149,6 @@ def _meminfo(name: str) -> int:
     """Bytes of one line of ``/proc/meminfo``."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
-
-
-def _cgroup_memory_left(default: int) -> int:
-    """Bytes below a container's memory limit (cgroup v2), file pages that the kernel can drop included."""
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
-            left = int(limit.read()) - int(current.read())
-        with open("/sys/fs/cgroup/memory.stat") as statistics:
-            return left + sum(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
-    except (OSError, ValueError):
-        return default
 
 
 def peak_memory(device: torch.device) -> int:

@@ -45,7 +45,7 @@ def choose_threads(
     """
     sharing = _sharing(mine, everyone)
     own = own_cores(mine, everyone)
-    begin, end = shard_range(mine.cpu_limit, len(sharing))[sharing.index(mine)]
+    begin, end = shard_range(int(mine.cpu_limit), len(sharing))[sharing.index(mine)]
     count = max(1, min(len(own) or len(mine.cores) // len(sharing), end - begin))
     reason = _reason(mine, len(sharing))
     if flag:
@@ -118,8 +118,12 @@ def _sharing(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[RankInfo]:
 
 
 def _reason(mine: RankInfo, num_sharing: int) -> str:
-    cores = min(len(mine.cores), mine.cpu_limit)
+    cores, limit = len(mine.cores), mine.cpu_limit
     text = f"{cores} core{'s' * (cores != 1)}"
+    if (
+        limit < cores
+    ):  # a thread more than whole CPUs would be stopped for part of every period, and the others wait for it
+        text = f"{limit:.3g} CPU{'s' * (limit > 1)} of {text}, by the container's quota"
     if num_sharing > 1:
         text += f" shared by {num_sharing} ranks"
     if len(mine.cpus) < mine.num_cpus:

@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from labinfer.config import SamplingOptions
 from labinfer.errors import UserError
+from labinfer.sampling_options import SamplingOptions
 from labinfer.sampling_params import SamplingParams
 
 MANY_ANSWERS = ("n", "num_beams", "length_penalty")

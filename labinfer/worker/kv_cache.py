@@ -124,13 +124,3 @@ def _copy(source: list[Pools], source_blocks: torch.Tensor, dest: list[Pools], d
                 given[dest_blocks[0]].copy_(pool[source_blocks[0]])
             else:
                 given[dest_blocks.to(given.device)] = pool[source_blocks.to(pool.device)].to(given.device)
-
-
-def blocks_that_fit(room: int, bytes_per_block: int, useful: int) -> int:
-    """Blocks for a rank whose weights are loaded.
-
-    Args:
-        room: bytes that it may use for them.
-        useful: more than this many can never be filled.
-    """
-    return min(useful, room // max(1, bytes_per_block))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, islice
 
 import torch
@@ -12,7 +15,8 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.graph import Capture
 from labinfer.functions.protocols import Functions
 from labinfer.layers.input_batch import ModelInputBatch, OutputRows, PooledRows, PromptRow
-from labinfer.plan import BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
+from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
+from labinfer.sampling_params import GREEDY_BELOW
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
@@ -21,6 +25,9 @@ from labinfer.worker.step_graphs import StepGraphs
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
+
+PREVIEW_ROWS = 1
+"""Rows of which a head's preview is asked, at most: each row reads the copy, and all together read the head once."""
 
 
 @dataclass(kw_only=True)
@@ -58,12 +65,26 @@ class ModelRunner:
         functions: Functions,
         capture: Capture | None = None,
     ):
-        self.model, self._cache = model, cache
+        self.model, self._cache, self._capture = model, cache, capture
         self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
-        self._head = StepGraphs(lambda batch, hidden_TD: sampled_logits(model, batch, hidden_TD), capture)
+        self._heads = {
+            largest_only: StepGraphs(partial(sampled_logits, model, largest_only=largest_only), capture)
+            for largest_only in (False, True)
+        }
         self._dtype, self._indices = dtype, IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
+
+    def part(self, indices: Sequence[int]) -> ModelRunner:
+        """A runner of only some of this one's layers, over the same weights, cache and sequences; for measurements.
+
+        Args:
+            indices: places of the layers in the stage, ascending; at least one.
+        """
+        part, model = copy(self), self.model.part(indices)
+        caches = [self._cache.layers[index] for index in indices]
+        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture)
+        return part
 
     def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:
         """Apply a plan's changes and build the inputs of its step; they hold until the next call.
@@ -141,7 +162,18 @@ class ModelRunner:
             prompt_rows=prompt_rows,
             pooled=pooled,
             output_rows=output_rows,
+            largest_only=0 < len(sample_rows) <= PREVIEW_ROWS and all(map(self._is_greedy, plan.entries)),
             state_slots_B=tensors["state_slots_B"] if has_states else None,
+        )
+
+    def _is_greedy(self, entry: BatchEntry) -> bool:
+        """Whether a step's tokens of a sequence are those with the largest logits, as the model gives them."""
+        sampling = self._sequences[entry.seq_id].sampling
+        return not entry.num_samples or not (
+            sampling.temperature >= GREEDY_BELOW
+            or sampling.processors
+            or any(entry.masks)
+            or sampling.logprobs is not None
         )
 
     def _output_rows(
@@ -176,7 +208,7 @@ class ModelRunner:
         num_entries = len(plan.entries)
         token_ids, logprobs = [], [()] * num_entries
         if len(batch.sample_rows_B):
-            logits_BV = self._head(batch, hidden_TD)
+            logits_BV = self._heads[batch.largest_only](batch, hidden_TD)
             if logits_BV is None:
                 return None
             rows = self._sampled_rows(plan)
@@ -274,6 +306,9 @@ class ModelRunner:
             del self._sequences[seq_id]
 
 
-def sampled_logits(model: nn.Module, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
+def sampled_logits(
+    model: nn.Module, batch: ModelInputBatch, hidden_TD: torch.Tensor, *, largest_only: bool
+) -> torch.Tensor | None:
     """Logits of the rows that are sampled, (B, V); None but on the stage's first rank."""
-    return model.logits(hidden_TD if batch.output_rows is not None else hidden_TD[batch.sample_rows_B])
+    rows_BD = hidden_TD if batch.output_rows is not None else hidden_TD[batch.sample_rows_B]
+    return model.logits(rows_BD, largest_only=largest_only)

@@ -107,7 +107,7 @@ JOB_CASES = {
     "not Unicode": (["--prompt", os.fsdecode(b"a\xff")], "the text is not valid Unicode"),
     "input name not Unicode": (["--input", os.fsdecode(b"/tmp/\xff")], "cannot read --input"),
     "name too long": (["--input", "x" * 5000], "File name too long"),
-    "endless timeout": (["--prompt", "hello", "--timeout", "inf"], "--timeout must be above 0 and under"),
+    "endless timeout": (["--prompt", "hello", "--timeout", "inf"], "--timeout must be a finite number, not inf"),
     "full disk": (
         ["--input", "{folder}/one.jsonl", "--output", "/dev/full"],
         "cannot write --output /dev/full: No space",

@@ -28,8 +28,9 @@ def layout_and_calls(group, directory, **options):
     return layout, place, tune.make_rank_calls(layout, place, registry, {}, 16)
 
 
-def made_up(fastest: str) -> dict[str, list[Timing]]:
-    return {TARGET: [Timing(name, "plain", [1.0 if name == fastest else 2.0] * 5) for name in ("first", "second")]}
+def made_up(fastest: str, load: float = 1.0) -> dict[str, list[Timing]]:
+    seconds = {name: load * (1.0 if name == fastest else 2.0) for name in ("first", "second")}
+    return {TARGET: [Timing(name, "plain", [least] * 5, [load * least] * 5) for name, least in seconds.items()]}
 
 
 def test_one_choice_for_the_ranks_of_a_stage(group, golden, monkeypatch):
@@ -68,6 +69,32 @@ def test_what_was_measured_is_remembered_unless_one_rank_has_to_measure(group, g
         next(cache.iterdir()).write_bytes(b"{broken")
     assert tune.tune(group, layout, place, calls, cache=cache, providers=[]) == choices[0]
     assert len(measured) == 2
+
+
+def test_load_on_one_rank_has_all_measure_again(group, golden, monkeypatch, tmp_path):
+    """What was measured under load chose the wrong one: the lesser times of both starts choose the right one."""
+    measured = []
+    start = [made_up("first", load=3.0) if group.rank == 0 else made_up("second"), made_up("second")]
+
+    def time_candidates(calls, candidates):
+        measured.append(list(candidates))
+        return start[len(measured) - 1]
+
+    monkeypatch.setattr(tune, "time_candidates", time_candidates)
+    layout, place, calls = layout_and_calls(group, golden[0], tensor_parallel_size=group.size)
+    options = {"cache": tmp_path / str(group.rank), "providers": []}
+    choices = [tune.tune(group, layout, place, calls, **options) for _ in range(3)]
+    assert measured == [[TARGET]] * 2
+    assert [choice[TARGET] for choice in choices] == [("first",) * 5, ("second",) * 5, ("second",) * 5]
+
+
+def test_times_are_measured_anew_where_that_is_said(group, golden, monkeypatch, tmp_path):
+    start = [made_up("first"), made_up("second")]
+    monkeypatch.setattr(tune, "time_candidates", lambda calls, candidates: start.pop(0))
+    layout, place, calls = layout_and_calls(group, golden[0], tensor_parallel_size=group.size)
+    options = {"cache": tmp_path / str(group.rank), "providers": []}
+    choices = [tune.tune(group, layout, place, calls, anew=anew, **options)[TARGET] for anew in (False, True, False)]
+    assert choices == [("first",) * 5, ("second",) * 5, ("second",) * 5]
 
 
 def test_float32_is_never_tuned(group, golden, monkeypatch):

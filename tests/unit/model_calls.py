@@ -17,7 +17,7 @@ from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedN
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.rank_calls import RankCalls
-from labinfer.functions.registry import FunctionRegistry, Implementation
+from labinfer.functions.registry import FunctionRegistry, Implementation, kind_quantization
 
 CPU = torch.device("cpu")
 SETTING = CallSetting(device=CPU, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, block_size=4)
@@ -35,9 +35,8 @@ def layer_calls(matrices=MATRICES, num_layers: int = NUM_LAYERS, quantization: s
 
 def all_calls(quantization: str = "none", window: int = 0) -> dict[FunctionCall, int]:
     """Calls of a small model's only stage."""
-    head = LinearCall(
-        target="vocabulary.linear", quantization="int8" if quantization != "none" else "none", outputs=130, inputs=64
-    )
+    own = kind_quantization("vocabulary", quantization)
+    head = LinearCall(target="vocabulary.linear", quantization=own, outputs=130, inputs=64)
     rotation = RotateAndWriteCall(heads=4, kv_heads=2, head_size=16, rotary_size=16)
     attention = PagedAttentionCall(head_ptr=(0, 2, 4), head_size=16, window=window)
     experts = ExpertsCall(

@@ -12,11 +12,12 @@ import pytest
 
 from labinfer.bench.options import AccuracyOptions, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
 from labinfer.cli import COMMANDS, build_parser, program_name, split_command
-from labinfer.config import SECTIONS, EngineOptions, JobOptions, SamplingOptions
+from labinfer.config import SECTIONS, EngineOptions, JobOptions
 from labinfer.errors import UserError
 from labinfer.flags import OTHER_ENGINES
 from labinfer.gateway.options import ServerOptions
 from labinfer.option_fields import check_bounds, convert_section
+from labinfer.sampling_options import SamplingOptions
 from labinfer.terminal.options import ChatOptions
 
 ENGINE_FLAGS = {
@@ -28,7 +29,7 @@ ENGINE_FLAGS = {
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight",
     "--threads", "--log-level", "--timeout", "--fault-timeout", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
-    "--weights", "--quantization", "-q", "--quantization-group-size",
+    "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview",
 }  # fmt: skip
 SAMPLING_FLAGS = {
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
@@ -52,17 +53,27 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--text", "--reference-dtype", "--per-layer", "--output-json",
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune",
-    "--weights", "--quantization", "-q", "--quantization-group-size",
+    "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 }  # fmt: skip
 BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json", "--plot"}
-LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset"}
-
+LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset", "--workload"}
+SIMULATE_FLAGS = {
+    "--cluster", "--link", "--replay", "--find-rate", "--input-len", "--output-len", "--seed", "--output-json", "--plot",
+    "--num-prompts", "--num-warmups", "--dataset", "--workload", "--request-rate", "--burstiness", "--max-concurrency", "--goodput",
+    "--dtype", "--quantization", "-q", "--max-model-len",
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--ranks",
+    "--block-size", "--num-kv-blocks", "--enable-prefix-caching", "--no-enable-prefix-caching", "--snapshot-interval",
+    "--memory-utilization", "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
+    "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
+    "--pipeline-schedule", "--max-inflight", "--log-level", "--trace", "--profile",
+}  # fmt: skip
 
 FUNCTIONS_FLAGS = {
     "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size",
+    "--head-preview",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 } | COMM_FLAGS  # fmt: skip
@@ -77,14 +88,15 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     [
         ("generate", GENERATE_FLAGS),
         ("chat", CHAT_FLAGS),
-        ("plan", ENGINE_FLAGS),
+        ("plan", ENGINE_FLAGS | {"--auto", "--cluster", "--link", "--objective", "--workload", "--save"}),
         ("cache", {"--clean"}),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),
         ("bench latency", BENCH_FLAGS | {"--batch-size", "--num-iters", "--num-iters-warmup"}),
         ("bench throughput", LOAD_FLAGS),
-        ("bench serve", LOAD_FLAGS | {"--request-rate", "--max-concurrency", "--goodput"}),
+        ("bench serve", LOAD_FLAGS | {"--request-rate", "--burstiness", "--max-concurrency", "--goodput"}),
         ("bench functions", FUNCTIONS_FLAGS),
+        ("simulate", SIMULATE_FLAGS),
     ],
 )
 def test_set_of_flags_is_frozen(command, flags):
@@ -94,7 +106,9 @@ def test_set_of_flags_is_frozen(command, flags):
 
 def test_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
-    assert set(COMMANDS) == {"generate", "serve", "chat", "plan", "supervise", "cache"} | benchmarks
+    assert (
+        set(COMMANDS) == {"generate", "serve", "chat", "plan", "probe", "simulate", "supervise", "cache"} | benchmarks
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -174,6 +188,30 @@ def test_values_are_converted(key, given, section, value):
     assert type(converted) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "autotune"),
+    [
+        ([], None),
+        (["--autotune"], "on"),
+        (["--autotune", "again"], "again"),
+        (["--no-autotune"], "off"),
+        (["--autotune", "off"], "off"),
+    ],
+)
+def test_switch_is_given_alone_negated_or_with_a_value(arguments, autotune):
+    assert build_parser().parse_args([*arguments, "--model", "demo"]).autotune == autotune
+
+
+@pytest.mark.parametrize(("given", "autotune"), [(True, "on"), (False, "off"), ("again", "again"), (None, "on")])
+def test_switch_takes_truth_values_of_python(given, autotune):
+    assert EngineOptions.from_flat({"autotune": given}).model.autotune == autotune
+
+
+def test_start_that_measures_anew_finds_packed_weights_of_one_that_does_not():
+    on, again, off = (EngineOptions.from_flat({"autotune": value}).weight_options for value in ("on", "again", "off"))
+    assert on == again != off
+
+
 def test_what_is_not_given_keeps_its_default():
     assert EngineOptions.from_flat({"model": "m"}).scheduler == EngineOptions().scheduler
 
@@ -222,12 +260,27 @@ def test_unknown_keys_are_refused_with_the_known_ones(key):
         ("threads", -1),
         ("timeout", 0),
         ("timeout", float("nan")),
+        ("weight_cache_size", "nan"),
+        ("weight_cache_size", "inf"),
+        ("weight_cache_size", float("-inf")),
+        ("weight_cache_size", -1),
+        ("swap_space", "inf"),
+        ("expert_offload", "nan"),
     ],
 )
 def test_values_out_of_bounds_are_refused_by_their_flags_name(key, value):
     with pytest.raises(UserError) as caught:
         EngineOptions.from_flat({key: value})
     assert "--" + key.replace("_", "-") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_number_that_is_infinite_by_default_may_be():
+    for rate in ("inf", "3"):
+        check_bounds(convert_section(ServeOptions, {"request_rate": rate}))
+    for rate in ("nan", "-inf"):
+        with pytest.raises(UserError, match="--request-rate must be a finite number"):
+            check_bounds(convert_section(ServeOptions, {"request_rate": rate}))
 
 
 def server_options(**values) -> ServerOptions:

@@ -16,24 +16,26 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "option_fields flags commands supervisor gateway terminal batch group models observe weights spmd config sampling_params",
-    "flags": "option_fields supervisor gateway terminal bench config",
-    "commands": "option_fields supervisor gateway host link terminal batch bench llm jsonl outputs executor layout group "
-    "engine worker functions comm prompts text observe weights spmd config sampling_params clock",
+    "cli": "option_fields flags commands supervisor gateway terminal batch group models observe weights spmd config sampling_options sampling_params",
+    "flags": "planner option_fields supervisor gateway terminal simulator bench config sampling_options",
+    "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl outputs executor layout group "
+    "planner engine worker functions comm prompts text observe weights cache_capacity spmd config sampling_params clock",
     "supervisor": "option_fields gateway host link spmd config heartbeat clock",
     "gateway": "parsed_body option_fields link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
     "host": "link llm recommended_sampling outputs pooling engine comm heartbeat rank_stats",
     "link": "engine heartbeat rank_stats",
-    "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_params",
+    "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_options sampling_params",
     "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
-    "bench": "option_fields llm jsonl outputs engine prompts observe config sampling_params",
-    "llm": "request_maker runs turns input_processor outputs pooling executor layout group engine "
+    "simulator": "option_fields outputs runs planner engine prompts observe plan cache_capacity spmd config sampling_params rank_stats",
+    "bench": "option_fields jsonl outputs planner engine prompts observe config sampling_params clock",
+    "llm": "request_maker runs turns home_process input_processor outputs pooling executor layout group engine "
     "prompts text observe weights spmd config sampling_params rank_stats clock",
     "request_maker": "runs input_processor engine worker prompts plan sampling_params",
     "runs": "outputs pooling group engine text observe rank_stats clock",
     "turns": "",
+    "home_process": "",
     "jsonl": "parsed_body body_reader protocol prompts text sampling_params",
     "recommended_sampling": "weights sampling_params",
     "anthropic": "parsed_body openai protocol prompts text sampling_params structured_outputs",
@@ -41,9 +43,10 @@ MAY_IMPORT = {
     "input_processor": "engine prompts text sampling_params structured_outputs",
     "outputs": "pooling engine text plan",
     "pooling": "",
-    "executor": "layout group worker models layers functions comm observe plan weights spmd config native rank_stats",
-    "layout": "group worker models layers functions comm weights spmd config",
+    "executor": "layout group planner worker models layers functions comm observe plan weights spmd config native rank_stats",
+    "layout": "group worker models layers functions comm weights cache_capacity spmd config",
     "group": "comm spmd config",
+    "planner": "option_fields engine observe plan cache_capacity",
     "engine": "observe plan config sampling_params structured_outputs rank_stats clock",
     "worker": "layers functions comm observe plan sampling_params",
     "models": "layers functions weights",
@@ -58,8 +61,10 @@ MAY_IMPORT = {
     "observe": "plan rank_stats",
     "plan": "",
     "weights": "native",
+    "cache_capacity": "",
     "spmd": "",
-    "config": "option_fields sampling_params",
+    "config": "option_fields",
+    "sampling_options": "option_fields sampling_params",
     "option_fields": "",
     "native": "",
     "sampling_params": "structured_outputs nesting",
@@ -170,6 +175,14 @@ def test_plain_data_needs_no_torch(module):
 def test_gateway_needs_no_torch():
     code = "import sys, labinfer.gateway.main\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("part", ["simulator", "planner"])
+def test_part_can_be_imported_without_torch(part):
+    modules = [name_of(path) for path in sorted((PACKAGE / part).glob("*.py"))]
+    code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 

@@ -27,7 +27,7 @@ struct Scratch {
 };
 
 // 2 to the power of x, which is 0 below the smallest normal float; for weights in bfloat16 to 8 parts in 100,000.
-inline floats weight_of(floats x, const float*) { return x < -126.0f ? floats{} : power_of_two(x); }
+inline floats weight_of(floats x, const float*) { return from_on(-126.0f, x, power_of_two(x)); }
 inline floats weight_of(floats x, const bf16*) {
   floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
   floats rest = x - (rounded - 12582912.0f);
@@ -36,7 +36,7 @@ inline floats weight_of(floats x, const bf16*) {
   value = value * rest + 6.9326097e-1f;
   value = value * rest + 9.9992806e-1f;
   value = (floats)((words)value + ((words)rounded << 23));
-  return x < -126.0f ? floats{} : value;
+  return from_on(-126.0f, x, value);
 }
 
 // Scores of one row to weights (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: its largest score and the
@@ -58,7 +58,7 @@ void soften(float* score, Input* weight, int64_t width, int64_t from, int64_t to
   for (int64_t key = to; key < seen; ++key) score[key] = -INFINITY;
   for (int64_t key = begin; key < seen; key += WIDTH) {
     floats value = load<floats>(score + key);
-    peak = value > peak ? value : peak;
+    peak = larger(value, peak);
   }
   top = largest(peak) * scale;
   if (top == -INFINITY) begin = seen = 0;

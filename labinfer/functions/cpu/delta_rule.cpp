@@ -25,7 +25,7 @@ struct Sequences {
 
 // e to the power of x to a few parts in ten million: what is wrong in a state stays there. vectors.h has a faster one.
 inline floats precise_exponential(floats x) {
-  x = x > 87.0f ? same(87.0f) : x < -87.0f ? same(-87.0f) : x;
+  x = smaller(same(87.0f), larger(same(-87.0f), x));
   floats rounded = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
   floats whole = rounded - 12582912.0f;
   floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts, the first of which is short

@@ -5,7 +5,10 @@
 
 namespace {
 
-constexpr int64_t READING = 6;  // rows whose products with a panel take about as long as reading it from memory
+constexpr int64_t READING = 6;         // rows whose products with a panel take about as long as reading it from memory
+constexpr int64_t MANY = 4 * READING;  // rows of an expert beside which reading it takes no time
+constexpr int64_t PARTS = 8;           // pieces of work for each core at most: others take them from one that is slow
+constexpr int64_t TOGETHER = 8;        // panels of down in a piece, if there are enough: all rows are read once for each piece
 
 // The activations of a call, bfloat16 or, with wide, float32, as beside weights in float16 and float32, and where its sums
 // are kept. A call may come in parts, each with some of the experts; the first part begins the sums, and the last one gives
@@ -29,6 +32,12 @@ struct Routing {
   std::vector<int64_t> place;           // where the next row of each expert goes
 
   int64_t rows() const { return begin.back(); }
+
+  // The first row of an expert, by its number among those with rows, of this token or a later one.
+  int64_t row_of(int64_t expert, int64_t from) const {
+    auto tokens = token.begin();
+    return std::lower_bound(tokens + begin[expert], tokens + begin[expert + 1], from) - tokens;
+  }
 
   void sort(const Call& call, const Experts& here) {
     int64_t pairs = call.tokens * call.slots;
@@ -182,25 +191,30 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, E
 }
 
 // silu(gate) * up of every row, to out (rows, columns up to 16). Panels of all experts are dealt as one list, each counting
-// as its rows do, so that a thread reads memory in one stretch.
+// as its rows do; the pieces of a core come one after another there, so that it reads memory in one stretch.
 template <typename Form, typename T>
 void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, const Routing& routing,
                     const Rows<Form>& rows_in, T* out, int threads) {
   int64_t panels = layout.gate_panels, total = 0, active = routing.experts.size();
   for (int64_t i = 0; i < active; ++i) total += (routing.begin[i + 1] - routing.begin[i] + READING) * panels;
-  for_each(threads, threads, [&](int64_t part) {
-    int64_t from = total * part / threads, to = total * (part + 1) / threads;
+  int64_t cores = team_size(threads), each = std::clamp<int64_t>(active * panels / cores, 1, PARTS), parts = cores * each;
+  for_each(threads, parts, [&](int64_t part) {
+    int64_t from = total * part / parts, to = total * (part + 1) / parts;
     auto panel_at = [&](int64_t i, int64_t at) {  // the first of an expert from this place in the list on
       int64_t passed = (routing.begin[i] + i * READING) * panels, cost = routing.begin[i + 1] - routing.begin[i] + READING;
       return std::clamp<int64_t>((at - passed + cost - 1) / cost, 0, panels);
     };
     for (int64_t i = 0; i < active; ++i) {
       int64_t first = routing.begin[i], rows = routing.begin[i + 1] - first;
-      bool goes_on = i + 1 < active && panel_at(i + 1, to) > 0;
-      const uint8_t* next = goes_on ? experts[routing.experts[i + 1]]
-                                    : down_panel(experts[routing.experts[0]], layout, layout.down_panels * part / threads);
-      Panels own = panels_of(experts[routing.experts[i]], layout, false, panel_at(i, from), panel_at(i, to), next);
-      if (own.begin >= own.end) continue;
+      int64_t begin = panel_at(i, from), end = panel_at(i, to);
+      if (begin >= end) continue;
+      const uint8_t *expert = experts[routing.experts[i]], *next = nullptr;
+      if (end < panels) next = expert + end * layout.gate_up.panel_bytes();
+      else if (i + 1 < active) next = experts[routing.experts[i + 1]];
+      bool goes_on = (part + 1) % each || (i + 1 < active && panel_at(i + 1, to) > 0);
+      if (!next || !goes_on)
+        next = down_panel(experts[routing.experts[0]], layout, layout.down_panels * (part / each) / cores);
+      Panels own = panels_of(expert, layout, false, begin, end, next);
       auto take = [&](int64_t row, int64_t count) {
         return rows_in.gather(layout.gate_up, &routing.token[first + row], count);
       };
@@ -212,20 +226,26 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
   });
 }
 
-// out (tokens, hidden): the weighted sums of the products with down, in float32 and in the order of the experts. Each thread
-// has some columns of all tokens to itself, so a token's numbers depend neither on the others nor on the threads.
+// out (tokens, hidden): the weighted sums of the products with down, in float32 and in the order of the experts. A piece is some
+// columns of some tokens, so a token's numbers depend neither on the others nor on the threads. Few rows take as long as reading
+// the panels, which is fastest where each core reads one stretch of an expert; many are dealt in more pieces.
 template <typename Form, typename T>
 void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, const Routing& routing,
                     const Rows<Form>& rows_in, float* sums, T* out, const Call& call, int threads) {
   int64_t panels = layout.down_panels, width = panels * PANEL, active = routing.experts.size();
-  for_each(threads, threads, [&](int64_t part) {
-    int64_t begin = panels * part / threads, end = panels * (part + 1) / threads;
+  int64_t cores = team_size(threads), most = routing.rows() / std::max<int64_t>(1, active * MANY);
+  int64_t parts = most ? std::clamp(panels / TOGETHER, cores, cores * PARTS) : cores;
+  int64_t blocks = most ? std::min(most, (2 * cores + parts - 1) / parts) : 1;  // of tokens: two pieces for a core at least
+  for_each(threads, blocks * parts, [&](int64_t piece) {
+    int64_t block = piece / parts, part = piece % parts;
+    int64_t from = call.tokens * block / blocks, to = call.tokens * (block + 1) / blocks;
+    int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
     if (begin == end) return;
     int64_t column = begin * PANEL, columns = std::min(end * PANEL, layout.hidden) - column;
-    for (int64_t token = 0; call.is_first && token < call.tokens; ++token)
+    for (int64_t token = from; call.is_first && token < to; ++token)
       std::memset(sums + token * width + column, 0, (end - begin) * PANEL * sizeof(float));
     for (int64_t i = 0; i < active; ++i) {
-      int64_t first = routing.begin[i], rows = routing.begin[i + 1] - first;
+      int64_t first = routing.row_of(i, from), rows = routing.row_of(i, to) - first;
       auto take = [&](int64_t row, int64_t count) { return rows_in.take(layout.down, first + row, count); };
       const uint8_t* next = i + 1 < active ? down_panel(experts[routing.experts[i + 1]], layout, begin) : nullptr;
       multiply(layout.down, panels_of(experts[routing.experts[i]], layout, true, begin, end, next), rows, take,
@@ -236,12 +256,12 @@ void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, c
                    store(to + half, load<floats>(to + half) + load<floats>(products + half) * weight);
                });
     }
-    for (int64_t token = 0; call.is_last && token < call.tokens; ++token) {
-      const float* from = sums + token * width + column;
-      T* to = out + token * layout.hidden + column;
+    for (int64_t token = from; call.is_last && token < to; ++token) {
+      const float* sum = sums + token * width + column;
+      T* row = out + token * layout.hidden + column;
       int64_t i = 0;
-      for (; i + WIDTH <= columns; i += WIDTH) store_floats(to + i, load<floats>(from + i));
-      for (; i < columns; ++i) set(to[i], from[i]);
+      for (; i + WIDTH <= columns; i += WIDTH) store_floats(row + i, load<floats>(sum + i));
+      for (; i < columns; ++i) set(row[i], sum[i]);
     }
   });
 }

@@ -1,42 +1,9 @@
 // Products with packed weights.
-#include "packed12.h"
-#include "panel.h"
+#include "dense.h"
 #include "replay.h"
 #include "team.h"
 
 namespace {
-
-// Weights as pack_weight leaves them.
-struct Plain {
-  const bf16* weight;
-  int64_t inputs;
-
-  // Outputs after the last panel, as they were.
-  const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
-
-  // The product of so many rows with a panel; is_first and is_last in a series of products of one thread with that panel.
-  template <typename Kernel>
-  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool, bool, float* out) const {
-    panel_of<Kernel>(rows)(x, inputs, weight + number * PANEL * inputs, inputs / 2, out, {});
-  }
-};
-
-// The same in 12 bits. The first product of several decodes the panel for the others.
-struct Packed12 : Matrix12 {
-  int64_t inputs;
-
-  Packed12(const uint8_t* data, int64_t outputs, int64_t inputs) : Matrix12(data, outputs, inputs), inputs(inputs) {}
-
-  const bf16* rest(int64_t) const { return last_rows; }
-
-  template <typename Kernel>
-  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool is_last, float* out) const {
-    static thread_local std::vector<bf16> whole;  // kept from call to call, so that nothing is allocated
-    if (!is_first) return panel_of<Kernel>(rows)(x, inputs, whole.data(), inputs / 2, out, {});
-    if (!is_last && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
-    panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_last ? nullptr : whole.data(), out);
-  }
-};
 
 template <typename Kernel, typename Weights>
 void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,

@@ -8,11 +8,10 @@
 namespace {
 
 constexpr int64_t BLOCK = 1 << 18;  // bytes of one system call: an expert's matrix is enough for several threads
-typedef uint8_t octets __attribute__((vector_size(WIDTH)));
 
 // Numbers of a byte each: whole ones, and e4m3.
 struct Whole {
-  static floats many(const uint8_t* from) { return __builtin_convertvector(load<octets>(from), floats); }
+  static floats many(const uint8_t* from) { return __builtin_convertvector(widen_bytes(load<few_bytes>(from)) & 0xff, floats); }
   static float one(uint8_t number) { return number; }
 };
 
@@ -21,17 +20,14 @@ struct Whole {
 struct Float8 {
   static constexpr float LARGEST = 448;
   static floats many(const uint8_t* from) {
-    auto wide = (halves)__builtin_convertvector(load<few_bytes>(from), int16_vector);
-    floats value = widen_float16(wide << 7 & uint16_t(0xbf80)) * 256.0f;
+    words wide = (words)widen_bytes(load<few_bytes>(from));
+    floats value = widen_float16(low_halves(wide << 7 & 0xbf80)) * 256.0f;
     return (value > LARGEST) | (value < -LARGEST) ? same(NAN) : value;
   }
   static float one(uint8_t number) {
     float value = widen_float16(uint16_t((number & 0x80) << 8 | (number & 0x7f) << 7)) * 256.0f;
     return std::fabs(value) > LARGEST ? NAN : value;
   }
-
- private:
-  typedef int16_t int16_vector __attribute__((vector_size(2 * WIDTH)));
 };
 
 // out = (number - zero) * scale, for numbers that share both.
@@ -201,8 +197,8 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
       floats most{}, zeros{};  // zeros become none where a number is not finite, and so does the scale
       int64_t i = begin;
       for (; i + WIDTH <= end; i += WIDTH) {
-        floats value = load<floats>(from + i), size = (floats)((words)value & 0x7fffffff);
-        most = size > most ? size : most;
+        floats value = load<floats>(from + i);
+        most = larger(magnitude(value), most);
         zeros += value * 0.0f;
       }
       float peak = largest(most), zero = sum(zeros);
@@ -220,7 +216,7 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
       std::memset(to + number * group, 128, begin - number * group);
       i = begin;
       for (; i + WIDTH <= end; i += WIDTH)
-        store(to + i, __builtin_convertvector(nearest(load<floats>(from + i) * factor), few_bytes) ^ int8_t(-128));
+        store(to + i, low_bytes((words)nearest(load<floats>(from + i) * factor)) ^ int8_t(-128));
       for (; i < end; ++i) to[i] = uint8_t(int32_t(std::nearbyint(from[i] * factor)) + 128);
       std::memset(to + end, 128, (number + 1) * group - end);
     }

@@ -17,6 +17,7 @@ from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.float16 import CpuFloat16
 from labinfer.functions.cpu.graph import capture
+from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
 from labinfer.functions.cpu.packed12 import CpuPacked12
@@ -25,7 +26,14 @@ from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
-from labinfer.functions.registry import CACHE_FUNCTIONS, EXPERT_FUNCTIONS, MATRIX_FUNCTIONS, FunctionRegistry
+from labinfer.functions.registry import (
+    CACHE_FUNCTIONS,
+    EXPERT_FUNCTIONS,
+    MATRIX_FUNCTIONS,
+    VOCABULARY_GROUP,
+    VOCABULARY_INT4,
+    FunctionRegistry,
+)
 from labinfer.native import compiler
 
 logger = logging.getLogger(__name__)
@@ -58,6 +66,7 @@ class CpuProvider(Provider):
         if self._library is None:
             return
         common = CpuFunctions(self._library).calls()
+        quantized = CpuQuantized(self._library)
         _add(registry, common, name="cpu", dtypes=CpuFunctions.dtypes)
         if has_dot(self._library):
             calls = CpuFunctions(self._library, dot=True).calls()
@@ -68,21 +77,27 @@ class CpuProvider(Provider):
         if has_dot(self._library):
             linear = CpuPacked12(self._library, dot=True).linear
             _add(registry, {"linear": linear}, name="cpu-dot-packed12", **packed12)
+        self._add_previews(registry, quantized)
         _add(registry, {"route": CpuRouting(self._library).route}, name="cpu", dtypes=CpuRouting.dtypes)
         _add(registry, CpuSampling(self._library).calls(), name="cpu", dtypes=CpuSampling.dtypes)
         _add(registry, CpuDeltaRule(self._library).calls(), name="cpu", dtypes=CpuDeltaRule.dtypes)
-        quantized = CpuQuantized(self._library)
         int8 = {
             "pack_weight": quantized.quantize_int8,
             "pack_codes": partial(quantized.pack_codes, bits=8),
             "linear": quantized.linear,
-            "embedding": quantized.embedding_int8,
+            "embedding": quantized.embedding,
         }
         int4 = {
             "pack_weight": partial(quantized.quantize_int4, group=group_size),
             "pack_codes": partial(quantized.pack_codes, bits=4),
             "linear": quantized.linear,
         }
+        vocabulary = {
+            "pack_weight": partial(quantized.quantize_int4, group=VOCABULARY_GROUP),
+            "linear": quantized.linear,
+            "embedding": quantized.embedding,
+        }
+        _add(registry, vocabulary, name="cpu", dtypes=CpuQuantized.dtypes, quantization=VOCABULARY_INT4)
         experts = CpuExperts(self._library)
         _add(registry, experts.calls("none", group_size), name="cpu", dtypes=CpuExperts.dtypes)
         for quantization, calls in {"int8": int8, "int4": int4}.items():
@@ -91,6 +106,19 @@ class CpuProvider(Provider):
         if has_dot(self._library):
             dot = {"experts": CpuExperts(self._library, dot=True).experts}
             _add(registry, dot, name="cpu-dot", dtypes=CpuFunctions.dtypes)
+
+    def _add_previews(self, registry: FunctionRegistry, quantized: CpuQuantized) -> None:
+        """Add those of heads in bfloat16, in 12 bits, and in int8, under the names of the products with these."""
+        for dot, name in ((False, "cpu"), (True, "cpu-dot")):
+            if dot and not has_dot(self._library):
+                continue
+            plain, packed12 = CpuFunctions(self._library, dot), CpuPacked12(self._library, dot)
+            dense = CpuHeadPreview(self._library, plain.linear, dot=dot).calls()
+            _add(registry, dense, name=name, dtypes=CpuFunctions.dtypes)
+            dense12 = CpuHeadPreview(self._library, packed12.linear, dot=dot).calls()
+            _add(registry, dense12, name=f"{name}-packed12", dtypes=CpuPacked12.dtypes, weights="packed12")
+        int8 = CpuHeadPreview(self._library, quantized.linear, round_head=quantized.quantize_int8).calls()
+        _add(registry, int8, name="cpu", dtypes=(torch.bfloat16, torch.float32), quantization="int8")
 
     def fingerprint(self) -> tuple[object, ...]:
         """The file's name says what it was made of; the processor counts also where there is none."""

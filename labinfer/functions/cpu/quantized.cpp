@@ -58,17 +58,35 @@ void quantize_rows(const Form& form, const T* weight, uint8_t* data, float* scal
   quantize<T>(form, row, data, scales, outputs, unit, threads);
 }
 
-template <typename T>
-void rows_of_int8(const int64_t* ids, const uint8_t* data, const float* scales, T* out, int64_t tokens, int64_t outputs,
-                  int64_t inputs, int64_t first, int threads) {
-  int64_t padded = up_to(inputs, 4);
+// A weight of an output: number(at its panel, output within it, input).
+template <typename Form, typename T, typename Number>
+void look_up(const Form& form, const int64_t* ids, const uint8_t* data, T* out, int64_t tokens, int64_t outputs, int64_t first,
+             int threads, Number number) {
   for_each(threads, tokens, [&](int64_t token) {
     int64_t row = ids[token] - first;
     bool inside = row >= 0 && row < outputs;
-    const uint8_t* at = inside ? data + row / PANEL * PANEL * padded + row % PANEL * 4 : nullptr;
-    for (int64_t i = 0; i < inputs; ++i) {
-      set(out[token * inputs + i], inside ? (at[i / 4 * 4 * PANEL + i % 4] - Int8::MIDDLE) * scales[row] : 0.0f);
-    }
+    const uint8_t* panel = inside ? data + row / PANEL * form.panel_bytes() : nullptr;
+    for (int64_t i = 0; i < form.inputs; ++i) set(out[token * form.inputs + i], inside ? number(panel, row, i) : 0.0f);
+  });
+}
+
+template <typename T>
+void rows_of_int8(const int64_t* ids, const uint8_t* data, const float* scales, T* out, int64_t tokens, int64_t outputs,
+                  int64_t inputs, int64_t first, int threads) {
+  look_up(Int8{inputs}, ids, data, out, tokens, outputs, first, threads, [&](const uint8_t* panel, int64_t row, int64_t i) {
+    return (panel[i / 4 * 4 * PANEL + row % PANEL * 4 + i % 4] - Int8::MIDDLE) * scales[row];
+  });
+}
+
+template <typename T>
+void rows_of_int4(const int64_t* ids, const uint8_t* data, T* out, int64_t tokens, int64_t outputs, int64_t inputs,
+                  int64_t group, float unit, int64_t first, int threads) {
+  Int4 form{inputs, group};
+  look_up(form, ids, data, out, tokens, outputs, first, threads, [&](const uint8_t* panel, int64_t row, int64_t i) {
+    const uint8_t *at = panel + i / group * form.group_bytes(), *codes = at + 2 * PANEL + row % PANEL * 4;
+    int64_t place = i % group;
+    int code = codes[place / 8 * 4 * PANEL + place % 4] >> (place % 8 < 4 ? 0 : 4) & 15;
+    return float(code - Int4::MIDDLE) * (widen_float16(load<uint16_t>(at + row % PANEL * 2)) * unit);
   });
 }
 
@@ -132,5 +150,13 @@ void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales
   else rows_of_int8(ids, data, scales, (bf16*)out, tokens, outputs, inputs, first, threads);
 }
 REPLAYABLE(embedding_int8)
+
+// The same of a table that quantize_int4 has made.
+void embedding_int4(const int64_t* ids, const uint8_t* data, int64_t group, float unit, void* out, int64_t tokens,
+                    int64_t outputs, int64_t inputs, int64_t first, int wide, int threads) {
+  if (wide) rows_of_int4(ids, data, (float*)out, tokens, outputs, inputs, group, unit, first, threads);
+  else rows_of_int4(ids, data, (bf16*)out, tokens, outputs, inputs, group, unit, first, threads);
+}
+REPLAYABLE(embedding_int4)
 
 }  // extern "C"

@@ -159,12 +159,15 @@ class CpuQuantized:
         )
         return out_TO.half() if dtype == torch.float16 else out_TO
 
-    def embedding_int8(self, token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
-        out_TD = readable(table.scales.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
-        self._library.embedding_int8(
+    def embedding(self, token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
+        call, form = self._library.embedding_int8, (table.scales.data_ptr(),)
+        if table.group:
+            call, form = self._library.embedding_int4, (table.group, table.unit)
+        out_TD = readable(table.data.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
+        call(
             token_ids_T.data_ptr(),
             table.data.data_ptr(),
-            table.scales.data_ptr(),
+            *form,
             out_TD.data_ptr(),
             token_ids_T.shape[0],
             table.outputs,

@@ -133,8 +133,7 @@ class Rounded {
     for (; i + WIDTH <= inputs; i += WIDTH) {
       floats value = load_floats(x + i);
       zeros += value * 0.0f;
-      value = value < 0.0f ? -value : value;
-      most = value > most ? value : most;
+      most = larger(magnitude(value), most);
     }
     float peak = largest(most), zero = sum(zeros);
     for (; i < inputs; ++i) {
@@ -148,7 +147,7 @@ class Rounded {
     std::memset(all, 0, form.lead);
     for (i = 0; i + WIDTH <= inputs; i += WIDTH) {
       words bits = (words)(load_floats(x + i) * factor + 12582912.0f);  // fused, so one rounding; 1.5 * 2^23 leaves the whole number in the low bits
-      store(to + i, __builtin_convertvector(bits, few_bytes));
+      store(to + i, low_bytes(bits));
     }
     for (; i < padded - form.lead; ++i) to[i] = i < inputs ? int8_t(std::nearbyint(double(as_float(x[i])) * factor)) : 0;
     for (int64_t number = 0; number < groups; ++number) {
@@ -187,8 +186,8 @@ struct WeightGroup {
     floats most{}, least{};
     for (int64_t i = 0; i < vectors; ++i) {
       floats value = (*this)[i];
-      most = value > most ? value : most;
-      least = value < least ? value : least;
+      most = larger(value, most);
+      least = smaller(value, least);
     }
     float high = largest(most), low = -largest(-least);
     if (high != -low) return high > -low ? high : low;
@@ -199,8 +198,7 @@ struct WeightGroup {
 };
 
 inline floats clamp_int4(floats value) {
-  value = value < -8.0f ? same(-8.0f) : value;
-  return value > 7.0f ? same(7.0f) : value;
+  return smaller(same(7.0f), larger(same(-8.0f), value));
 }
 
 // The scale that rounds a group of weights to -8 ... 7 with the least squared error, of those near the one that just
@@ -239,7 +237,7 @@ void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t 
       scales[output] = peak / 127.0f;
       for (int64_t i = 0; i < form.padded(); i += WIDTH) {
         words bits = (words)(group[i / WIDTH] * factor + 12582912.0f);  // as in RoundedRows
-        auto codes = __builtin_convertvector(bits, few_bytes) + int8_t(Int8::MIDDLE);
+        auto codes = low_bytes(bits) + int8_t(Int8::MIDDLE);
         for (int64_t j = 0; j < WIDTH && i + j < form.padded(); j += 4) std::memcpy(at + (i + j) * PANEL, (char*)&codes + j, 4);
       }
     }
@@ -264,7 +262,7 @@ void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs
         at += 2 * PANEL + output % PANEL * 4;
         for (int64_t i = 0; i < size; i += WIDTH) {
           ints whole = scale != 0 ? nearest(clamp_int4(group[i / WIDTH] / scale)) : ints{};
-          auto codes = __builtin_convertvector(whole + Int4::MIDDLE, few_bytes);
+          auto codes = low_bytes((words)(whole + Int4::MIDDLE));
           for (int64_t j = 0; j < WIDTH && i + j < size; j += 8) {
             uint32_t low = load<uint32_t>((char*)&codes + j), high = load<uint32_t>((char*)&codes + j + 4);
             store(at + (i + j) / 8 * 4 * PANEL, low | high << 4);

@@ -47,12 +47,7 @@ T* room(std::vector<T>& memory, int64_t size) {
 
 // Whole numbers in bfloat16, which has them all.
 inline halves narrow_exact(few_bytes whole) {
-#ifdef __AVX512F__
-  words bits = (words)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)whole));
-#else
-  words bits = (words)__builtin_convertvector(__builtin_convertvector(whole, ints), floats);
-#endif
-  return __builtin_convertvector(bits >> 16, halves);
+  return low_halves((words)__builtin_convertvector(widen_bytes(whole), floats) >> 16);
 }
 
 // The units of a tile's span, of a KV head's keys or values.

@@ -89,6 +89,11 @@ class Team {
     while (!look(LONG, empty)) std::this_thread::yield();  // someone in the middle of a piece has no core
   }
 
+  int size(int threads) {
+    if (seen_changes != lent_changes.load()) invite();
+    return threads + int(std::count_if(guests.begin(), guests.end(), [](const Guest& guest) { return guest.is_lent(); }));
+  }
+
   void keep_awake(int change) {
     if (awake += change; change > 0) call();
   }
@@ -246,6 +251,8 @@ void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* 
   Pieces pieces(&all, 1, 0);
   if (count > 0) work(data, pieces);
 }
+
+int team_size(int threads) { return is_inside ? 1 : lent_changes.load() ? own_team().size(threads) : threads; }
 
 Awake::Awake() { own_team().keep_awake(1); }
 Awake::~Awake() { own_team().keep_awake(-1); }

@@ -53,6 +53,9 @@ struct LentCore {
 // all pieces are done. From within a region it runs on the calling thread alone.
 void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* data);
 
+// Threads of a region that began now, with those on lent cores.
+int team_size(int threads);
+
 // While one is there, the others of the calling thread's team wait for work without sleeping: for many regions in a row.
 struct Awake {
   Awake();

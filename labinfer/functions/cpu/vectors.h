@@ -79,16 +79,65 @@ inline bf16 narrow(float value) {  // to the nearest, ties to even, as torch doe
   return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-inline floats widen(halves value) { return (floats)(__builtin_convertvector(value, words) << 16); }
+// Whole numbers of other sizes: the compilers' own conversions take numbers one by one where a vector is several registers or
+// changes its size by more than two.
+#if defined(__AVX512F__)
+inline words widen_words(halves value) { return (words)_mm512_cvtepu16_epi32((__m256i)value); }
+inline ints widen_bytes(few_bytes value) { return (ints)_mm512_cvtepi8_epi32((__m128i)value); }
+inline halves low_halves(words value) { return (halves)_mm512_cvtepi32_epi16((__m512i)value); }
+inline few_bytes low_bytes(words value) { return (few_bytes)_mm512_cvtepi32_epi8((__m512i)value); }
+#elif defined(__AVX2__)
+template <typename Wide, typename Narrow, typename Convert>
+inline Wide in_registers(Narrow value, Convert convert) {
+  __m128i part[2] = {};
+  std::memcpy(&part[0], &value, sizeof(value) / 2);
+  std::memcpy(&part[1], (const char*)&value + sizeof(value) / 2, sizeof(value) / 2);
+  __m256i wide[2] = {convert(part[0]), convert(part[1])};
+  return load<Wide>(wide);
+}
+inline words widen_words(halves value) { return in_registers<words>(value, [](__m128i part) { return _mm256_cvtepu16_epi32(part); }); }
+inline ints widen_bytes(few_bytes value) { return in_registers<ints>(value, [](__m128i part) { return _mm256_cvtepi8_epi32(part); }); }
+inline halves low_halves(words value) {
+  value &= 0xffff;
+  __m256i part[2];
+  std::memcpy(part, &value, sizeof(value));
+  return (halves)_mm256_permute4x64_epi64(_mm256_packus_epi32(part[0], part[1]), 0xd8);
+}
+inline few_bytes low_bytes(words value) {
+  halves low = low_halves(value & 0xff);
+  __m128i part[2];
+  std::memcpy(part, &low, sizeof(low));
+  return (few_bytes)_mm_packus_epi16(part[0], part[1]);
+}
+#else
+inline words widen_words(halves value) { return __builtin_convertvector(value, words); }
+inline ints widen_bytes(few_bytes value) { return __builtin_convertvector(value, ints); }
+inline halves low_halves(words value) { return __builtin_convertvector(value, halves); }
+inline few_bytes low_bytes(words value) { return __builtin_convertvector(value, few_bytes); }
+#endif
+
+inline floats widen(halves value) { return (floats)(widen_words(value) << 16); }
 
 inline halves narrow(floats value) {
-#ifdef __AVX512BF16__  // numbers too small for a normal float become 0
+#if defined(__AVX512BF16__)  // numbers too small for a normal float become 0
   return (halves)_mm512_cvtneps_pbh((__m512)value);
-#endif
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  __m256 part[2];
+  std::memcpy(part, &value, sizeof(value));
+  __m256i narrowed[2];
+  for (int i = 0; i < 2; ++i) {
+    __m256i bits = _mm256_castps_si256(part[i]), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    bits = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff)), 16);
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(part[i], part[i], _CMP_UNORD_Q));
+    narrowed[i] = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc0), is_nan);
+  }
+  return low_halves(load<words>(narrowed));
+#else
   words bits = (words)value;
   words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   words nan = (words)((bits & 0x7fffffff) > 0x7f800000);
-  return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), halves);
+  return low_halves((rounded & ~nan) | (nan & 0x7fc0));
+#endif
 }
 
 // float16, of finite numbers only: its bits as those of a float are 2^112 times too small, also where it is denormal.
@@ -101,7 +150,7 @@ inline Wide widen_float16(Bits bits) {
   return (Wide)((Bits)magnitude | (bits & 0x8000) << 16);
 }
 
-inline floats widen_float16(halves value) { return widen_float16<floats>(__builtin_convertvector(value, words)); }
+inline floats widen_float16(halves value) { return widen_float16<floats>(widen_words(value)); }
 #if defined(__F16C__)
 inline lanes widen_float16(lane_halves value) { return (lanes)_mm256_cvtph_ps((__m128i)value); }
 #else
@@ -185,6 +234,39 @@ inline words both(words a, words b) {
 #undef AT
 }
 
+// a > b ? a : b, a < b ? a : b, and what is where x is not below a bound, else 0; compilers take the choices one by one where a
+// vector is several registers. Of a number and none the second comes out.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define BY_REGISTERS(OPERATION)                                                                                          \
+  __m256 one[2], other[2];                                                                                               \
+  std::memcpy(one, &a, sizeof(a)), std::memcpy(other, &b, sizeof(b));                                                    \
+  for (int i = 0; i < 2; ++i) one[i] = OPERATION;                                                                        \
+  return load<floats>(one);
+inline floats larger(floats a, floats b) { BY_REGISTERS(_mm256_max_ps(one[i], other[i])) }
+inline floats smaller(floats a, floats b) { BY_REGISTERS(_mm256_min_ps(one[i], other[i])) }
+inline floats from_on(float bound, floats a, floats b) {
+  BY_REGISTERS(_mm256_andnot_ps(_mm256_cmp_ps(one[i], _mm256_set1_ps(bound), _CMP_LT_OQ), other[i]))
+}
+#elif defined(__aarch64__)
+#define BY_REGISTERS(OPERATION)                                                                                          \
+  float32x4_t one[4], other[4];                                                                                          \
+  std::memcpy(one, &a, sizeof(a)), std::memcpy(other, &b, sizeof(b));                                                    \
+  for (int i = 0; i < 4; ++i) one[i] = OPERATION;                                                                        \
+  return load<floats>(one);
+inline floats larger(floats a, floats b) { BY_REGISTERS(vbslq_f32(vcgtq_f32(one[i], other[i]), one[i], other[i])) }
+inline floats smaller(floats a, floats b) { BY_REGISTERS(vbslq_f32(vcltq_f32(one[i], other[i]), one[i], other[i])) }
+inline floats from_on(float bound, floats a, floats b) {
+  BY_REGISTERS(vbslq_f32(vcltq_f32(one[i], vdupq_n_f32(bound)), vdupq_n_f32(0.0f), other[i]))
+}
+#else
+inline floats larger(floats a, floats b) { return a > b ? a : b; }
+inline floats smaller(floats a, floats b) { return a < b ? a : b; }
+inline floats from_on(float bound, floats x, floats value) { return x < bound ? floats{} : value; }
+#endif
+#undef BY_REGISTERS
+
+inline floats magnitude(floats value) { return (floats)((words)value & 0x7fffffff); }
+
 inline float sum(floats value) {
   value += exchanged<8>(value);
   value += exchanged<4>(value);
@@ -193,7 +275,6 @@ inline float sum(floats value) {
 }
 
 inline float largest(floats value) {
-  auto larger = [](floats one, floats other) { return one > other ? one : other; };
   value = larger(value, exchanged<8>(value));
   value = larger(value, exchanged<4>(value));
   value = larger(value, exchanged<2>(value));
@@ -202,7 +283,7 @@ inline float largest(floats value) {
 
 // 2 to the power of x, to 3 parts in a million; nothing below the smallest that a float can hold.
 inline floats power_of_two(floats x) {
-  x = x < -126.0f ? same(-126.0f) : x;
+  x = larger(same(-126.0f), x);
   floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
   floats rest = x - (rounded - 12582912.0f);
   floats value = same(9.56051e-3f);  // fitted to [-1/2, 1/2] by least squares of the relative error
@@ -216,7 +297,7 @@ inline floats power_of_two(floats x) {
 // e to the power of x, as near, between the powers that a float can hold.
 inline floats exponential(floats x) {
   floats power = x * 1.44269504f;
-  return power_of_two(power > 126.0f ? same(126.0f) : power);
+  return power_of_two(smaller(same(126.0f), power));
 }
 
 }  // namespace

@@ -12,20 +12,27 @@ from labinfer.functions.reference import (
     delta_rule,
     elementwise,
     experts,
+    head_preview,
     linear,
     packed12,
     quantized,
     route,
     sampling,
 )
-from labinfer.functions.registry import FunctionRegistry
+from labinfer.functions.registry import VOCABULARY_GROUP, VOCABULARY_INT4, FunctionRegistry
 
 
 class ReferenceProvider(Provider):
     """Plain torch. Only the products with dense weights are autotuned, which torch has from the processor's vendor."""
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
-        dense = {"pack_weight": linear.pack_weight, "linear": linear.linear, "embedding": linear.embedding}
+        dense = {
+            "pack_weight": linear.pack_weight,
+            "linear": linear.linear,
+            "embedding": linear.embedding,
+            "make_preview": head_preview.make_preview,
+            "largest_logits": head_preview.largest_logits(linear.linear),
+        }
         others = {
             "add_rms_norm": elementwise.add_rms_norm,
             "silu_and_mul": elementwise.silu_and_mul,
@@ -43,13 +50,26 @@ class ReferenceProvider(Provider):
             "pack_codes": partial(quantized.pack_codes, bits=8),
             "linear": quantized.linear,
             "embedding": quantized.embedding,
+            "make_preview": partial(head_preview.make_preview, round_head=quantized.quantize_int8),
+            "largest_logits": head_preview.largest_logits(quantized.linear),
         }
         int4 = {
             "pack_weight": partial(quantized.quantize_int4, group=group_size),
             "pack_codes": partial(quantized.pack_codes, bits=4),
             "linear": quantized.linear,
         }
-        of_12_bits = {"pack_weight": packed12.pack_weight, "linear": packed12.linear, "embedding": packed12.embedding}
+        vocabulary = {
+            "pack_weight": partial(quantized.quantize_int4, group=VOCABULARY_GROUP),
+            "linear": quantized.linear,
+            "embedding": quantized.embedding,
+        }
+        of_12_bits = {
+            "pack_weight": packed12.pack_weight,
+            "linear": packed12.linear,
+            "embedding": packed12.embedding,
+            "make_preview": head_preview.make_preview,
+            "largest_logits": head_preview.largest_logits(packed12.linear),
+        }
         registry.add_all(
             of_12_bits,
             name="reference-packed12",
@@ -62,6 +82,7 @@ class ReferenceProvider(Provider):
         registry.add_all(others, name="reference", autotuned=False)
         registry.add_all(int8, name="reference", quantization="int8", autotuned=False)
         registry.add_all(int4, name="reference", quantization="int4", autotuned=False)
+        registry.add_all(vocabulary, name="reference", quantization=VOCABULARY_INT4, autotuned=False)
         for quantization, of_matrices in {"none": dense, "int8": int8, "int4": int4}.items():
             matrix_functions = (of_matrices.get(name) for name in ("pack_weight", "linear", "pack_codes"))
             make = partial(experts.ReferenceExperts, *matrix_functions)

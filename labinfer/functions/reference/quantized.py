@@ -118,8 +118,8 @@ def shared_unit(scales_OG: torch.Tensor) -> float:
     return 1.0 if scales_OG.is_meta else _unit(_peak(scales_OG))
 
 
-def dequantize(weight: QuantizedWeight, outputs: slice = slice(None)) -> torch.Tensor:
-    """The matrix it stands for, or these rows of it: (O, I) float32."""
+def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(None)) -> torch.Tensor:
+    """The matrix it stands for, or these rows of it, given as a slice or by number: (O, I) float32."""
     data, scales = weight.data[outputs], weight.scales[outputs].float() * weight.unit
     if not weight.group:
         return data.float() * scales.unsqueeze(1)
@@ -140,12 +140,17 @@ def linear(x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | N
 
 
 def embedding(token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
-    """Rows of an int8 vocabulary slice that begins at id ``first``: (T,) → (T, D); ids outside the slice give zeros."""
+    """Rows of a vocabulary slice that begins at id ``first``: (T,) → (T, D); ids outside the slice give zeros."""
     local_T = token_ids_T - first
     outside_T = (local_T < 0) | (local_T >= table.outputs)
     local_T = local_T.clamp(0, table.outputs - 1)
-    rows_TD = (table.data[local_T].float() * table.scales[local_T].unsqueeze(1)).to(table.dtype)
-    return rows_TD.masked_fill_(outside_T.unsqueeze(1), 0)
+    return dequantize(table, local_T).to(table.dtype).masked_fill_(outside_T.unsqueeze(1), 0)
+
+
+def round_rows(x_TI: torch.Tensor) -> torch.Tensor:
+    """Inputs as the products see them: whole numbers times each row's scale, (T, I) float32."""
+    data_TI, scales_T1 = _rounded(x_TI.float())
+    return data_TI * scales_T1
 
 
 def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

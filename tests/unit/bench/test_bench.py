@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from fake_clock import FakeClock
 
-from labinfer.bench.arrivals import Arrivals, poisson_times
+from labinfer.bench.arrivals import Arrivals, arrival_times, stretch_times
 from labinfer.bench.latency import LatencyBenchmark
 from labinfer.bench.load import RequestTimes
 from labinfer.bench.options import BenchOptions, LatencyOptions, LoadOptions, ServeOptions
@@ -35,7 +35,7 @@ def llm() -> LLM:
 
 
 def test_arrivals_are_a_poisson_process():
-    times = poisson_times(20_001, rate=4.0, seed=1)
+    times = arrival_times(20_001, rate=4.0, seed=1)
     gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
     assert times[0] == 0.0
     assert statistics.fmean(gaps) == pytest.approx(1 / 4, rel=0.03)
@@ -44,8 +44,25 @@ def test_arrivals_are_a_poisson_process():
 
 
 def test_arrivals_follow_the_seed():
-    assert poisson_times(5, 1.0, 3) == poisson_times(5, 1.0, 3) != poisson_times(5, 1.0, 4)
-    assert poisson_times(3, math.inf, 0) == [0.0, 0.0, 0.0]
+    assert arrival_times(5, 1.0, 3) == arrival_times(5, 1.0, 3) != arrival_times(5, 1.0, 4)
+    assert arrival_times(3, math.inf, 0) == [0.0, 0.0, 0.0]
+
+
+def test_arrivals_may_come_in_bursts_or_evenly():
+    def variation(burstiness: float) -> float:
+        times = arrival_times(20_001, rate=4.0, seed=1, burstiness=burstiness)
+        gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        assert statistics.fmean(gaps) == pytest.approx(1 / 4, rel=0.05)
+        return statistics.stdev(gaps) / statistics.fmean(gaps)
+
+    assert variation(0.25) == pytest.approx(2.0, rel=0.05)
+    assert variation(4.0) == pytest.approx(0.5, rel=0.05)
+
+
+def test_arrivals_are_stretched_to_a_rate():
+    assert stretch_times([0.0, 1.0, 4.0], 0.25) == [0.0, 2.0, 8.0]
+    assert stretch_times([0.0, 1.0, 4.0], math.inf) == [0.0, 1.0, 4.0]
+    assert stretch_times([0.0, 0.0], 2.0) == [0.0, 0.0]
 
 
 @dataclass
@@ -259,6 +276,36 @@ def test_data_set_is_a_job_file(llm, tmp_path):
     assert [request.sampling.max_tokens for request in requests] == [3, OPTIONS.output_len]
     assert all(request.sampling.ignore_eos for request in requests)
     assert requests[0].prompt_token_ids == [5, 6, 7]
+
+
+def test_workload_has_the_lengths_arrivals_and_shared_prefixes_of_its_file(llm, tmp_path):
+    path = tmp_path / "mooncake.jsonl"
+    lines = [(1000, 40, 3, [7]), (1500, 50, 2, [7]), (2500, 30, 4, [9])]
+    keys = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text("\n".join(json.dumps(dict(zip(keys, line, strict=True))) for line in lines), encoding="utf-8")
+    load = LoadOptions(num_prompts=2, workload=str(path))
+    requests, arrivals = RequestMaker(llm, OPTIONS).workload(str(path), 2)
+    assert [len(request.prompt_token_ids) for request in requests] == [40, 50]
+    assert [request.sampling.max_tokens for request in requests] == [3, 2]
+    assert requests[0].prompt_token_ids == requests[1].prompt_token_ids[:40]
+    assert arrivals == [0.0, 0.5]
+    everything, _ = RequestMaker(llm, OPTIONS).workload(str(path), 10)
+    assert everything[2].prompt_token_ids[:8] != everything[0].prompt_token_ids[:8]
+    values, _ = run(ServeBenchmark(OPTIONS, load, ServeOptions(request_rate=20.0)), llm)
+    assert (values["total_input_tokens"], values["total_output_tokens"]) == (90, 5)
+    assert values["request_rate"] == 20.0 and values["duration"] < 0.5
+
+
+def test_workload_that_does_not_fit_the_context_is_refused(llm, tmp_path):
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"prompt_tokens": 120, "output_tokens": 9}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"120 \+ 9 tokens, but the context has 128"):
+        RequestMaker(llm, OPTIONS).workload(str(path), 1)
+
+
+def test_requests_come_from_one_file():
+    with pytest.raises(UserError, match="--dataset a.jsonl and --workload b.csv"):
+        LoadOptions(dataset="a.jsonl", workload="b.csv")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import compare
 import harness
 import pytest
 import setup_peers
-from compare import ENGINES, OURS, PRECISIONS, Launcher, last_json, markdown, medians, ratios
+from compare import ENGINES, OURS, PRECISIONS, Launcher, last_json, markdown, medians, ratios, split_name
 from workloads import draw_workloads
 
 ROUNDS = [
@@ -31,6 +31,12 @@ ROUNDS = [
     },
     {"int8": {OURS: {"W1": 50.0, "W2": 200.0}, "vllm": {"W1": 25.0, "W2": 400.0}}},
 ]
+
+
+def test_long_contexts_are_beside_the_three_workloads():
+    workloads = draw_workloads()
+    assert set(compare.USUAL_WORKLOADS) <= set(workloads)
+    assert [workloads[name].length for name in ("W1", "W1-4k", "W1-16k")] == [256, 4128, 16128]
 
 
 def test_workloads_are_the_same_in_every_process_and_as_documented():
@@ -102,6 +108,26 @@ def test_checkpoint_is_converted_once_and_whole(monkeypatch, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.split("\n")[1]) == {"version": pytest.__version__}
 
 
+def test_engine_has_room_for_the_longest_request(monkeypatch, tmp_path):
+    rooms = []
+
+    def load(args: argparse.Namespace):
+        rooms.append(args.context)
+        return lambda prompts, lengths: list(lengths)
+
+    for tokens in (100, 5000):
+        monkeypatch.setattr(sys, "argv", runner_arguments(tmp_path))
+        work = {"W": {"figure": "batch", "prompts": [[1] * tokens, [1]], "output_lens": [8, 9]}}
+        (tmp_path / "workloads.json").write_text(json.dumps(work))
+        harness.run("pytest", load)
+    assert rooms == [4096, 5008]
+
+
+def test_dtype_of_an_engine_goes_to_its_runner():
+    assert split_name("openvino-bf16") == ("openvino", "bf16")
+    assert split_name("vllm") == ("vllm", "")
+
+
 def test_what_an_engine_does_not_offer_is_said(monkeypatch, tmp_path, capsys):
     def load(args: argparse.Namespace):
         raise harness.Unavailable(f"no {args.precision}")
@@ -133,9 +159,9 @@ def test_table_names_the_hardest_peer_of_each_workload():
 
 def test_every_peer_has_a_runner_and_a_recipe():
     assert {path.name for path in (compare.HERE / "peers").glob("*_runner.py")} == {
-        f"{name}_runner.py" for name in ENGINES
+        f"{split_name(name)[0]}_runner.py" for name in ENGINES
     }
-    assert set(setup_peers.RECIPES) == set(ENGINES) - {OURS}
+    assert set(setup_peers.RECIPES) == {split_name(name)[0] for name in ENGINES} - {OURS}
     assert all(set(precisions) <= set(PRECISIONS) for precisions in ENGINES.values())
 
 

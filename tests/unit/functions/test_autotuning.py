@@ -10,12 +10,16 @@ from fake_clock import FakeClock
 from model_calls import SETTING, layer_calls, rank_calls, registry_with_rival
 
 from labinfer.functions.autotune import (
+    MAX_SPREAD,
+    MAX_STARTS,
     Timing,
     benchmark,
     choose,
     describe,
     file_name,
+    is_disturbed,
     is_tuned,
+    merge,
     read_times,
     time_candidates,
     write_times,
@@ -25,7 +29,7 @@ from labinfer.functions.rank_calls import RankCalls
 
 def made_up(**seconds: list[float]) -> dict[str, list[Timing]]:
     """Of ``linear``; ``plain_…`` are of a layout of their own, and the last is preferred."""
-    timings = [Timing(name, name.partition("_")[0], times) for name, times in seconds.items()]
+    timings = [Timing(name, name.partition("_")[0], times, times) for name, times in seconds.items()]
     return {"layer.linear": timings}
 
 
@@ -103,7 +107,7 @@ class Clock(FakeClock):
 def test_calls_take_turns_and_the_least_time_counts():
     clock = Clock()
     calls = {"a": clock.taking("a", 9, 3, 3, 2, 4), "b": clock.taking("b", 2, 3)}
-    assert benchmark(calls, lambda: None, 16, clock=clock) == {"a": 2, "b": 2}
+    assert benchmark(calls, lambda: None, 16, clock=clock) == {"a": [9, 3, 3, 2, 4], "b": [2, 3, 3, 3, 3]}
     assert clock.calls == ["a", "b"] * 5
 
 
@@ -111,7 +115,8 @@ def test_calls_take_turns_and_the_least_time_counts():
 def test_an_interrupted_call_is_repeated_but_not_for_ever(interrupted, rounds):
     clock = Clock()
     calls = {"a": clock.taking("a", interrupted, interrupted, 1), "b": clock.taking("b", 1)}
-    assert benchmark(calls, lambda: None, 19, clock=clock) == {"a": 1, "b": 1}
+    samples = benchmark(calls, lambda: None, 19, clock=clock)
+    assert {name: min(seconds) for name, seconds in samples.items()} == {"a": 1, "b": 1}
     assert clock.calls == ["a", "b"] * rounds
 
 
@@ -122,7 +127,8 @@ def test_the_hopeless_drop_out_after_the_warm_up():
         "warming": clock.taking("warming", 60, 1),
         "fast": clock.taking("fast", 1),
     }
-    assert benchmark(calls, lambda: None, 20, clock=clock) == {"slow": 5, "warming": 1, "fast": 1}
+    samples = benchmark(calls, lambda: None, 20, clock=clock)
+    assert {name: min(seconds) for name, seconds in samples.items()} == {"slow": 5, "warming": 1, "fast": 1}
     assert clock.calls.count("slow") == 3
     assert clock.calls.count("warming") > 5
 
@@ -144,7 +150,11 @@ def calls() -> RankCalls:
     return rank_calls(registry_with_rival(), layer_calls())
 
 
-TIMES = {"layer.linear": [Timing("reference", "plain", [1.0] * 5), Timing("slow", "plain", [2.0] * 5)]}
+def timing(name: str, seconds: list[float], medians: list[float] | None = None, starts: int = 1) -> Timing:
+    return Timing(name, "plain", seconds, medians or seconds, starts)
+
+
+TIMES = {"layer.linear": [timing("reference", [1.0] * 5), timing("slow", [2.0] * 5, [2.1] * 5)]}
 
 
 def test_times_are_remembered(calls, tmp_path):
@@ -170,14 +180,55 @@ def test_a_broken_file_is_as_good_as_none(calls, tmp_path, content):
 )
 def test_times_that_cannot_be_are_measured_again(calls, tmp_path, seconds):
     path = tmp_path / "times.json"
-    write_times(path, {"layer.linear": [TIMES["layer.linear"][0], Timing("slow", "plain", seconds)]})
-    assert read_times(path, calls) is None
+    for bad in (timing("slow", seconds, [2.0] * 5), timing("slow", [2.0] * 5, seconds)):
+        write_times(path, {"layer.linear": [TIMES["layer.linear"][0], bad]})
+        assert read_times(path, calls) is None
 
 
 def test_times_of_other_candidates_are_not_taken(calls, tmp_path):
     path = tmp_path / "times.json"
-    write_times(path, {"layer.linear": [Timing("reference", "plain", [1.0] * 5), Timing("quick", "plain", [2.0] * 5)]})
+    write_times(path, {"layer.linear": [timing("reference", [1.0] * 5), timing("quick", [2.0] * 5)]})
     assert read_times(path, calls) is None
+
+
+def test_times_without_medians_are_not_taken(calls, tmp_path):
+    path = tmp_path / "times.json"
+    path.write_bytes(
+        b'{"layer.linear":[{"name":"reference","layout":"plain","seconds":[1,1,1,1,1]},'
+        b'{"name":"slow","layout":"plain","seconds":[1,1,1,1,1]}]}'
+    )
+    assert read_times(path, calls) is None
+
+
+# Load.
+
+
+def test_load_is_known_by_the_mean_of_all_times():
+    def times(*medians: float) -> dict[str, list[Timing]]:
+        return {
+            name: [timing("a", [0.5] * 5, [0.5 * spread] * 5)] for name, spread in zip("xyz", medians, strict=False)
+        }
+
+    assert not is_disturbed(times(MAX_SPREAD**2.9, 1.0, 1.0))  # such are there on an idle machine, too
+    assert is_disturbed(times(MAX_SPREAD**3.1, 1.0, 1.0))
+    assert is_disturbed(times(1.01 * MAX_SPREAD, 1.01 * MAX_SPREAD))
+    assert not is_disturbed(times(1.0)) and not is_disturbed({})
+
+
+def test_times_of_a_machine_that_is_never_idle_are_taken_in_the_end():
+    busy = {"linear": [timing("a", [1.0] * 5, [9.0] * 5)]}
+    times, starts = busy, 1
+    while is_disturbed(times):
+        times, starts = merge(times, busy), starts + 1
+    assert starts == MAX_STARTS
+
+
+def test_merged_times_are_the_least_of_both_starts():
+    first = {"linear": [timing("a", [1.0, 2.0], [4.0, 2.1]), timing("b", [3.0, 3.0])]}
+    second = {"linear": [timing("a", [1.1, 1.0], [1.2, 5.0]), timing("b", [4.0, 2.0])]}
+    assert merge(first, second) == {
+        "linear": [timing("a", [1.0, 1.0], [1.2, 2.1], starts=2), timing("b", [3.0, 2.0], starts=2)]
+    }
 
 
 def test_other_circumstances_have_another_file():

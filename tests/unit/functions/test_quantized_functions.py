@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.packed_weight import QuantizedWeight
-from labinfer.functions.providers import reference_registry
+from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference import quantized
+from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.native import compiler
 
 CPU = torch.device("cpu")
@@ -86,12 +88,12 @@ def test_rows_of_zeros_and_whole_numbers_are_exact():
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_the_registry_holds_the_vocabulary_in_8_bits(quantization):
+def test_vocabulary_is_looked_up_in_whole_numbers(quantization):
     functions = reference_registry(32).select(CPU, torch.float32, quantization=quantization)
     weight = torch.randn(40, 64)
     layer, table = functions.matrices["layer"].pack_weight(weight), functions.matrices["vocabulary"].pack_weight(weight)
     assert layer.nbytes == {"int8": 40 * 64 + 40 * 4, "int4": 40 * 64 // 2 + 80 * 2}[quantization]
-    assert table.nbytes == 40 * 64 + 40 * 4
+    assert table.nbytes == {"int8": 40 * 64 + 40 * 4, "int4": 40 * 64 // 2 + 80 * 2}[quantization]
     rows = functions.matrices["vocabulary"].embedding(torch.tensor([10, 9, 49, 50]), table, 10)
     wanted = quantized.dequantize(table)
     assert torch.equal(rows, torch.stack([wanted[0], torch.zeros(64), wanted[39], torch.zeros(64)]))
@@ -103,9 +105,9 @@ def packed_bytes(functions, kind: str) -> int:
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_kind_of_a_matrix_decides_about_its_quantization(quantization):
-    functions = reference_registry(32).select(CPU, torch.bfloat16, quantization=quantization)
-    layers = {"none": 40 * 64 * 2, "int8": 40 * 64 + 40 * 4, "int4": 40 * 64 // 2 + 80 * 2}[quantization]
-    vocabulary = layers if quantization != "int4" else 40 * 64 + 40 * 4
+    functions = reference_registry(64).select(CPU, torch.bfloat16, quantization=quantization)
+    layers = {"none": 40 * 64 * 2, "int8": 40 * 64 + 40 * 4, "int4": 40 * 64 // 2 + 40 * 2}[quantization]
+    vocabulary = layers if quantization != "int4" else 40 * 64 // 2 + 80 * 2  # groups of 32
     expected = {"layer": layers, "expert": layers, "vocabulary": vocabulary, "exact": 40 * 64 * 2}
     assert {kind: packed_bytes(functions, kind) for kind in functions.matrices} == expected
     assert functions.matrices["exact"].quantization == "none"
@@ -200,9 +202,32 @@ def test_embedding_int8(cpu, dtype, outputs, inputs):
     table = torch.randn(outputs, inputs).to(dtype)
     ids = torch.tensor([10, 9, 10 + outputs - 1, 10 + outputs, 10])
     wanted = quantized.embedding(ids, quantized.quantize_int8(table), 10)
-    got = cpu.embedding_int8(ids, cpu.quantize_int8(table), 10)
+    got = cpu.embedding(ids, cpu.quantize_int8(table), 10)
     assert got.dtype == dtype
     torch.testing.assert_close(got, wanted)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_int4_is_compiled_for_layers_and_vocabulary(compiled_functions, dtype):
+    functions = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)]).select(
+        CPU, dtype, quantization="int4"
+    )
+    packing = {kind: functions.matrices[kind].packing for kind in ("layer", "vocabulary")}
+    assert packing == {"layer": "cpu panels int4", "vocabulary": "cpu panels int4/32"}
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("factor", [1.0, 1e-3])
+def test_embedding_int4(cpu, dtype, outputs, inputs, factor):
+    table = (torch.randn(outputs, inputs) * factor).to(dtype)
+    ids = torch.tensor([10, 9, 10 + outputs - 1, 10 + outputs, 10])
+    wanted = quantized.embedding(ids, quantized.quantize_int4(table, 32), 10)
+    got = cpu.embedding(ids, cpu.quantize_int4(table, 32), 10)
+    assert got.dtype == dtype
+    assert torch.equal(got, wanted)
 
 
 @compiled

@@ -19,7 +19,7 @@ from labinfer.spmd.threads import (
 )
 
 
-def rank(number: int, cores: list[list[int]], node: str = "a", num_cpus: int = 8, limit: int = 8) -> RankInfo:
+def rank(number: int, cores: list[list[int]], node: str = "a", num_cpus: int = 8, limit: float = 8) -> RankInfo:
     return RankInfo(
         rank=number,
         local_rank=number,
@@ -106,6 +106,27 @@ def test_containers_limit_counts_where_it_is_less_than_the_cores():
     assert [choose(everyone, number).count for number in range(2)] == [2, 2]
     assert choose(everyone, 1).bound_to == (4, 5, 6, 7)
     assert choose(ranks(4, EIGHT, limit=2)).count == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "threads", "reason"),
+    [
+        (0.5, 1, "0.5 CPU of 8 cores, by the container's quota"),
+        (2.5, 2, "2.5 CPUs of 8 cores, by the container's quota"),
+        (7.96, 7, "7.96 CPUs of 8 cores, by the container's quota"),
+        (8, 8, "8 cores"),
+    ],
+)
+def test_quota_with_a_fraction_gives_whole_threads_and_is_told(limit, threads, reason):
+    assert choose(ranks(1, EIGHT, limit=limit)) == ThreadChoice(threads, reason)
+
+
+def test_ranks_under_a_quota_of_half_a_core_do_not_spin_while_they_wait():
+    assert is_oversubscribed(ranks(1, EIGHT, limit=0.5), "a")
+    assert not is_oversubscribed(ranks(1, EIGHT, limit=1), "a")
+    everyone = ranks(2, EIGHT, limit=0.5)
+    assert [choose(everyone, number).count for number in range(2)] == [1, 1]
+    assert "shared by 2 ranks" in choose(everyone).reason
 
 
 @pytest.mark.parametrize(("wanted", "omp", "reason"), [(2, 7, "--threads"), (0, 2, "OMP_NUM_THREADS=2")])

@@ -1,0 +1,120 @@
+"""Cables between hosts that are network namespaces: veth pairs with a rate, or a relay between TUN devices with a delay as well."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import heapq
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+DEVICE, NETWORK = "lab0", "10.99.8"
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
+CLONE_NEWNET = 0x40000000
+DESTINATION = slice(16, 20)
+"""Bytes of the receiver's address in a packet of IPv4."""
+
+
+def address(number: int) -> str:
+    return f"{NETWORK}.{number + 1}"
+
+
+@contextmanager
+def join_hosts(name: str, count: int, *, delay: float, mbit: float) -> Iterator[None]:
+    """Hosts ``name0``, ``name1``, …, each with one device; they end with the context.
+
+    Args:
+        delay: seconds of each way between two hosts; 0 for cables of the kernel.
+        mbit: rate of each host's device, out of it.
+    """
+    namespaces, relay = [f"{name}{number}" for number in range(count)], None
+    switch = f"{name}switch"
+    try:
+        for namespace in namespaces:
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        if delay:
+            command = [sys.executable, __file__, str(delay), str(mbit), *namespaces]
+            relay = subprocess.Popen(command, stdout=subprocess.PIPE)
+            relay.stdout.readline()  # devices are there
+        else:
+            _lay_cables(switch, namespaces, mbit)
+        for number, namespace in enumerate(namespaces):
+            _ip("-n", namespace, "addr", "add", f"{address(number)}/24", "dev", DEVICE)
+            _ip("-n", namespace, "link", "set", DEVICE, "up")
+        yield
+    finally:
+        if relay is not None:
+            relay.kill()
+            relay.wait()
+        for namespace in (*namespaces, switch):
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+
+
+def _lay_cables(switch: str, namespaces: list[str], mbit: float) -> None:
+    """A cable from each host to a bridge in a namespace of its own; every end sends at this rate."""
+    _ip("netns", "add", switch)
+    _ip(*f"-n {switch} link add {DEVICE} type bridge".split())
+    _ip(*f"-n {switch} link set {DEVICE} up".split())
+    for number, namespace in enumerate(namespaces):
+        port = f"port{number}"
+        _ip(*f"link add {port} netns {switch} type veth peer name {DEVICE} netns {namespace}".split())
+        _ip("-n", switch, "link", "set", port, "master", DEVICE, "up")
+        for place, device in ((switch, port), (namespace, DEVICE)):
+            shape = f"qdisc add dev {device} root tbf rate {mbit}mbit burst 256kb latency 100ms"
+            subprocess.run(["tc", "-n", place, *shape.split()], check=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def relay_packets(delay: float, mbit: float, namespaces: list[str]) -> None:
+    """Hand every packet to the host that its address names, after the delay and when those before it are through."""
+    devices = [_open_tun(namespace) for namespace in namespaces]
+    receivers = {bytes(int(part) for part in address(number).split(".")): fd for number, fd in enumerate(devices)}
+    print("up", flush=True)
+    rate, free_at, number = mbit * 1e6 / 8, dict.fromkeys(devices, 0.0), 0
+    waiting: list[tuple[float, int, int, bytes]] = []
+    while True:
+        timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for fd in select.select(devices, [], [], timeout)[0]:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    packet = os.read(fd, 65536)
+                    if packet[DESTINATION] not in receivers:  # such as a multicast, or IPv6
+                        continue
+                    free_at[fd] = max(free_at[fd], time.monotonic()) + len(packet) / rate
+                    number += 1
+                    heapq.heappush(waiting, (free_at[fd] + delay, number, receivers[packet[DESTINATION]], packet))
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            *_, receiver, packet = heapq.heappop(waiting)
+            with contextlib.suppress(OSError):  # a queue that is full drops packets, as a switch does
+                os.write(receiver, packet)
+
+
+def _open_tun(namespace: str) -> int:
+    """A TUN device in a namespace, as a file here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own, other = os.open("/proc/self/ns/net", os.O_RDONLY), os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    for place in (other, own):
+        if libc.setns(place, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"no way into {namespace}")
+        if place == other:
+            fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
+        os.close(place)
+    subprocess.run(["ip", "-n", namespace, "link", "set", DEVICE, "mtu", "9000"], check=True)
+    return fd
+
+
+if __name__ == "__main__":
+    relay_packets(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,81 @@
+"""Hosts that are network namespaces with CPU quotas (cgroup v1) on this machine, and mpirun over them (Linux, root)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from namespace_cables import address, join_hosts
+
+PERIOD_US = 4000
+CGROUP = Path("/sys/fs/cgroup/cpu")
+TRANSPORTS = {"UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp"}
+"""Environment of MPI: memory is not shared, though it could be here."""
+RSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+number=$((${1##*.} - 1)); shift
+echo $$ > GROUP$number/cgroup.procs
+exec nsenter --net=/run/netns/NAME$number unshare --uts --mount sh -c \\
+  "mount --bind DIRECTORY/hosts /etc/hosts; mount --rbind /sys/fs/cgroup DIRECTORY/cgroup; mount -t sysfs none /sys
+   mount --rbind DIRECTORY/cgroup /sys/fs/cgroup; hostname host-$number; exec taskset -c $((number > 0)) $*"
+"""
+"""Like ssh, to these hosts: the first has a core of its own, the others share one. A system of files under /sys that is mounted anew
+has a host's devices, but no control groups."""
+
+
+IDLER = """
+import os, sys
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+os.sched_setaffinity(0, {1})
+open(f"{sys.argv[1]}/cgroup.procs", "w").write(str(os.getpid()))
+while True:
+    pass
+"""
+"""Uses up the quota of a host whose rank waits, and gives way at once when it does not: a rank that has rested may run for more than
+its share, which no slow machine does."""
+
+
+@contextmanager
+def hosts(directory: Path, quotas: Sequence[float], *, delay: float, mbit: float) -> Iterator[list[str]]:
+    """The hosts, and the beginning of a command that starts a rank on each.
+
+    Args:
+        directory: for files that the hosts need; empty.
+        quotas: CPUs of each.
+        delay: seconds of each way between two.
+        mbit: rate of each host's device.
+    """
+    name, groups, idlers = f"bench{os.getpid()}-", [], []
+    (directory / "hosts").write_text("127.0.0.1 localhost\n")
+    (directory / "cgroup").mkdir()
+    rsh = directory / "rsh"
+    rsh.write_text(RSH.replace("DIRECTORY", str(directory)).replace("NAME", name).replace("GROUP", f"{CGROUP}/{name}"))
+    rsh.chmod(0o755)
+    try:
+        for number, quota in enumerate(quotas):
+            (group := CGROUP / f"{name}{number}").mkdir()
+            groups.append(group)
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * quota)))
+            if quota < 1:
+                idlers.append(subprocess.Popen([sys.executable, "-c", IDLER, str(group)]))
+        with join_hosts(name, len(quotas), delay=delay, mbit=mbit):
+            mpirun = str(Path(sys.executable).parent / "mpirun")
+            reach = ["-launcher", "ssh", "-launcher-exec", str(rsh), "-localhost", address(0)]
+            where = ["-hosts", ",".join(map(address, range(len(quotas)))), "-ppn", "1", "-n", str(len(quotas))]
+            yield [str(rsh), address(0), mpirun, *reach, *where]
+    finally:
+        for idler in idlers:
+            idler.kill()
+            idler.wait()
+        for group in groups:
+            for pid in (group / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.2)
+            group.rmdir()

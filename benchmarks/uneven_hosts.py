@@ -1,0 +1,233 @@
+"""Predicted and measured round times on three uneven hosts: network namespaces with CPU quotas and shaped links (Linux, root).
+
+    python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
+    python benchmarks/uneven_hosts.py --model DIR --delay 0
+    python benchmarks/uneven_hosts.py --model DIR --delay 5
+
+Hosts have 1, 0.5 and 0.25 CPUs by cgroup v1, with a period of 4 ms. Without a delay they are joined by cables of --mbit; with one, by
+a relay between TUN devices that hands every packet on after so many milliseconds: kernels without netem have no other way. One launch
+of mpirun probes hosts and links, then decodes with every layout. A round is the time from a sequence's token to its next one, the
+difference of a long and a short run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from namespace_cables import address
+from namespace_hosts import TRANSPORTS, hosts
+
+QUOTAS = (1.0, 0.5, 0.25)
+LAUNCH = str(Path(__file__).parent.parent / "launch.py")
+SPLITS = [
+    ((8, 8, 8), (0, 1, 2)),
+    ((14, 7, 3), (0, 1, 2)),
+    ((18, 5, 1), (0, 1, 2)),
+    ((12, 4, 8), (0, 2, 1)),
+    ((4, 6, 14), (2, 1, 0)),
+    ((16, 8), (0, 1)),
+    ((12, 12), (0, 1)),
+    ((20, 4), (0, 2)),
+    ((8, 16), (1, 0)),
+    ((4, 20), (2, 0)),
+]
+"""Layers of each stage, and its host; host 0 schedules."""
+LOADS = ((24, 1), (24, 0))
+"""Sequences at once, and micro-batches that they are in: 0 for as many as stages. Steps take many periods of a quota, which stops a rank
+at ticks of the kernel only, 4 ms each, and has it pay for the rest later."""
+PROMPT, SHORT, LONG = 8, 3, 11
+"""Tokens of each prompt, and of the answers of both runs."""
+
+
+REPEATS = 3
+"""Runs of each length, of which the fastest counts."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds of each hop")
+    parser.add_argument("--mbit", type=float, default=1000.0, help="rate of each link")
+    parser.add_argument("--splits", default=f"0:{len(SPLITS)}", metavar="A:B", help="only these of the layouts")
+    parser.add_argument("--json", default="", help="also write all figures to this file")
+    parser.add_argument("--rank-of", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank_of:
+        measure(args)
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # hosts are taken away in the end
+    if os.geteuid() != 0:
+        sys.exit("namespaces and quotas need root")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        hosts(Path(directory), QUOTAS, delay=args.delay / 1e3, mbit=args.mbit) as launcher,
+    ):
+        results = Path(directory) / "results.json"
+        flags = [f"--{name}={getattr(args, name)}" for name in ("model", "delay", "mbit", "splits")]
+        rsh, mpirun = launcher[0], launcher[2:]
+        for number in range(len(QUOTAS)):  # alone, as they share a memory; the launch finds what was kept
+            probe = [rsh, address(number), sys.executable, LAUNCH, "probe", "--model", os.path.abspath(args.model)]
+            subprocess.run(probe, check=True)
+        command = [rsh, address(0), *mpirun, sys.executable, __file__, *flags, f"--rank-of={results}"]
+        subprocess.run(command, check=True, env=os.environ | TRANSPORTS)
+        figures = json.loads(results.read_text())
+    report(figures)
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+
+
+# On every rank.
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Probe, then run every case; rank 0 writes what came of it."""
+    from labinfer.comm.links import measure_neighbours
+    from labinfer.config import EngineOptions
+    from labinfer.executor.probe import probe_cluster
+    from labinfer.group.failure import end_group_on_uncaught
+    from labinfer.group.rank_group import join_group
+    from labinfer.llm import LLM
+    from labinfer.observe.logs import set_up_logging
+    from labinfer.spmd.environment import detect
+
+    base = {"model": args.model, "max_model_len": 512, "num_kv_blocks": 1024, "weight_cache_size": 0.0}
+    options = EngineOptions.from_flat(base)
+    group = join_group(detect(), options.parallel, options.runtime)
+    end_group_on_uncaught(group)
+    set_up_logging(group.rank, "info")
+    begin = time.perf_counter()
+    cluster = probe_cluster(group, options)
+    neighbours = measure_neighbours(group.comm, range(group.size))
+    if group.rank == 0:
+        print(
+            f"probed in {time.perf_counter() - begin:.1f} s", *map(str, cluster.links), neighbours, sep="\n", flush=True
+        )
+    figures = []
+    begin, end = map(int, args.splits.split(":"))
+    for layers, ranks in SPLITS[begin:end]:
+        for sequences, in_flight in LOADS:
+            flat = base | {
+                "layers": layers,
+                "pipeline_parallel_size": len(layers),
+                "ranks": ranks,
+                "max_inflight": in_flight or len(layers),
+                "enable_prefix_caching": False,
+            }
+            llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+            figure = {"layers": layers, "hosts": ranks, "sequences": sequences, "in_flight": in_flight or len(layers)}
+            figure |= measure_round(llm, sequences)
+            figure |= predict_round(cluster, layers, ranks, sequences, in_flight=figure["in_flight"])
+            if group.rank == 0:
+                figures.append(figure)
+                print(figure, flush=True)
+            if llm._parts is not None:  # closing an LLM would end the group
+                llm._parts.worker.close()
+    if group.rank == 0:
+        import msgspec
+
+        Path(args.rank_of).write_text(
+            json.dumps({"cases": figures, "cluster": json.loads(msgspec.json.encode(cluster))})
+        )
+    group.close()
+
+
+def measure_round(llm, sequences: int) -> dict:
+    """Seconds from a token to the next one, and those in which each stage is busy in a step, on rank 0."""
+    from labinfer import SamplingParams
+
+    prompts = [{"prompt_token_ids": [(17 + 7 * i + 3 * j) % 1000 for j in range(PROMPT)]} for i in range(sequences)]
+    best: dict[int, tuple[float, list[tuple[float, int]]]] = {}
+    for length in (SHORT, LONG) * REPEATS:
+        begin = time.perf_counter()
+        llm.generate(prompts, SamplingParams(max_tokens=length, ignore_eos=True))
+        seconds = time.perf_counter() - begin
+        if llm.is_rank0 and (length not in best or seconds < best[length][0]):
+            workers = sorted(llm.report.workers, key=lambda worker: worker.stage)
+            best[length] = seconds, [(worker.busy_time, worker.num_steps) for worker in workers]
+    if not best:
+        return {}
+    busy = [
+        (time_ - short_time) / (steps - short_steps)
+        for (time_, steps), (short_time, short_steps) in zip(best[LONG][1], best[SHORT][1], strict=True)
+    ]
+    return {"measured": (best[LONG][0] - best[SHORT][0]) / (LONG - SHORT), "busy": busy}
+
+
+def predict_round(
+    cluster, layers: tuple[int, ...], ranks: tuple[int, ...], sequences: int, *, in_flight: int
+) -> dict[str, float]:
+    """The same from the costs: the stages one after another, or the slowest of them for each micro-batch."""
+    from labinfer.planner.step_shape import StepShape
+
+    rows = sequences / in_flight
+    context = PROMPT + (SHORT + LONG) / 2
+    shape = StepShape(rows, rows * context, (), rows)
+    machines = [cluster.machines[rank] for rank in ranks]
+    stages, begin = [], 0
+    for index, (machine, count) in enumerate(zip(machines, layers, strict=True)):
+        costs = machine.costs[0]
+        kinds = costs.count_layers(begin, begin + count)
+        stages.append(costs.step_seconds(shape, kinds, is_first=index == 0, is_last=index == len(machines) - 1))
+        begin += count
+    hidden = rows * machines[0].costs[0].hidden_bytes
+    links = [cluster.link(a.name, b.name) for a, b in zip(machines, machines[1:], strict=False)]
+    hops = sum(link.seconds(hidden) for link in links)
+    if machines[-1] is not cluster.machines[0]:
+        hops += cluster.link(machines[-1].name, cluster.machines[0].name).latency
+    return {"predicted": max(sum(stages) + hops, in_flight * max(stages)), "stages": stages, "hops": hops}
+
+
+def report(figures: dict) -> None:
+    from labinfer.observe.table import format_table
+
+    rows, errors = [], []
+    for entry in figures["cases"]:
+        layers, ranks = (",".join(map(str, entry[name])) for name in ("layers", "hosts"))
+        error = entry["predicted"] / entry["measured"] - 1
+        errors.append(abs(error))
+        stages = " ".join(f"{1e3 * seconds:.0f}" for seconds in entry["stages"])
+        whole = max(sum(entry["busy"]) + entry["hops"], entry["in_flight"] * max(entry["busy"])) / entry["measured"] - 1
+        busy = " ".join(f"{1e3 * seconds:.0f}" for seconds in entry["busy"])
+        texts = (layers, ranks, entry["sequences"], entry["in_flight"])
+        rows.append(
+            (
+                *texts,
+                f"{1e3 * entry['measured']:.1f}",
+                f"{1e3 * entry['predicted']:.1f}",
+                f"{100 * error:+.1f}",
+                stages,
+                busy,
+                f"{100 * whole:+.1f}",
+            )
+        )
+    print(
+        format_table(
+            (
+                "layers",
+                "hosts",
+                "sequences",
+                "in flight",
+                "measured ms",
+                "predicted ms",
+                "error %",
+                "stages ms",
+                "busy ms",
+                "error from busy %",
+            ),
+            rows,
+        )
+    )
+    print(f"median error {100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+// Matrices in bfloat16, as they are and in 12 bits, as products read them: panel by panel.
+#pragma once
+
+#include "packed12.h"
+#include "panel.h"
+
+namespace {
+
+// Weights as pack_weight leaves them.
+struct Plain {
+  const bf16* weight;
+  int64_t inputs;
+
+  // Outputs after the last panel, as they were.
+  const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
+
+  // The product of so many rows with a panel; is_first and is_last in a series of products of one thread with that panel.
+  template <typename Kernel>
+  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool, bool, float* out) const {
+    panel_of<Kernel>(rows)(x, inputs, weight + number * PANEL * inputs, inputs / 2, out, {});
+  }
+};
+
+// The same in 12 bits. The first product of several decodes the panel for the others.
+struct Packed12 : Matrix12 {
+  int64_t inputs;
+
+  Packed12(const uint8_t* data, int64_t outputs, int64_t inputs) : Matrix12(data, outputs, inputs), inputs(inputs) {}
+
+  const bf16* rest(int64_t) const { return last_rows; }
+
+  template <typename Kernel>
+  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool is_last, float* out) const {
+    static thread_local std::vector<bf16> whole;  // kept from call to call, so that nothing is allocated
+    if (!is_first) return panel_of<Kernel>(rows)(x, inputs, whole.data(), inputs / 2, out, {});
+    if (!is_last && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
+    panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_last ? nullptr : whole.data(), out);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,361 @@
+"""ClassSearch: exact search for the layout with the least value of a criterion, over classes of equal units.
+
+Layers of a kind are alike, so for a set of machines, the first of them, the last, and a bound on the time of a stage, the least
+sum is that where each has a layer and the cheapest have all others, as far as the bound and their memory allow. Hops do not
+depend on the layers: the cheapest order of a set is the shortest path through it (Held and Karp, 1962; ``routes.py``). The
+bound falls from one solution to the next until the sum alone is too much. Sets that cannot beat the best so far are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from labinfer.planner.objective import Criterion, Parts, Room, Stage, has_room, make_criteria
+from labinfer.planner.problem import Problem, Solution
+from labinfer.planner.routes import Routes, State, StateGraph
+from labinfer.planner.segments import cut_layers
+from labinfer.planner.units import UnitClass
+
+NEAR = 1.1
+"""Orders are tried whose value with mean layers is at most so many times the least, where layers are of several kinds …"""
+MAX_ORDERS = 24
+"""… and at most so many."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Seconds of a stage by its layers: fixed + layers * per_layer, and more at the ends of the model."""
+
+    fixed: float
+    per_layer: float
+    first: float
+    last: float
+
+    @classmethod
+    def make(cls, unit: UnitClass, parts: Parts) -> _Line:
+        costs = unit.costs
+        fixed = first = last = per_layer = 0.0
+        kinds = costs.count_layers(0, len(costs.layers))
+        for weight, shape in parts:
+            fixed += weight * costs.fixed
+            first += weight * costs.embed.at(shape.rows)
+            last += weight * (costs.head.at(shape.num_samples) if shape.num_samples else 0.0)
+            total = sum(count * costs.layer_seconds(kind, shape) for kind, count in kinds.items())
+            per_layer += weight * total / len(costs.layers)
+        return cls(fixed, per_layer, first, last)
+
+    def layers_below(self, bound: float, cap: int) -> int:
+        """Layers of a stage at neither end such that its time stays below the bound."""
+        return _layers_below(bound, self.fixed, self.per_layer, cap)
+
+
+def _layers_below(bound: float, fixed: float, per_layer: float, cap: int) -> int:
+    if fixed + cap * per_layer < bound:
+        return cap
+    if fixed + per_layer >= bound:
+        return 0
+    layers = min(cap, int((bound - fixed) / per_layer))
+    while layers and fixed + layers * per_layer >= bound:
+        layers -= 1
+    return layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Units of a class with the same role in a layout."""
+
+    role: tuple[int, bool, bool]
+    """Index of the class, whether it is the first stage, and whether it is the last."""
+    count: int
+    path_fixed: float
+    path_layer: float
+    most_fixed: float
+    most_layer: float
+    cap: int
+    """Layers that each has room for."""
+
+    def layers_below(self, bound: float) -> int:
+        """Layers of each such that its time stays below the bound."""
+        return _layers_below(bound, self.most_fixed, self.most_layer, self.cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Costs:
+    """Lines and room of every class for one criterion."""
+
+    criterion: Criterion
+    path: list[_Line]
+    most: list[_Line]
+    caps: dict[tuple[int, bool, bool], int]
+    routes: Routes
+    least_value: float
+    """No layout has less."""
+
+
+@dataclass(kw_only=True)
+class ClassSearch:
+    """Search over the numbers of units of each class."""
+
+    problem: Problem
+    classes: list[UnitClass]
+    known: Solution | None
+    """The best of other searches, which is to be beaten."""
+    best: Solution | None = None
+    near: dict[tuple[Criterion, tuple[str, ...]], Solution] = field(default_factory=dict)
+    """By criterion and order of machines, where layers are of several kinds: layouts of mean layers."""
+    _room_caps: dict = field(default_factory=dict)
+    """Layers that units have room for, by what is asked for."""
+
+    def run(self) -> Solution | None:
+        """A solution that is better than the known one, if there is any."""
+        problem, classes = self.problem, self.classes
+        self.num_layers = len(classes[0].costs.layers)
+        self.is_alike = len(set(classes[0].costs.layers)) == 1
+        self.target = self.known.value if self.known else float("inf")
+        self.links = problem.cluster.link_table()
+        self.graph = StateGraph(classes)
+        num_units = min(self.num_layers, sum(each.count for each in classes))
+        self.states = [state for state in self.graph.states if sum(state) <= num_units and self._is_allowed(state)]
+        criteria = make_criteria(problem.objective, problem.request, problem.limits, num_units)
+        prepared = [costs for criterion in criteria if (costs := self._prepare(criterion)) is not None]
+        for costs in sorted(prepared, key=lambda costs: costs.least_value):
+            if costs.least_value >= self.target * self._slack:
+                break
+            self._search(costs)
+        if self.is_alike:
+            return self.best
+        return self._cut_unlike_layers()
+
+    @property
+    def _slack(self) -> float:
+        return 1.0 if self.is_alike else NEAR
+
+    def _is_allowed(self, state: State) -> bool:
+        """Whether the required machines can be among these units, and the first one."""
+        needed = {*self.problem.required, self.problem.first}
+        return all(count >= len({*each.machines} & needed) for count, each in zip(state, self.classes, strict=True))
+
+    def _prepare(self, criterion: Criterion) -> _Costs | None:
+        """Costs of the classes for a criterion; None where the model does not fit."""
+        room = self._least_room(criterion)
+        if room not in self._room_caps:
+            self._room_caps[room] = {
+                (number, first, last): self._count_layers(each, room, first, last)
+                for number, each in enumerate(self.classes)
+                for first, last in itertools.product((False, True), repeat=2)
+            }
+        caps = self._room_caps[room]
+        path = [_Line.make(each, criterion.path) for each in self.classes]
+        most = [_Line.make(each, criterion.bottleneck) for each in self.classes]
+        free = [caps[number, False, False] for number in range(len(self.classes))]
+        if sum(cap * each.count for cap, each in zip(free, self.classes, strict=True)) < self.num_layers:
+            return None
+        usable = [number for number, cap in enumerate(free) if cap]
+        total = self.num_layers * min(path[number].per_layer for number in usable)
+        total += min(path[number].fixed for number in usable) * criterion.num_stages[0]
+        total += min(path[number].last for number in usable)
+        least = criterion.value(total, self._least_most(most, free))
+        return _Costs(
+            criterion=criterion,
+            path=path,
+            most=most,
+            caps=caps,
+            routes=Routes(criterion, self.classes, self.links, self.graph),
+            least_value=least,
+        )
+
+    def _least_room(self, criterion: Criterion) -> Room:
+        tokens = criterion.num_seqs * self.problem.request.decode_context
+        return Room(max(tokens, self.problem.kv_tokens), criterion.num_seqs)
+
+    def _least_most(self, most: list[_Line], caps: list[int]) -> float:
+        """A time that the slowest stage exceeds in every layout, by bisection."""
+        low, high = 0.0, max(line.fixed + self.num_layers * line.per_layer for line in most)
+        for _ in range(30):
+            middle = (low + high) / 2
+            layers = 0
+            for line, cap, each in zip(most, caps, self.classes, strict=True):
+                if line.per_layer * cap + line.fixed <= middle:
+                    layers += cap * each.count
+                elif line.fixed < middle:
+                    layers += int((middle - line.fixed) / line.per_layer) * each.count
+            low, high = (low, middle) if layers >= self.num_layers else (middle, high)
+        return low
+
+    def _count_layers(self, unit: UnitClass, room: Room, is_first: bool, is_last: bool) -> int:
+        """Layers, mean ones where they are unlike, for which a unit has room."""
+        low, high, kinds = 0, self.num_layers, unit.costs.count_layers(0, self.num_layers)
+        while low < high:
+            middle = (low + high + 1) // 2
+            layers = {kind: middle * count / self.num_layers for kind, count in kinds.items()}
+            if has_room(unit.costs, layers, self.problem.limits, room, is_first=is_first, is_last=is_last):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _search(self, costs: _Costs) -> None:
+        """Look through all states for layouts below the target."""
+        criterion, path = costs.criterion, costs.path
+        fewest, most_stages = criterion.num_stages
+        numbers = range(len(self.classes))
+        free = [costs.caps[number, False, False] for number in numbers]
+        hops = costs.routes.least_hops
+        single = [line.fixed + line.per_layer for line in path]
+        target, below = None, []
+        for state in self.states:
+            size = sum(state)
+            if not fewest <= size <= most_stages:
+                continue
+            if target != self.target * self._slack:
+                target = self.target * self._slack
+                bound = criterion.largest_bound(target, 0.0)
+                below = [costs.most[n].layers_below(bound, free[n]) for n in numbers]
+            used = [number for number in numbers if state[number]]
+            if sum(state[n] * below[n] for n in used) < self.num_layers or not all(below[n] for n in used):
+                continue
+            total = sum(state[n] * single[n] for n in used)
+            total += (self.num_layers - size) * min(path[n].per_layer for n in used)
+            total += min(path[n].first for n in used) + min(path[n].last for n in used)
+            if size > 1:
+                total += sum(state[n] * hops[n] for n in used) - max(hops[n] for n in used)
+            if criterion.value(total, 0.0) >= target:
+                continue
+            for first, last in self._ends(state, used):
+                self._improve(costs, state, first, last)
+
+    def _ends(self, state: State, used: list[int]) -> Iterator[tuple[int, int]]:
+        """Classes of the first and last stage."""
+        for first in used:
+            if self.problem.first and self.problem.first not in self.classes[first].machines:
+                continue
+            for last in used:
+                if (first != last) == (sum(state) > 1) or state[first] > 1:
+                    yield first, last
+
+    def _groups(self, costs: _Costs, state: State, first: int, last: int) -> list[_Group]:
+        """Units by class and role, cheapest layers first."""
+        roles: dict[tuple[int, bool, bool], int] = {(n, False, False): count for n, count in enumerate(state)}
+        ends = [(first, True, True)] if sum(state) == 1 else [(first, True, False), (last, False, True)]
+        for number, is_first, is_last in ends:
+            roles[number, False, False] -= 1
+            roles[number, is_first, is_last] = 1
+        groups = []
+        for (number, is_first, is_last), count in roles.items():
+            if count:
+                path, most = costs.path[number], costs.most[number]
+                groups.append(
+                    _Group(
+                        role=(number, is_first, is_last),
+                        count=count,
+                        path_fixed=path.fixed + path.first * is_first + path.last * is_last,
+                        path_layer=path.per_layer,
+                        most_fixed=most.fixed + most.first * is_first + most.last * is_last,
+                        most_layer=most.per_layer,
+                        cap=costs.caps[number, is_first, is_last],
+                    )
+                )
+        return sorted(groups, key=lambda group: group.path_layer)
+
+    def _improve(self, costs: _Costs, state: State, first: int, last: int) -> None:
+        """Find the best layout of a state with such ends, if it is below the target."""
+        criterion = costs.criterion
+        groups = self._groups(costs, state, first, last)
+        size = sum(state)
+        least = sum(group.count * (group.path_fixed + group.path_layer) for group in groups)
+        least += (self.num_layers - size) * groups[0].path_layer
+        if criterion.value(least, 0.0) >= self.target * self._slack:
+            return
+        target = self.target * self._slack
+        bound = criterion.largest_bound(target, least)
+        while True:
+            route = costs.routes.shortest(state, first, last, bound)
+            if route is None or criterion.value(least + route.seconds, 0.0) >= target:
+                return
+            layers = _share_layers(groups, self.num_layers, bound)
+            if layers is None:
+                return
+            total = route.seconds + sum(
+                group.count * group.path_fixed + count * group.path_layer
+                for group, count in zip(groups, layers, strict=True)
+            )
+            if criterion.value(total, 0.0) >= target:
+                return
+            most = max(
+                group.most_fixed + -(-count // group.count) * group.most_layer
+                for group, count in zip(groups, layers, strict=True)
+            )
+            most = max(most, route.transfer)
+            value = criterion.value(total, most)
+            if value < target:
+                self._keep(value, criterion, route.order, groups, layers)
+                target = value
+            bound = min(most, criterion.largest_bound(target, least))
+
+    def _keep(
+        self, value: float, criterion: Criterion, order: tuple[int, ...], groups: list[_Group], layers: list[int]
+    ) -> None:
+        """Remember a layout, which is below the target."""
+        stages = self._make_stages(order, groups, layers)
+        solution = Solution(value, criterion, stages)
+        if not self.is_alike:
+            key = criterion, tuple(stage.machine for stage in stages)
+            if key not in self.near or value < self.near[key].value:
+                self.near[key] = solution
+        if value < self.target:
+            self.target, self.best = value, solution
+
+    def _make_stages(self, order: Sequence[int], groups: list[_Group], layers: list[int]) -> tuple[Stage, ...]:
+        """Stages in the order of the classes of their units."""
+        shares: dict[tuple[int, bool, bool], list[int]] = {}
+        for group, total in zip(groups, layers, strict=True):
+            even, rest = divmod(total, group.count)
+            shares[group.role] = [even + (index < rest) for index in range(group.count)]
+        begin, stages = 0, []
+        for place, (unit, name) in enumerate(zip(order, self._names(order), strict=True)):
+            count = shares[unit, place == 0, place == len(order) - 1].pop()
+            stages.append(Stage(machine=name, costs=self.classes[unit].costs, begin=begin, end=begin + count))
+            begin += count
+        return tuple(stages)
+
+    def _names(self, order: Sequence[int]) -> list[str]:
+        """Machines for the classes of an order: rank 0's first, then those that are required."""
+        problem = self.problem
+        left = [
+            sorted(each.machines, key=lambda name: (name != problem.first, name not in problem.required))
+            for each in self.classes
+        ]
+        return [left[unit].pop(0) for unit in order]
+
+    def _cut_unlike_layers(self) -> Solution | None:
+        """The best cuts of the real layers, for the orders that are nearly the best with mean layers."""
+        target = self.known.value if self.known else float("inf")
+        best = None
+        for solution in sorted(self.near.values(), key=lambda solution: solution.value)[:MAX_ORDERS]:
+            criterion, problem = solution.criterion, self.problem
+            room = self._least_room(criterion)
+            stages = cut_layers(solution.stages, criterion, problem.cluster, problem.limits, room=room, target=target)
+            if stages is not None:
+                target = criterion.evaluate(stages, problem.cluster)
+                best = replace(solution, value=target, stages=stages)
+        return best
+
+
+def _share_layers(groups: list[_Group], num_layers: int, bound: float) -> list[int] | None:
+    """Layers of each group with the least sum, where every stage stays below a bound; None where they do not suffice.
+
+    Args:
+        groups: the cheapest layers first.
+    """
+    below = [group.layers_below(bound) for group in groups]
+    left = num_layers - sum(group.count for group in groups)
+    if not all(below) or left < 0:
+        return None
+    layers = []
+    for group, most in zip(groups, below, strict=True):
+        more = min(left, group.count * (most - 1))
+        layers.append(group.count + more)
+        left -= more
+    return None if left else layers

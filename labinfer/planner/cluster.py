@@ -1,0 +1,204 @@
+"""Cluster: machines, what was measured on them, and the links between them; read from files and flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.planner.costs import HostCosts
+
+UNITS = {"bit": 1 / 8, "kbit": 125, "mbit": 125e3, "gbit": 125e6}
+"""Bytes a second of each unit that --link takes."""
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+RATE = re.compile(rf"([0-9.]+)({'|'.join(UNITS)})", re.IGNORECASE)
+LATENCY = re.compile(rf"([0-9.]+)({'|'.join(SECONDS)})", re.IGNORECASE)
+HINT = "give --link a:b=1gbit,0.3ms, or --link 1gbit,0.3ms for all pairs"
+
+
+class Link(msgspec.Struct, frozen=True):
+    """Network between two machines, the same in both directions."""
+
+    latency: float
+    """Seconds of a message of no size, one way."""
+    bytes_per_second: float
+
+    def seconds(self, num_bytes: float) -> float:
+        """Seconds until a message has arrived."""
+        return self.latency + num_bytes / self.bytes_per_second
+
+
+class PairLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Link of two machines, by their names."""
+
+    a: str
+    b: str
+    link: Link
+
+
+OWN_LINK = Link(0.0, float("inf"))
+"""Link of a machine to itself where none was measured: hops between its own stages count as nothing."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine, or several equal ones."""
+
+    name: str
+    costs: list[HostCosts]
+    """Measurements on it: one for each tp_size, dtype and quantization."""
+    num_ranks: int = 0
+    """Ranks that it runs; 0 for as many as its largest tp_size."""
+    count: int = 1
+    """Number of such machines: with more than one their names are ``name-0``, ``name-1``, …"""
+
+    @property
+    def ranks(self) -> int:
+        return self.num_ranks or max(costs.tp_size for costs in self.costs)
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines and their links."""
+
+    machines: list[Machine]
+    links: list[PairLink] = []
+    """A later link of the same two machines takes the place of an earlier one."""
+    default_link: Link | None = None
+    """Link of all pairs that ``links`` leaves out."""
+
+    @classmethod
+    def read(cls, paths: Sequence[str], links: Sequence[str] = ()) -> Cluster:
+        """A cluster from files of ``launch.py probe --save``, and links in the form of ``--link``.
+
+        Raises:
+            UserError: a file cannot be read or does not hold a cluster, or a link is not understood.
+        """
+        parts = [_read_file(path) for path in paths]
+        default = next((part.default_link for part in reversed(parts) if part.default_link), None)
+        pairs = [pair for part in parts for pair in part.links]
+        for text in links:
+            names, link = parse_link(text)
+            if names is None:
+                default = link
+            else:
+                pairs.append(PairLink(a=names[0], b=names[1], link=link))
+        machines = [machine for part in parts for machine in part.machines]
+        cluster = cls(machines=machines, links=pairs, default_link=default).expand()
+        cluster.check()
+        return cluster
+
+    def expand(self) -> Cluster:
+        """The same with one entry for each machine."""
+        machines = []
+        for machine in self.machines:
+            if machine.count == 1:
+                machines.append(machine)
+            for number in range(machine.count if machine.count > 1 else 0):
+                machines.append(msgspec.structs.replace(machine, name=f"{machine.name}-{number}", count=1))
+        return msgspec.structs.replace(self, machines=machines)
+
+    def link(self, a: str, b: str) -> Link:
+        """The link of two machines.
+
+        Raises:
+            UserError: there is none.
+        """
+        for pair in reversed(self.links):
+            if {pair.a, pair.b} == {a, b}:
+                return pair.link
+        if a == b:
+            return OWN_LINK
+        if self.default_link is None:
+            raise UserError(f"there is no link between {a} and {b}; {HINT}")
+        return self.default_link
+
+    def link_table(self) -> dict[tuple[str, str], Link]:
+        """Links of all pairs of machines, in both directions.
+
+        Raises:
+            UserError: two machines have none.
+        """
+        given = {frozenset((pair.a, pair.b)): pair.link for pair in self.links}
+        names = [machine.name for machine in self.machines]
+        return {(a, b): given.get(frozenset((a, b))) or self.link(a, b) for a in names for b in names}
+
+    def check(self) -> None:
+        """Check what came from files and flags, with one entry for each machine.
+
+        Raises:
+            UserError: there is no machine, a name is there twice, a cost or link is wrong, absent or of an unknown machine, or
+                the machines were measured with different models.
+        """
+        if not self.machines:
+            raise UserError("the cluster has no machine; give files that launch.py probe --save has written")
+        names = [machine.name for machine in self.machines]
+        for machine in self.machines:
+            self._check_machine(machine, names)
+        everything = [(machine.name, costs) for machine in self.machines for costs in machine.costs]
+        first, expected = everything[0]
+        for name, costs in everything:
+            if (costs.model, costs.layers) != (expected.model, expected.layers):
+                raise UserError(
+                    f"{first} and {name} were measured with different models; probe them with the same --model"
+                )
+        for pair in self.links:
+            if unknown := {pair.a, pair.b} - set(names):
+                raise UserError(f"link {pair.a}:{pair.b} names {min(unknown)}, but machines are {', '.join(names)}")
+            check_link(pair.link, f"{pair.a}:{pair.b}")
+        if self.default_link is not None:
+            check_link(self.default_link, "of all pairs")
+        self.link_table()
+
+    @staticmethod
+    def _check_machine(machine: Machine, names: Sequence[str]) -> None:
+        if not machine.name or names.count(machine.name) > 1:
+            raise UserError(f"machine {machine.name!r} is in the cluster twice; give each a name of its own")
+        if not machine.costs:
+            raise UserError(f"machine {machine.name} has no costs; probe it")
+        for costs in machine.costs:
+            costs.check()
+            if costs.tp_size > machine.ranks:
+                raise UserError(f"machine {machine.name} has costs for tp {costs.tp_size}, but {machine.ranks} ranks")
+
+
+def parse_link(text: str) -> tuple[tuple[str, str] | None, Link]:
+    """Machines and link of ``a:b=1gbit,0.3ms``; no machines for ``1gbit,0.3ms``, which is for all pairs.
+
+    Raises:
+        UserError: it is neither.
+    """
+    names, _, values = text.rpartition("=")
+    rate, _, latency = values.partition(",")
+    rate_match, latency_match = RATE.fullmatch(rate.strip()), LATENCY.fullmatch(latency.strip())
+    pair = names.split(":")
+    if rate_match is None or latency_match is None or (names and (len(pair) != 2 or not all(pair))):
+        raise UserError(f"--link {text} is not understood; {HINT}")
+    try:
+        bytes_per_second = float(rate_match[1]) * UNITS[rate_match[2].lower()]
+        link = Link(float(latency_match[1]) * SECONDS[latency_match[2].lower()], bytes_per_second)
+    except ValueError:
+        raise UserError(f"--link {text} is not understood; {HINT}") from None
+    check_link(link, text)
+    return ((pair[0], pair[1]) if names else None), link
+
+
+def check_link(link: Link, name: str) -> None:
+    """Raises:
+    UserError: the link has no rate, or a negative latency.
+    """
+    if not link.latency >= 0 or not link.bytes_per_second > 0:
+        raise UserError(
+            f"link {name} has {link.latency:g} s and {link.bytes_per_second:g} bytes a second; give a latency of at least 0 "
+            "and a rate above 0"
+        )
+
+
+def _read_file(path: str) -> Cluster:
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Cluster)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; launch.py probe --save writes such a file") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} holds no cluster: {error}; launch.py probe --save writes one") from None

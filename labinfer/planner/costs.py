@@ -1,0 +1,206 @@
+"""HostCosts: seconds and bytes that a model takes on one kind of host, as they were measured there."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.planner.step_shape import StepShape
+
+SUMS_PER_LAYER = 2
+"""Sums over the tensor-parallel ranks in a layer: after attention, and after the MLP."""
+
+
+class Points(msgspec.Struct, frozen=True):
+    """Seconds measured at some sizes, with straight lines between.
+
+    Where another implementation takes over there is a point on either side, so that the line between them is the jump.
+    """
+
+    sizes: list[float]
+    """Ascending."""
+    seconds: list[float]
+
+    def at(self, size: float) -> float:
+        """Seconds at a size: those of the first point below it, the last slope beyond the last one; 0 without points."""
+        sizes, seconds = self.sizes, self.seconds
+        if not sizes:
+            return 0.0
+        if size <= sizes[0]:
+            return seconds[0]
+        right = min(bisect.bisect_left(sizes, size), len(sizes) - 1)
+        if right == 0:
+            return seconds[0]
+        slope = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
+        if size > sizes[right]:  # noise must not make more work take less
+            return seconds[right] + max(0.0, slope) * (size - sizes[right])
+        return seconds[right - 1] + slope * (size - sizes[right - 1])
+
+    def check(self, name: str) -> None:
+        """Raises:
+        UserError: sizes and seconds do not match, sizes do not ascend, or a number is negative or not finite.
+        """
+        if len(self.sizes) != len(self.seconds):
+            raise UserError(
+                f"{name} has {len(self.sizes)} sizes for {len(self.seconds)} times; give a time for each size"
+            )
+        if any(left >= right for left, right in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise UserError(f"sizes of {name} do not ascend; give each once, the smallest first")
+        for number in (*self.sizes, *self.seconds):
+            _check_number(number, name)
+
+
+class LayerCosts(msgspec.Struct, frozen=True):
+    """Seconds of one layer of a kind; see ``HostCosts.layer_kinds``."""
+
+    linear: Points
+    """Products with its matrices, experts included, by rows."""
+    small: Points
+    """Everything else that depends on rows alone: norms, activation, rotation."""
+    decode: tuple[float, float, float]
+    """Attention of decodes: a0 + a1 * sequences + a2 * tokens that they see."""
+    chunk: tuple[float, float, float]
+    """Attention of a chunk of q tokens with some before it: b0 + b1 * q + b2 * q * (before + q / 2)."""
+
+    def seconds(self, shape: StepShape) -> float:
+        """Seconds of a step, without sums over tensor-parallel ranks."""
+        rows = shape.rows
+        total = self.linear.at(rows) + self.small.at(rows) if rows else 0.0
+        if shape.num_decodes:
+            a0, a1, a2 = self.decode
+            total += a0 + a1 * shape.num_decodes + a2 * shape.decode_context
+        b0, b1, b2 = self.chunk
+        for tokens, before in shape.chunks:
+            total += b0 + b1 * tokens + b2 * tokens * (before + tokens / 2)
+        return total
+
+    def check(self, name: str) -> None:
+        """Raises:
+        UserError: as ``Points.check``.
+        """
+        self.linear.check(f"linear of {name}")
+        self.small.check(f"small of {name}")
+        if not self.linear.sizes:
+            raise UserError(f"linear of {name} has no points; give seconds for at least one number of rows")
+        for number in self.decode:
+            _check_number(number, f"decode of {name}")
+        for number in self.chunk:
+            _check_number(number, f"chunk of {name}")
+
+
+class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Costs of one stage of a model on one kind of host: tp_size ranks, in one dtype and quantization.
+
+    Seconds are those of the slowest of these ranks, with all ranks of the machine at work; bytes are those of the rank that
+    has the most.
+    """
+
+    name: str
+    """Name of the kind of host, for people."""
+    hardware: str = ""
+    """Description of processor or device and threads, for people."""
+    model: str
+    """Digest of the model's shapes; hosts can only work together on the same."""
+    dtype: str
+    quantization: str = "none"
+    tp_size: int = 1
+    memory: int
+    """Bytes that are free for each rank before it loads anything."""
+    layers: list[str]
+    """Kind of each layer of the whole model, in order."""
+    layer_kinds: dict[str, LayerCosts]
+    layer_bytes: dict[str, int]
+    """Weights of a layer of each kind."""
+    kv_bytes: dict[str, int]
+    """KV cache of a token in a layer of each kind."""
+    state_bytes: dict[str, int] = {}
+    """State of a sequence in a layer of each kind; nothing for those that are left out."""
+    hidden_bytes: int
+    """Activations of a token, as they travel between stages and are summed over tensor-parallel ranks."""
+    embedding_bytes: int
+    head_bytes: int
+    """Weights of the head, on the last stage."""
+    shared_bytes: int = 0
+    """Part of them that a rank with both ends of the model holds as its embedding."""
+    head: Points
+    """Logits and sampling, by sampled rows."""
+    embed: Points
+    """The embedding, by rows."""
+    fixed: float
+    """Seconds of every step, however small, on any stage."""
+    all_reduce: Points = Points([], [])
+    """A sum over the tensor-parallel ranks, by bytes; no points where ``linear`` has it."""
+    measured: bool = True
+    """Whether all of this was measured, not estimated."""
+
+    def step_seconds(self, shape: StepShape, layers: Mapping[str, int], *, is_first: bool, is_last: bool) -> float:
+        """Seconds of a step.
+
+        Args:
+            layers: number of layers of each kind; see ``count_layers``.
+        """
+        total = self.fixed + sum(count * self.layer_seconds(kind, shape) for kind, count in layers.items())
+        if is_first:
+            total += self.embed.at(shape.rows)
+        if is_last and shape.num_samples:
+            total += self.head.at(shape.num_samples)
+        return total
+
+    def layer_seconds(self, kind: str, shape: StepShape) -> float:
+        """Seconds of one layer, sums over tensor-parallel ranks included."""
+        sums = SUMS_PER_LAYER * self.all_reduce.at(shape.rows * self.hidden_bytes) if self.tp_size > 1 else 0.0
+        return self.layer_kinds[kind].seconds(shape) + sums
+
+    def count_layers(self, begin: int, end: int) -> dict[str, int]:
+        """Layers of each kind among those from ``begin`` up to before ``end``."""
+        counts: dict[str, int] = {}
+        for kind in self.layers[begin:end]:
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts
+
+    def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:
+        """Bytes of a stage's weights on a rank; for ``layers`` see ``step_seconds``."""
+        total = sum(count * self.layer_bytes[kind] for kind, count in layers.items())
+        total += self.embedding_bytes * is_first + self.head_bytes * is_last
+        return total - self.shared_bytes * (is_first and is_last)
+
+    def check(self) -> None:
+        """Check what came from a file.
+
+        Raises:
+            UserError: a cost is negative, absent, or no number.
+        """
+        owner = f"costs of {self.name or 'a host'}"
+        if not self.layers:
+            raise UserError(f"{owner} list no layers; give the kind of each layer of the model")
+        for kind in dict.fromkeys(self.layers):
+            for field in ("layer_kinds", "layer_bytes", "kv_bytes"):
+                if kind not in getattr(self, field):
+                    raise UserError(f"{owner} have no {field} for layers of kind {kind!r}; probe the host again")
+        for kind, costs in self.layer_kinds.items():
+            costs.check(f"layers of kind {kind!r} in the {owner}")
+        for field in ("head", "embed", "all_reduce"):
+            getattr(self, field).check(f"{field} in the {owner}")
+        numbers = {
+            "memory": self.memory,
+            "hidden_bytes": self.hidden_bytes,
+            "embedding_bytes": self.embedding_bytes,
+            "head_bytes": self.head_bytes,
+            "shared_bytes": self.shared_bytes,
+            "fixed": self.fixed,
+        }
+        for field in ("layer_bytes", "kv_bytes", "state_bytes"):
+            numbers |= {f"{field} of {kind!r}": number for kind, number in getattr(self, field).items()}
+        for field, number in numbers.items():
+            _check_number(number, f"{field} in the {owner}")
+        if self.tp_size < 1:
+            raise UserError(f"tp_size in the {owner} is {self.tp_size}; give at least 1")
+
+
+def _check_number(number: float, name: str) -> None:
+    if not math.isfinite(number) or number < 0:
+        raise UserError(f"{name} has {number:g}; give numbers of at least 0")

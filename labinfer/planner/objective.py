@@ -1,0 +1,240 @@
+"""Criterion: what a layout is judged by, in seconds, from the steps that a workload makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from labinfer.cache_capacity import blocks_that_fit, states_that_fit
+from labinfer.engine.policies import MIN_PREFILL_TOKENS, TURNS
+from labinfer.planner.cluster import Cluster, Link
+from labinfer.planner.costs import HostCosts
+from labinfer.planner.step_shape import StepShape
+from labinfer.planner.workload import MeanRequest
+
+OBJECTIVES = ("throughput", "latency", "memory")
+SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Numbers of sequences at once that are tried, beside ``max_num_seqs`` itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Options of the engine that a plan depends on; see ``config``."""
+
+    max_model_len: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    chunked_prefill_size: int = 512
+    block_size: int = 16
+    memory_utilization: float = 1.0
+    """Fraction of what is free beside the weights that the cache may take."""
+
+    @property
+    def sequence_counts(self) -> list[int]:
+        return [count for count in SEQUENCE_COUNTS if count < self.max_num_seqs] + [self.max_num_seqs]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Least room that every stage must have."""
+
+    kv_tokens: float
+    num_seqs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a layout."""
+
+    machine: str
+    costs: HostCosts
+    begin: int
+    """First layer."""
+    end: int
+    """Layer after the last one."""
+
+    @property
+    def layers(self) -> dict[str, int]:
+        return self.costs.count_layers(self.begin, self.end)
+
+
+def kv_room(
+    costs: HostCosts, layers: Mapping[str, float], limits: Limits, *, is_first: bool, is_last: bool
+) -> tuple[int, int]:
+    """KV blocks and states of sequences that a stage has room for; both at most what can be of use."""
+    free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
+    room = int(free * limits.memory_utilization)
+    if room < 0:
+        return 0, 0
+    per_state = sum(count * costs.state_bytes.get(kind, 0) for kind, count in layers.items())
+    states = states_that_fit(room, math.ceil(per_state), limits.max_num_seqs)
+    per_block = math.ceil(limits.block_size * sum(count * costs.kv_bytes[kind] for kind, count in layers.items()))
+    useful = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+    return blocks_that_fit(room - states * math.ceil(per_state), per_block, useful), states
+
+
+def has_room(
+    costs: HostCosts, layers: Mapping[str, float], limits: Limits, least: Room, *, is_first: bool, is_last: bool
+) -> bool:
+    """Whether a stage has the room that is asked for."""
+    blocks, states = kv_room(costs, layers, limits, is_first=is_first, is_last=is_last)
+    return blocks * limits.block_size >= least.kv_tokens and states >= least.num_seqs
+
+
+def kv_tokens(stages: Sequence[Stage], limits: Limits) -> int:
+    """KV tokens for which every stage of a layout has room."""
+    last = len(stages) - 1
+    return limits.block_size * min(
+        kv_room(stage.costs, stage.layers, limits, is_first=number == 0, is_last=number == last)[0]
+        for number, stage in enumerate(stages)
+    )
+
+
+Parts = tuple[tuple[float, StepShape], ...]
+"""Steps, each with how often it is made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """A cost of layouts, in seconds a request: the less the better.
+
+    It is a sum over the stages and hops, and the most of any stage or hop; either the larger of the two, or both together.
+    """
+
+    path: Parts
+    """Steps whose time is summed over the stages; their activations make the hops."""
+    bottleneck: Parts
+    """Steps of which the slowest stage counts."""
+    adds: bool
+    """Whether sum and most are added; otherwise the larger is taken."""
+    scale: float = 1.0
+    """Requests' seconds in each second of the sum."""
+    num_seqs: int = 1
+    """Sequences at once."""
+    num_batches: int = 1
+    """Micro-batches in flight."""
+    num_stages: tuple[int, int] = (1, 1 << 30)
+    """Least and most stages of the layouts that it is for."""
+    tokens_per_round: float = 0.0
+    """Generated in a round, for throughput."""
+
+    def value(self, total: float, most: float) -> float:
+        return self.scale * (total + most if self.adds else max(total, most))
+
+    def largest_bound(self, target: float, least_total: float) -> float:
+        """The most of any stage must be below this for a value below ``target``."""
+        return target / self.scale - (least_total if self.adds else 0.0)
+
+    def hop_seconds(self, sender: HostCosts, link: Link) -> float:
+        """Seconds of a hop between two stages."""
+        return sum(weight * link.seconds(shape.rows * sender.hidden_bytes) for weight, shape in self.path)
+
+    def transfer_seconds(self, sender: HostCosts, link: Link) -> float:
+        """Seconds for which the link is busy, as the most of any stage or hop counts them."""
+        rows = sum(weight * shape.rows for weight, shape in self.bottleneck)
+        return rows * sender.hidden_bytes / link.bytes_per_second
+
+    def return_seconds(self, link: Link) -> float:
+        """Seconds that sampled tokens take from the last stage to the first."""
+        return sum(weight for weight, _ in self.path) * link.latency
+
+    def evaluate(self, stages: Sequence[Stage], cluster: Cluster) -> float:
+        """Value of a layout, in which rank 0 is on the first stage."""
+        paths = [stage_seconds(self.path, stages, number) for number in range(len(stages))]
+        most = max(stage_seconds(self.bottleneck, stages, number) for number in range(len(stages)))
+        hops, transfer = self.route_seconds(stages, cluster)
+        return self.value(sum(paths) + hops, max(most, transfer))
+
+    def route_seconds(self, stages: Sequence[Stage], cluster: Cluster) -> tuple[float, float]:
+        """Seconds of all hops, that of the tokens back to the first stage included, and the most for which a link is busy."""
+        hops = transfer = 0.0
+        for sender, receiver in itertools.pairwise(stages):
+            link = cluster.link(sender.machine, receiver.machine)
+            hops += self.hop_seconds(sender.costs, link)
+            transfer = max(transfer, self.transfer_seconds(sender.costs, link))
+        if len(stages) > 1:
+            hops += self.return_seconds(cluster.link(stages[-1].machine, stages[0].machine))
+        return hops, transfer
+
+
+def stage_seconds(parts: Parts, stages: Sequence[Stage], number: int) -> float:
+    """Seconds that a stage of a layout takes for steps."""
+    stage = stages[number]
+    ends = {"is_first": number == 0, "is_last": number == len(stages) - 1}
+    return sum(weight * stage.costs.step_seconds(shape, stage.layers, **ends) for weight, shape in parts)
+
+
+def make_criteria(objective: str, request: MeanRequest, limits: Limits, num_stages: int) -> Iterator[Criterion]:
+    """Criteria by which a layout of at most so many stages may be judged: it has the least value of those for its number of
+    stages and for no more sequences than it has room for.
+
+    Args:
+        objective: ``throughput`` or ``latency``.
+    """
+    if objective == "latency":
+        for count in range(1, num_stages + 1):
+            yield _latency(request, limits, count)
+        return
+    for num_seqs in limits.sequence_counts:
+        yield _throughput(request, limits, num_seqs, 1, (1, 1))
+        for num_batches in range(1, min(2 * num_stages, num_seqs) + 1):
+            fewest = max(2, -(-num_batches // 2))
+            if fewest <= num_stages:
+                yield _throughput(request, limits, num_seqs, num_batches, (fewest, num_stages))
+
+
+def _throughput(
+    request: MeanRequest, limits: Limits, num_seqs: int, num_batches: int, num_stages: tuple[int, int]
+) -> Criterion:
+    """Seconds a request where there are always more waiting: a round of all micro-batches, of which some have a chunk of a
+    prompt beside their decodes, so often that prompts come in as fast as answers end."""
+    share = num_seqs / num_batches
+    # Sequences whose prompt is being run do not generate: one of a micro-batch at most, where a prompt takes several steps.
+    generating = min(share * request.output / (request.output + 1), max(share - 1, request.output))
+    budget, ratio = limits.max_num_batched_tokens, request.prompt / request.output
+    decodes = min(generating, budget / (1 + ratio))
+    due = decodes * ratio
+    most = min(limits.chunked_prefill_size, request.prompt, budget - decodes)
+    if num_stages[1] > 1:
+        most = min(most, max(MIN_PREFILL_TOKENS, request.prompt / (TURNS * num_batches)))
+    tokens = max(due, most)
+    often = due / tokens if tokens > 0 else 0.0
+    context = decodes * request.decode_context
+    pieces = math.ceil(tokens / request.prompt) if tokens > 0 else 0
+    before = max(0.0, request.prompt_context - tokens / max(1, pieces) / 2)
+    chunks = ((tokens / pieces, before),) * pieces if pieces else ()
+    steps: Parts = (
+        (1 - often, StepShape(decodes, context, (), decodes)),
+        (often, StepShape(decodes, context, chunks, decodes + tokens / max(1.0, request.prompt))),
+    )
+    steps = tuple((weight, shape) for weight, shape in steps if weight > 0)
+    return Criterion(
+        path=steps,
+        bottleneck=tuple((num_batches * weight, shape) for weight, shape in steps),
+        adds=False,
+        scale=request.output / (decodes * num_batches),
+        num_seqs=num_seqs,
+        num_batches=num_batches,
+        num_stages=num_stages,
+        tokens_per_round=decodes * num_batches,
+    )
+
+
+def _latency(request: MeanRequest, limits: Limits, num_stages: int) -> Criterion:
+    """Seconds of one answer, with nothing else to do: its chunks follow each other through the stages, then its tokens go
+    round one by one."""
+    most = min(limits.chunked_prefill_size, limits.max_num_batched_tokens, request.prompt)
+    if num_stages > 1:
+        most = min(most, max(MIN_PREFILL_TOKENS, request.prompt / (TURNS * num_stages)))
+    count = math.ceil(request.prompt / most)
+    chunks = ((request.prompt / count, max(0.0, request.prompt_context - request.prompt / count / 2)),)
+    token = StepShape(1, request.decode_context, (), 1)
+    path: Parts = ((1.0, StepShape(chunks=chunks, num_samples=1)), (max(0.0, request.output - 1), token))
+    return Criterion(
+        path=path,
+        bottleneck=((count - 1.0, StepShape(chunks=chunks)),),
+        adds=True,
+        num_stages=(num_stages, num_stages),
+    )

@@ -1,0 +1,42 @@
+"""Problem and Solution: a question to the search, and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labinfer.planner.cluster import Cluster
+from labinfer.planner.objective import Criterion, Limits, Stage
+from labinfer.planner.workload import MeanRequest
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A layout, the criterion for which it is best, and its value."""
+
+    value: float
+    criterion: Criterion
+    stages: tuple[Stage, ...]
+
+    @property
+    def machines(self) -> list[str]:
+        return list(dict.fromkeys(stage.machine for stage in self.stages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A question to the search."""
+
+    cluster: Cluster
+    request: MeanRequest
+    limits: Limits
+    objective: str = "throughput"
+    first: str = ""
+    """Machine of the first stage, where rank 0 is; empty for any."""
+    required: frozenset[str] = frozenset()
+    """Machines that must have a stage."""
+    excluded: frozenset[str] = frozenset()
+    """Machines that must have none."""
+    dtypes: tuple[tuple[str, str], ...] = ()
+    """See ``choose_units``."""
+    kv_tokens: float = 0
+    """Least room for KV tokens, beside that of the sequences at once."""

@@ -1,0 +1,190 @@
+"""PlanReport: a layout beside its alternatives, for people and as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.observe.table import format_bytes, format_seconds, format_table
+from labinfer.planner.objective import Stage, kv_room, kv_tokens, stage_seconds
+from labinfer.planner.problem import Problem, Solution
+from labinfer.planner.search import find_layout, judge
+
+HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "without it")
+
+
+class SavedStage(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage as ``--save`` writes it."""
+
+    machine: str
+    layers: int
+    tp_size: int
+    dtype: str
+    quantization: str
+
+
+class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of ``launch.py plan --auto --save``."""
+
+    model: str
+    """Digest of the model's shapes; see ``HostCosts``."""
+    stages: list[SavedStage]
+    """In order; rank 0 is on the machine of the first one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """A layout, and what other layouts would give."""
+
+    problem: Problem
+    best: Solution
+    even: Solution | None
+    """Layout with as many layers on each machine, in the order of the cluster; None where they do not fit."""
+    alone: Mapping[str, Solution]
+    """Each machine on its own, where the model fits."""
+    without: Mapping[str, Solution | None]
+    """The best layouts without each of the machines in use."""
+    left_out: Mapping[str, Solution | None]
+    """The best layouts in which each of the other machines has a stage."""
+
+    @classmethod
+    def make(cls, problem: Problem) -> PlanReport:
+        """The best layout and its alternatives.
+
+        Raises:
+            UserError: the model does not fit, or there are too many machines.
+        """
+        best = find_layout(problem)
+        if best is None:
+            raise UserError(
+                f"the model fits on no layout of {', '.join(machine.name for machine in problem.cluster.machines)} with room for a "
+                f"request of {problem.request.decode_context:.0f} tokens; add machines, or probe with a smaller --dtype or --quantization"
+            )
+        names = [machine.name for machine in problem.cluster.machines]
+        used = best.machines
+        alone = {name: find_layout(replace(problem, excluded=frozenset(names) - {name}, first="")) for name in names}
+        return cls(
+            problem=problem,
+            best=best,
+            even=_split_evenly(problem),
+            alone={name: solution for name, solution in alone.items() if solution is not None},
+            without={
+                name: find_layout(replace(problem, excluded=frozenset({name})))
+                for name in used
+                if name != problem.first and len(names) > 1
+            },
+            left_out={
+                name: find_layout(replace(problem, required=frozenset({name}))) for name in names if name not in used
+            },
+        )
+
+    def describe(self) -> str:
+        """A table of the stages, and lines about the alternatives."""
+        best, limits = self.best, self.problem.limits
+        slowest = max(stage_seconds(best.criterion.bottleneck, best.stages, n) for n in range(len(best.stages)))
+        rows = []
+        for number, stage in enumerate(best.stages):
+            costs, room = stage.costs, _stage_tokens(self.problem, best.stages, number)
+            busy = stage_seconds(best.criterion.bottleneck, best.stages, number) / slowest if slowest else 1.0
+            rows.append(
+                (
+                    stage.machine,
+                    format_bytes(costs.memory),
+                    f"{stage.begin}-{stage.end - 1}",
+                    costs.tp_size,
+                    costs.dtype,
+                    costs.quantization,
+                    room,
+                    f"{100 * busy:.0f} %",
+                    self._describe_loss(stage.machine),
+                )
+            )
+        lines = [format_table(HEADER, rows), "", f"predicted: {self._describe_value(best)}"]
+        lines.append(f"KV tokens: {kv_tokens(best.stages, limits)}")
+        if self.even is not None and self.even.stages != best.stages:
+            lines.append(f"even split: {self._describe_value(self.even)}")
+        if self.alone:
+            name, solution = min(self.alone.items(), key=lambda item: item[1].value)
+            if len(best.stages) > 1:
+                lines.append(f"{name} alone: {self._describe_value(solution)}")
+        lines += self._describe_replicas()
+        for name, solution in self.left_out.items():
+            text = "the model does not fit" if solution is None else self._describe_value(solution)
+            lines.append(f"{name} is left out; with it: {text}")
+        if not all(stage.costs.measured for stage in best.stages):
+            lines.append("some costs are estimated, not measured")
+        sizes = [stage.end - stage.begin for stage in best.stages]
+        order = ", ".join(stage.machine for stage in best.stages)
+        flags = (
+            f"-tp {','.join(str(stage.costs.tp_size) for stage in best.stages)} --layers {','.join(map(str, sizes))}"
+        )
+        flags += f" --dtype {','.join(stage.costs.dtype for stage in best.stages)}"
+        quantizations = {stage.costs.quantization for stage in best.stages} - {"none"}
+        flags += "".join(f" -q {quantization}" for quantization in sorted(quantizations))
+        lines.append(f"start it with {flags} and rank 0 on {best.stages[0].machine}, stages in this order: {order}")
+        return "\n".join(lines)
+
+    def save(self) -> bytes:
+        """The plan as JSON."""
+        stages = [
+            SavedStage(
+                machine=stage.machine,
+                layers=stage.end - stage.begin,
+                tp_size=stage.costs.tp_size,
+                dtype=stage.costs.dtype,
+                quantization=stage.costs.quantization,
+            )
+            for stage in self.best.stages
+        ]
+        plan = SavedPlan(model=self.best.stages[0].costs.model, stages=stages)
+        return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
+
+    def _describe_value(self, solution: Solution) -> str:
+        if solution.criterion.adds:
+            return f"{format_seconds(solution.value)} an answer"
+        rate = self.problem.request.output / solution.value
+        return f"{rate:.4g} tokens/s with {solution.criterion.num_seqs} sequences at once in {solution.criterion.num_batches} micro-batches"
+
+    def _describe_loss(self, machine: str) -> str:
+        """Change of the rate, or of the time of an answer, without a machine."""
+        if machine not in self.without:
+            return "-"
+        other = self.without[machine]
+        if other is None:
+            return "does not fit"
+        if self.best.criterion.adds:
+            return f"{100 * (other.value / self.best.value - 1):+.0f} % time"
+        return f"{100 * (self.best.value / other.value - 1):+.0f} %"
+
+    def _describe_replicas(self) -> list[str]:
+        """A line where machines that each hold the whole model would do more than this layout."""
+        if self.best.criterion.adds or len(self.alone) < 2:
+            return []
+        rate = sum(self.problem.request.output / solution.value for solution in self.alone.values())
+        if rate <= self.problem.request.output / self.best.value:
+            return []
+        return [f"a server of its own on each of {', '.join(self.alone)}, behind a proxy: {rate:.4g} tokens/s in sum"]
+
+
+def _stage_tokens(problem: Problem, stages: tuple[Stage, ...], number: int) -> int:
+    """KV tokens that one stage has room for."""
+    stage, last = stages[number], len(stages) - 1
+    blocks, _ = kv_room(stage.costs, stage.layers, problem.limits, is_first=number == 0, is_last=number == last)
+    return blocks * problem.limits.block_size
+
+
+def _split_evenly(problem: Problem) -> Solution | None:
+    """Layout with as many layers on each machine, as far as they go, at the largest tp_size that each was measured with."""
+    machines = sorted(problem.cluster.machines, key=lambda machine: machine.name != problem.first)
+    costs = [max(machine.costs, key=lambda costs: costs.tp_size) for machine in machines]
+    count = len(costs[0].layers)
+    size = min(count, len(machines))
+    bounds = [number * count // size for number in range(size + 1)]
+    stages = [
+        Stage(machine=machine.name, costs=each, begin=begin, end=end)
+        for machine, each, begin, end in zip(machines, costs, bounds, bounds[1:], strict=False)
+    ]
+    return judge(problem, stages)

@@ -1,0 +1,155 @@
+"""Routes: the cheapest order of the stages of a layout, by the hops between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from labinfer.planner.cluster import Link
+from labinfer.planner.objective import Criterion
+from labinfer.planner.units import UnitClass
+
+State = tuple[int, ...]
+"""Number of units of each class."""
+FAR = float("inf")
+
+
+@dataclass(frozen=True)
+class Route:
+    """An order of stages."""
+
+    seconds: float
+    """Hops from the first to the last stage, and of the sampled tokens back."""
+    transfer: float
+    """Most seconds for which a link is busy."""
+    order: tuple[int, ...]
+    """Class of each stage."""
+
+
+class StateGraph:
+    """All states of some classes, the smallest first, and those that have one unit more."""
+
+    def __init__(self, classes: Sequence[UnitClass]):
+        ranges = [range(each.count + 1) for each in classes]
+        self.states: list[State] = sorted((state for state in itertools.product(*ranges) if any(state)), key=sum)
+        self.next: dict[State, list[tuple[int, State]]] = {
+            state: [
+                (number, (*state[:number], state[number] + 1, *state[number + 1 :]))
+                for number, each in enumerate(classes)
+                if state[number] < each.count
+            ]
+            for state in self.states
+        }
+
+
+class Routes:
+    """Shortest paths through sets of units (Held and Karp, 1962), for one criterion."""
+
+    def __init__(
+        self,
+        criterion: Criterion,
+        classes: Sequence[UnitClass],
+        links: Mapping[tuple[str, str], Link],
+        graph: StateGraph,
+    ):
+        self._criterion, self._classes, self._links, self._graph = criterion, classes, links, graph
+        self._tables: dict[tuple[int, int], dict[State, list[tuple[float, int]]]] = {}
+
+    @cached_property
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Classes between whose units a hop can be."""
+        numbers = range(len(self._classes))
+        return [(a, b) for a in numbers for b in numbers if a != b or self._classes[a].count > 1]
+
+    @cached_property
+    def _hops(self) -> dict[tuple[int, int], float]:
+        return {
+            pair: self._criterion.hop_seconds(self._classes[pair[0]].costs, self._link(*pair)) for pair in self._pairs
+        }
+
+    @cached_property
+    def _transfers(self) -> dict[tuple[int, int], float]:
+        return {
+            pair: self._criterion.transfer_seconds(self._classes[pair[0]].costs, self._link(*pair))
+            for pair in self._pairs
+        }
+
+    @cached_property
+    def _is_even(self) -> bool:
+        """Whether all hops are equal, so that any order is as good."""
+        return len(set(self._hops.values())) <= 1 and len(set(self._transfers.values())) <= 1
+
+    @cached_property
+    def least_hops(self) -> list[float]:
+        """Seconds of the shortest hop from each class."""
+        return [
+            min((seconds for (a, _), seconds in self._hops.items() if a == number), default=0.0)
+            for number in range(len(self._classes))
+        ]
+
+    def shortest(self, state: State, first: int, last: int, bound: float) -> Route | None:
+        """The cheapest order of a state's units with such ends whose links are all busy for less than a bound; None if there
+        is none."""
+        if sum(state) == 1:
+            return Route(0.0, 0.0, (first,))
+        back = self._criterion.return_seconds(self._link(last, first))
+        if self._is_even:
+            inner = [number for number, count in enumerate(state) for _ in range(count)]
+            inner.remove(first)
+            inner.remove(last)
+            order = (first, *inner, last)
+            seconds = sum(self._hops[pair] for pair in itertools.pairwise(order))
+        else:
+            table = self._table(first, sum(transfer < bound for transfer in self._transfers.values()))
+            if state not in table or (seconds := table[state][last][0]) == FAR:
+                return None
+            order = self._trace(table, state, last)
+        transfer = max(self._transfers[pair] for pair in itertools.pairwise(order))
+        return Route(seconds + back, transfer, order) if transfer < bound else None
+
+    def _link(self, a: int, b: int) -> Link:
+        return self._classes[a].link(self._classes[b], self._links)
+
+    def _table(self, first: int, num_links: int) -> dict[State, list[tuple[float, int]]]:
+        """Seconds of the shortest path from the first class to each last one, through each state, and the class before the
+        last; over so many of the pairs only, those whose links are least busy."""
+        if (first, num_links) in self._tables:
+            return self._tables[first, num_links]
+        count = len(self._classes)
+        allowed = sorted(self._pairs, key=self._transfers.__getitem__)[:num_links]
+        hops = [[FAR] * count for _ in range(count)]
+        for a, b in allowed:
+            hops[a][b] = self._hops[a, b]
+        start = tuple(int(number == first) for number in range(count))
+        table = {start: [(0.0 if number == first else FAR, -1) for number in range(count)]}
+        for state in self._graph.states:
+            if (row := table.get(state)) is None:
+                continue
+            for last, (seconds, _) in enumerate(row):
+                if seconds == FAR:
+                    continue
+                here = hops[last]
+                for number, following in self._graph.next[state]:
+                    reached = seconds + here[number]
+                    if reached == FAR:
+                        continue
+                    target = table.get(following)
+                    if target is None:
+                        target = table[following] = [(FAR, -1)] * count
+                    if reached < target[number][0]:
+                        target[number] = (reached, last)
+        self._tables[first, num_links] = table
+        return table
+
+    @staticmethod
+    def _trace(table: dict[State, list[tuple[float, int]]], state: State, last: int) -> tuple[int, ...]:
+        """The path that a table's entry stands for."""
+        order = [last]
+        while sum(state) > 1:
+            before = table[state][last][1]
+            state = (*state[:last], state[last] - 1, *state[last + 1 :])
+            last = before
+            order.append(last)
+        return tuple(reversed(order))

@@ -1,0 +1,114 @@
+"""cut_layers: the best contiguous parts of layers that are not alike, for machines in a given order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from labinfer.planner.cluster import Cluster
+from labinfer.planner.costs import HostCosts
+from labinfer.planner.objective import Criterion, Limits, Parts, Room, Stage, has_room
+
+FAR = float("inf")
+
+
+def cut_layers(
+    order: Sequence[Stage], criterion: Criterion, cluster: Cluster, limits: Limits, *, room: Room, target: float
+) -> tuple[Stage, ...] | None:
+    """The layout with the least value among those of some stages in this order; None where none is below the target.
+
+    A dynamic program over stages and layers finds the least sum below a bound on the time of a stage; the bound falls from one
+    solution to the next until the sum alone is too much.
+
+    Args:
+        order: stages, whose layers do not count.
+        room: least room that each must have.
+    """
+    count = len(order[0].costs.layers)
+    last = len(order) - 1
+    paths = [_Spans(stage.costs, criterion.path, number == 0, number == last) for number, stage in enumerate(order)]
+    slowest = [
+        _Spans(stage.costs, criterion.bottleneck, number == 0, number == last) for number, stage in enumerate(order)
+    ]
+    ends = [
+        _last_ends(stage.costs, limits, room, is_first=number == 0, is_last=number == last)
+        for number, stage in enumerate(order)
+    ]
+    hops, transfer = criterion.route_seconds(order, cluster)
+    least = hops + sum(path.fixed for path in paths)
+    bound, best = criterion.largest_bound(target, least), None
+    while transfer < bound:
+        cut = _cut_below(paths, slowest, ends, count, bound)
+        if cut is None:
+            break
+        spans = list(itertools.pairwise(cut))
+        total = hops + sum(path.seconds(*span) for path, span in zip(paths, spans, strict=True))
+        most = max(transfer, *(slow.seconds(*span) for slow, span in zip(slowest, spans, strict=True)))
+        if criterion.value(total, 0.0) >= target:
+            break
+        if (value := criterion.value(total, most)) < target:
+            target = value
+            best = tuple(
+                Stage(machine=stage.machine, costs=stage.costs, begin=begin, end=end)
+                for stage, (begin, end) in zip(order, spans, strict=True)
+            )
+        bound = min(most, criterion.largest_bound(target, least))
+    return best
+
+
+class _Spans:
+    """Seconds of a stage for any of its contiguous layers."""
+
+    def __init__(self, costs: HostCosts, parts: Parts, is_first: bool, is_last: bool):
+        self.fixed = sum(
+            weight * costs.step_seconds(shape, {}, is_first=is_first, is_last=is_last) for weight, shape in parts
+        )
+        by_kind = {
+            kind: sum(weight * costs.layer_seconds(kind, shape) for weight, shape in parts)
+            for kind in set(costs.layers)
+        }
+        self.sums = [0.0, *itertools.accumulate(by_kind[kind] for kind in costs.layers)]
+
+    def seconds(self, begin: int, end: int) -> float:
+        return self.fixed + self.sums[end] - self.sums[begin]
+
+
+def _last_ends(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
+    """By its first layer, the layer up to before which a stage has room."""
+    count, end, ends = len(costs.layers), 0, []
+    for begin in range(count):
+        end = max(end, begin)
+        while end < count and has_room(
+            costs, costs.count_layers(begin, end + 1), limits, room, is_first=is_first, is_last=is_last
+        ):
+            end += 1
+        ends.append(end)
+    return ends
+
+
+def _cut_below(
+    paths: list[_Spans], slowest: list[_Spans], ends: list[list[int]], count: int, bound: float
+) -> list[int] | None:
+    """First layers of all stages, and the number of layers, with the least sum where every stage stays below a bound."""
+    least = [FAR] * (count + 1)
+    least[0] = 0.0
+    choices: list[list[int]] = []
+    for number, (path, slow, last_ends) in enumerate(zip(paths, slowest, ends, strict=True)):
+        following, chosen = [FAR] * (count + 1), [0] * (count + 1)
+        for begin in range(number, count):
+            if least[begin] == FAR:
+                continue
+            base = least[begin] + path.fixed - path.sums[begin]
+            for end in range(begin + 1, last_ends[begin] + 1):
+                if slow.seconds(begin, end) >= bound:
+                    break
+                if base + path.sums[end] < following[end]:
+                    following[end], chosen[end] = base + path.sums[end], begin
+        least = following
+        choices.append(chosen)
+    if least[count] == FAR:
+        return None
+    cut = [count]
+    for chosen in reversed(choices):
+        cut.append(chosen[cut[-1]])
+    return cut[::-1]

@@ -1,0 +1,38 @@
+"""StepShape: the sizes on which the time of a step depends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labinfer.plan import BatchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Work of a micro-batch on each stage. Numbers are whole for a plan; a forecast's are means."""
+
+    num_decodes: float = 0
+    """Sequences that run one generated token each."""
+    decode_context: float = 0
+    """Tokens that these see, themselves included, summed over them."""
+    chunks: tuple[tuple[float, float], ...] = ()
+    """Parts of prompts, and generated tokens that run several at once: tokens, and tokens of the sequence before them."""
+    num_samples: float = 0
+    """Rows for which the last stage computes logits and samples."""
+
+    @property
+    def rows(self) -> float:
+        """Tokens of the micro-batch."""
+        return self.num_decodes + sum(tokens for tokens, _ in self.chunks)
+
+    @classmethod
+    def from_plan(cls, plan: BatchPlan) -> StepShape:
+        num_decodes = context = 0
+        chunks = []
+        for entry in plan.entries:
+            if entry.is_decode and entry.num_tokens == 1:
+                num_decodes += 1
+                context += entry.position + 1
+            else:
+                chunks.append((entry.num_tokens, entry.position))
+        return cls(num_decodes, context, tuple(chunks), plan.num_samples)

@@ -1,0 +1,188 @@
+"""Workload: lengths and arrivals of requests, from traces, from JSONL jobs, or made up."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from labinfer.errors import UserError
+
+DEFAULT_PROMPT, DEFAULT_OUTPUT = 512, 128
+"""Tokens of a request where nothing is known."""
+AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+"""Columns of the traces of Azure's inference service of 2023 and 2024."""
+BURST_GPT = {"Timestamp", "Request tokens", "Response tokens"}
+"""Columns of BurstGPT that are read."""
+FORMS = "Azure's or BurstGPT's CSV, Mooncake's JSONL, or JSONL with prompts or with prompt_tokens and output_tokens in each line"
+CountTokens = Callable[[dict[str, Any]], int]
+"""Tokens of the prompt of a job's line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLengths:
+    """Size of one request, without its text."""
+
+    prompt: int
+    """Tokens."""
+    output: int
+    """Tokens that are generated, at least 1."""
+    arrival: float | None = None
+    """Seconds since the first request; None where all are there from the beginning."""
+    hash_ids: tuple[int, ...] = ()
+    """Blocks of 512 prompt tokens as Mooncake's traces name them: equal ids stand for equal tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanRequest:
+    """Means over the requests of a workload, as far as the time of steps depends on them."""
+
+    prompt: float
+    output: float
+    decode_context: float
+    """Tokens that a generated token sees, which are those that a request has in the KV cache meanwhile."""
+    prompt_context: float
+    """Tokens that stand before a token of a prompt."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in the order of their arrival."""
+
+    requests: tuple[RequestLengths, ...] = (RequestLengths(prompt=DEFAULT_PROMPT, output=DEFAULT_OUTPUT),)
+
+    @cached_property
+    def mean(self) -> MeanRequest:
+        """Means in which long requests count by the tokens that they bring."""
+        count = len(self.requests)
+        prompts = sum(request.prompt for request in self.requests)
+        outputs = sum(request.output for request in self.requests)
+        decoded = sum(r.output * (r.prompt + r.output / 2) for r in self.requests)
+        return MeanRequest(
+            prompt=prompts / count,
+            output=outputs / count,
+            decode_context=decoded / outputs,
+            prompt_context=sum(r.prompt * r.prompt / 2 for r in self.requests) / max(1, prompts),
+        )
+
+    def check(self, max_model_len: int) -> None:
+        """Check that every request fits in the context.
+
+        Raises:
+            UserError: one does not.
+        """
+        longest = max(self.requests, key=lambda request: request.prompt + request.output)
+        if longest.prompt + longest.output > max_model_len:
+            raise UserError(
+                f"the workload has a request of {longest.prompt} + {longest.output} tokens, but the context has {max_model_len}; "
+                "leave such requests out, or give a larger --max-model-len"
+            )
+
+
+def read_workload(path: str, default_output: int = DEFAULT_OUTPUT, count_tokens: CountTokens | None = None) -> Workload:
+    """A workload from a file in one of ``FORMS``.
+
+    Args:
+        default_output: tokens that a request generates where its line does not say.
+        count_tokens: prompt tokens of a line that has text.
+
+    Raises:
+        UserError: the file cannot be read, or is in no such form.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            opening = file.read(1)
+            file.seek(0)
+            read = _read_jsonl(file, path, default_output, count_tokens) if opening == "{" else _read_csv(file, path)
+            requests = list(read)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; a workload is {FORMS}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no workload: {error}; give {FORMS}") from None
+    if not requests:
+        raise UserError(f"{path} has no requests; give {FORMS}")
+    if all(request.arrival is not None for request in requests):
+        requests.sort(key=lambda request: request.arrival)
+    return Workload(tuple(requests))
+
+
+def _read_csv(file: Iterator[str], path: str) -> Iterator[RequestLengths]:
+    rows = csv.DictReader(file)
+    columns = set(rows.fieldnames or ())
+    if columns >= AZURE:
+        names, seconds = ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _parse_timestamp
+    elif columns >= BURST_GPT:
+        names, seconds = ("Timestamp", "Request tokens", "Response tokens"), float
+    else:
+        raise UserError(f"{path} has the columns {', '.join(sorted(columns)) or 'of nothing'}; give {FORMS}")
+    first = None
+    for row in rows:
+        try:
+            when, prompt, output = seconds(row[names[0]]), int(row[names[1]]), int(row[names[2]])
+            if not math.isfinite(when):
+                raise ValueError
+        except (TypeError, ValueError):
+            raise UserError(f"{path}:{rows.line_num} is no row of such a trace; give {FORMS}") from None
+        if prompt < 1 or output < 1:  # BurstGPT keeps failed requests as those without a response
+            continue
+        first = when if first is None else first
+        yield RequestLengths(prompt=prompt, output=output, arrival=when - first)
+
+
+def _parse_timestamp(text: str) -> float:
+    """Seconds of ``2023-11-16 18:15:46.6805900``, whose fraction has more digits than Python reads."""
+    whole, _, fraction = text.partition("+")[0].partition(".")
+    return datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp() + (
+        float(f"0.{fraction}") if fraction else 0.0
+    )
+
+
+def _read_jsonl(
+    file: Iterator[str], path: str, default_output: int, count_tokens: CountTokens | None
+) -> Iterator[RequestLengths]:
+    first = None
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+            values = values.get("body", values)
+            prompt = _first(values, "input_length", "prompt_tokens")
+            if prompt is None:
+                if count_tokens is None or not values.keys() & {"prompt", "prompt_token_ids", "messages"}:
+                    raise ValueError
+                prompt = count_tokens(values)
+            output = _first(values, "output_length", "output_tokens", "max_completion_tokens", "max_tokens")
+            request = RequestLengths(
+                prompt=_count(prompt),
+                output=_count(default_output if output is None else output),
+                arrival=None if (when := values.get("timestamp")) is None else float(when) / 1000,
+                hash_ids=tuple(map(int, values.get("hash_ids", ()))),
+            )
+            if request.arrival is not None and not math.isfinite(request.arrival):
+                raise ValueError
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise UserError(f"{path}:{number} is no request of a workload; give {FORMS}") from None
+        if request.arrival is not None:
+            first = request.arrival if first is None else first
+            request = replace(request, arrival=request.arrival - first)
+        yield request
+
+
+def _first(values: dict[str, Any], *names: str) -> Any:
+    return next((values[name] for name in names if values.get(name) is not None), None)
+
+
+def _count(number: Any) -> int:
+    """Raises:
+    ValueError: it is not a whole number of at least 1.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError
+    return number

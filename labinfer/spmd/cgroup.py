@@ -1,0 +1,104 @@
+"""Cgroup: limits that control groups (versions 1 and 2) put on this process's CPU time and memory.
+
+A container, a batch system or an administrator sets them; a group is also under the limits of the groups around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUP_V2 = "cgroup2"
+"""Name of version 2 as a type of file system."""
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """Control groups of this process.
+
+    Args:
+        process: the process's folder in ``/proc``.
+    """
+
+    process: Path = Path("/proc/self")
+
+    def cpu_quota(self) -> float:
+        """CPUs' worth of time that the process may use, with fractions; infinity without a quota."""
+        shares = [math.inf]
+        for folder in self._folders("cpu"):
+            numbers = _words(folder / "cpu.max")
+            if not numbers:
+                numbers = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+            quota, period = (_number(word) for word in (*numbers, "max", "max")[:2])
+            if quota > 0 and 0 < period < math.inf:  # a quota of -1 (version 1) or max (version 2) is none
+                shares.append(quota / period)
+        return min(shares)
+
+    def memory_limit(self) -> float:
+        """Bytes that the process's group may use; infinity without a limit."""
+        limits = [_limit(folder) for folder in self._folders("memory")]
+        return min(limits, default=math.inf)
+
+    def memory_left(self) -> float:
+        """Bytes below the nearest limit, with file pages that the kernel can drop; infinity without a limit."""
+        rooms = [math.inf]
+        for folder in self._folders("memory"):
+            used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+            if used:
+                rooms.append(_limit(folder) - _number(used[0]) + _inactive_file(folder))
+        return min(rooms)
+
+    def _folders(self, controller: str) -> Iterator[Path]:
+        """Folders with a controller's files: of the process's group, then of each group around it that can be seen."""
+        try:
+            groups = [line.split(":", 2) for line in _text(self.process / "cgroup").splitlines()]
+            mounts = [line.split() for line in _text(self.process / "mountinfo").splitlines()]
+        except OSError:  # not Linux
+            return
+        paths = {name: path for _, names, path in groups for name in names.split(",")}  # version 2 has no names
+        for fields in mounts:
+            # Between them is a source, which may be empty or have spaces.
+            kind, *_, options = fields[fields.index("-") + 1 :]
+            version = "" if kind == CGROUP_V2 else controller
+            if kind not in ("cgroup", CGROUP_V2) or version not in paths:
+                continue
+            if kind == "cgroup" and controller not in options.split(","):
+                continue
+            root, mounted = Path(fields[3]), Path(fields[4])
+            path = Path(paths[version])
+            # A container sees its own group as the root.
+            below = path.relative_to(root) if path.is_relative_to(root) else Path()
+            for folder in (below, *below.parents):
+                yield mounted / folder
+
+
+def _limit(folder: Path) -> float:
+    words = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+    return _number(words[0]) if words else math.inf
+
+
+def _inactive_file(folder: Path) -> float:
+    """Bytes of file pages of a group, those of groups in it included."""
+    words = _words(folder / "memory.stat")
+    counters = dict(zip(words[::2], words[1::2], strict=False))
+    return float(counters.get("total_inactive_file", counters.get("inactive_file", 0)))
+
+
+def _text(path: Path) -> str:
+    """Text of a file whose paths may be in any encoding."""
+    return path.read_text(errors="surrogateescape")
+
+
+def _words(path: Path) -> list[str]:
+    """Words of a file; none where there is no such file."""
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _number(word: str) -> float:
+    """A count; ``max``, and anything that is no count, is infinite."""
+    return float(word) if word.lstrip("-").isdigit() else math.inf

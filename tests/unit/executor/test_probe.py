@@ -1,0 +1,134 @@
+"""Costs of a host are found again where they are known, name every kind of layers, and agree with the layout in bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from checkpoints import make_checkpoint
+
+from labinfer import LLM
+from labinfer.config import EngineOptions
+from labinfer.errors import UserError
+from labinfer.executor import probe
+from labinfer.executor.probe import fit_layer, kind_name, layer_places, probe_cluster, split_nodes
+from labinfer.group.rank_group import join_group
+from labinfer.layout.layout import Layout, make_layout
+from labinfer.models.config import ModelConfig
+from labinfer.models.registry import load_config
+from labinfer.planner.cluster import Cluster
+from labinfer.planner.costs import LayerCosts, Points
+from labinfer.planner.step_shape import StepShape
+from labinfer.spmd.environment import detect
+from labinfer.spmd.machine import describe_rank
+from labinfer.weights.loader import weight_bytes
+
+
+class Probed(NamedTuple):
+    """A small model, its cluster of one machine at two probes, what the second one did, and that machine's layout."""
+
+    directory: Path
+    cluster: Cluster
+    again: Cluster
+    texts: list[str]
+    config: ModelConfig
+    layout: Layout
+
+
+@pytest.fixture(scope="module", params=["qwen2-tied", "qwen3.5-moe"])
+def probed(request, tmp_path_factory):
+    directory = make_checkpoint(tmp_path_factory.mktemp("probe") / "model", request.param)
+    options = EngineOptions.from_flat({"model": str(directory), "autotune": False})
+    group = join_group(detect(), options.parallel, options.runtime)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "cache_folder", lambda: directory)
+        patch.setattr(probe, "CACHE_TOKENS", 1 << 12)
+        patch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
+        cluster = probe_cluster(group, options)
+        texts: list[str] = []
+        again = probe_cluster(group, options, texts.append)
+    config = load_config(directory)
+    return Probed(directory, cluster, again, texts, config, make_layout(options, config, group.everyone))
+
+
+def test_costs_are_measured_once(probed):
+    assert probed.again.machines[0].costs[0].layer_kinds == probed.cluster.machines[0].costs[0].layer_kinds
+    assert "loading some layers" not in probed.texts
+
+
+def test_costs_can_be_read_from_the_file_that_is_saved(probed, tmp_path):
+    cluster = probed.cluster
+    (tmp_path / "a.json").write_bytes(msgspec.json.encode(cluster))
+    read = Cluster.read([str(tmp_path / "a.json")])
+    assert read == cluster and len(read.machines) == 1 and read.links == []
+    costs = read.machines[0].costs[0]
+    assert costs.measured and costs.memory > 0 and costs.fixed > 0 and costs.hardware
+    for kind in set(costs.layers):
+        shape = StepShape(num_decodes=2, decode_context=40, num_samples=2)
+        assert 0 < costs.layer_seconds(kind, shape) < costs.step_seconds(shape, {kind: 2}, is_first=True, is_last=True)
+
+
+def test_bytes_are_those_of_the_loaded_model(probed):
+    config, layout = probed.config, probed.layout
+    costs, meta = probed.cluster.machines[0].costs[0], layout.meta(layout.topology.place(0))
+    assert len(costs.layers) == config.num_layers and set(costs.layers) == set(costs.layer_kinds)
+    with LLM(str(probed.directory), autotune=False, num_kv_blocks=16) as llm:
+        loaded = weight_bytes(llm._parts.worker.runner.model)
+    layers, norm = costs.count_layers(0, config.num_layers), config.hidden_size * 4
+    assert costs.weight_bytes(layers, is_first=True, is_last=True) == pytest.approx(loaded, abs=norm)
+    assert (costs.shared_bytes > 0) == config.tied_embeddings
+    assert sum(costs.kv_bytes[kind] for kind in costs.layers) == meta.bytes_per_token
+    assert sum(costs.state_bytes[kind] for kind in costs.layers) == meta.bytes_per_sequence
+    assert costs.hidden_bytes == config.hidden_size * layout.dtypes[0].itemsize
+
+
+def test_each_kind_of_layers_is_measured_in_its_first_layers(probed):
+    first = probed.config.layers[0]
+    alike = dataclasses.replace(first, mlp=dataclasses.replace(first.mlp))
+    other = dataclasses.replace(first, mlp=probed.config.layers[-1].mixer)
+    kind, other_kind = kind_name(first), kind_name(other)
+    sizes = {kind: probe.LAYER_BYTES // 3, other_kind: probe.LAYER_BYTES * 9}
+    assert layer_places([first, alike, other] * 5, sizes) == {kind: [0, 1, 3], other_kind: [2, 5]}
+    assert layer_places([first, other], sizes) == {kind: [0], other_kind: [1]}
+
+
+def test_fit_gives_back_the_costs_that_steps_were_made_of():
+    line = LayerCosts(Points([1, 1000], [1e-3, 1.1]), Points([], []), (0, 0, 3e-8), (0, 0, 2e-9))
+    fitted = fit_layer(line.seconds, most_decodes=64, length=3840)
+    shapes = [
+        StepShape(num_decodes=1, decode_context=3000),
+        StepShape(num_decodes=40, decode_context=40 * 700),
+        StepShape(chunks=((512, 0),)),
+        StepShape(chunks=((200, 1000),)),
+        StepShape(num_decodes=30, decode_context=30 * 99, chunks=((300, 300),)),
+    ]
+    for shape in shapes:
+        assert fitted.seconds(shape) == pytest.approx(line.seconds(shape), rel=1e-6)
+    few = fit_layer(line.seconds, most_decodes=2, length=40)
+    assert few.linear.sizes == [1, 2] and few.decode[2] == few.chunk[2] == 0
+
+
+def test_noise_gives_no_negative_costs():
+    fitted = fit_layer(lambda shape: 1e-3 / (1 + shape.decode_context + shape.rows), most_decodes=64, length=4096)
+    assert fitted.decode[2] == fitted.chunk[2] == 0
+    assert all(seconds >= 0 and math.isfinite(seconds) for seconds in fitted.linear.seconds)
+
+
+def test_ranks_of_a_node_are_split_into_stages():
+    everyone = [describe_rank(rank, rank, f"node-{rank // 4}") for rank in range(8)]
+    options = EngineOptions.from_flat({"tensor_parallel_size": (2,)})
+    assert split_nodes(everyone, options) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [((3,), "--tensor-parallel-size 3 does not divide the number of ranks on node-0, 4"), ((2, 2), "give one number")],
+)
+def test_degree_that_does_not_fit_the_nodes_is_refused(sizes, text):
+    everyone = [describe_rank(rank, rank, "node-0") for rank in range(4)]
+    with pytest.raises(UserError, match=text):
+        split_nodes(everyone, EngineOptions.from_flat({"tensor_parallel_size": sizes}))

@@ -1,0 +1,180 @@
+"""The search against all layouts there are, and what it should choose where that is known."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from random_clusters import all_layouts, fits, make_cluster, make_costs, make_problem, problems, try_all
+
+from labinfer.errors import UserError
+from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
+from labinfer.planner.costs import Points
+from labinfer.planner.objective import Limits, Room, kv_tokens, make_criteria
+from labinfer.planner.problem import Problem
+from labinfer.planner.search import find_layout
+
+
+def compare(problem: Problem) -> None:
+    """Check that the search comes to the same value as trying everything, with a layout that has it."""
+    best, expected = find_layout(problem), try_all(problem)
+    assert (best is None) == (expected is None)
+    if best is None:
+        return
+    assert best.value == pytest.approx(expected.value, rel=1e-9)
+    assert best.criterion.evaluate(best.stages, problem.cluster) == pytest.approx(best.value, rel=1e-9)
+    assert fits(best.stages, problem.limits, Room(best.criterion.num_seqs * problem.request.decode_context, 1))
+    assert [stage.begin for stage in best.stages[1:]] == [stage.end for stage in best.stages[:-1]]
+    assert problem.first in ("", best.stages[0].machine)
+    assert problem.required <= {stage.machine for stage in best.stages}
+
+
+QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+
+
+@settings(max_examples=200, **QUIET)
+@given(problems(most_machines=3, most_layers=6))
+def test_search_equals_trying_every_layout(problem):
+    compare(problem)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, **QUIET)
+@given(problems())
+def test_search_equals_trying_every_layout_of_2000_clusters(problem):
+    compare(problem)
+
+
+@settings(max_examples=100, **QUIET)
+@given(problems(kinds=("dense", "moe"), most_machines=3, most_layers=6))
+def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
+    best = find_layout(problem)
+    if best is None:
+        return
+    room = Room(
+        max(best.criterion.num_seqs * problem.request.decode_context, problem.kv_tokens), best.criterion.num_seqs
+    )
+    values = [
+        best.criterion.evaluate(stages, problem.cluster)
+        for stages in all_layouts(problem)
+        if [stage.machine for stage in stages] == [stage.machine for stage in best.stages]
+        and fits(stages, problem.limits, room)
+    ]
+    assert best.value == pytest.approx(min(values), rel=1e-9)
+
+
+def layers_by_machine(solution) -> dict[str, int]:
+    return {stage.machine: stage.end - stage.begin for stage in solution.stages}
+
+
+def test_layers_follow_speed_in_throughput():
+    layers = layers_by_machine(
+        find_layout(make_problem(make_cluster(1.0, 0.5, 0.25, num_layers=24, head=Points([1], [0.0]))))
+    )
+    assert layers == {"a": 14, "b": 7, "c": 3}
+
+
+def test_answer_alone_is_fastest_on_the_fastest_machine():
+    best = find_layout(make_problem(make_cluster(0.5, 1.0, 0.9), objective="latency"))
+    assert layers_by_machine(best) == {"b": 8}
+
+
+def test_slow_machine_behind_a_slow_link_is_left_out():
+    cluster = make_cluster(1.0, 0.5, 0.25, 0.05, num_layers=24)
+    far = [PairLink(a=name, b="d", link=Link(0.02, 1e7)) for name in "abc"]
+    problem = make_problem(Cluster(machines=cluster.machines, links=far, default_link=cluster.default_link))
+    best, forced = find_layout(problem), find_layout(replace(problem, required=frozenset("d")))
+    assert "d" not in layers_by_machine(best)
+    assert "d" in layers_by_machine(forced) and forced.value > best.value
+
+
+def test_machine_without_memory_gets_what_it_has_room_for():
+    cluster = make_cluster(1.0, 1.0, num_layers=8)
+    small = make_costs(num_layers=8, memory=40 << 20)
+    cluster = Cluster(
+        machines=[cluster.machines[0], Machine(name="b", costs=[small])], default_link=cluster.default_link
+    )
+    layers = layers_by_machine(find_layout(make_problem(cluster)))
+    assert layers["a"] > 4 > layers["b"]
+
+
+def test_memory_balances_kv_tokens_at_little_cost():
+    limits = Limits(max_model_len=1 << 20)
+    machines = [
+        Machine(name="a", costs=[make_costs(1.0, 24, memory=400 << 20)]),
+        Machine(name="b", costs=[make_costs(0.9, 24, memory=200 << 20)]),
+    ]
+    problem = make_problem(Cluster(machines=machines, default_link=Link(3e-4, 1.25e8)), limits=limits)
+    fastest, roomiest = find_layout(problem), find_layout(replace(problem, objective="memory"))
+    assert kv_tokens(roomiest.stages, limits) > kv_tokens(fastest.stages, limits)
+    assert roomiest.value <= fastest.value / 0.9
+    allowed = [
+        kv_tokens(stages, limits)
+        for stages in all_layouts(problem)
+        if min(
+            criterion.evaluate(stages, problem.cluster)
+            for criterion in make_criteria("throughput", problem.request, limits, 2)
+            if criterion.num_stages[0] <= len(stages) <= criterion.num_stages[1]
+            and fits(stages, limits, Room(criterion.num_seqs * problem.request.decode_context, criterion.num_seqs))
+        )
+        <= fastest.value / 0.9
+    ]
+    assert kv_tokens(roomiest.stages, limits) == max(allowed)
+
+
+def test_model_that_fits_nowhere_has_no_layout():
+    assert find_layout(make_problem(make_cluster(1.0, 1.0, memory=1 << 20))) is None
+
+
+def test_equal_machines_are_a_class_so_that_many_are_quick():
+    cluster = Cluster(
+        machines=[Machine(name=f"m{number}", costs=[make_costs(1.0, 80)]) for number in range(64)],
+        default_link=Link(1e-4, 1e9),
+    )
+    begin = time.perf_counter()
+    best = find_layout(make_problem(cluster))
+    assert len(best.stages) > 8 and max(layers_by_machine(best).values()) <= 6
+    assert time.perf_counter() - begin < 20
+
+
+def test_ten_unlike_machines_and_80_layers_are_quick():
+    rng = random.Random(1)
+    machines = [Machine(name=f"m{n}", costs=[make_costs(rng.uniform(0.1, 1.5), 80)]) for n in range(10)]
+    links = [
+        PairLink(a=a.name, b=b.name, link=Link(rng.uniform(1e-4, 5e-3), rng.uniform(1e7, 1e9)))
+        for a, b in itertools.combinations(machines, 2)
+    ]
+    begin = time.process_time()
+    assert len(find_layout(make_problem(Cluster(machines=machines, links=links))).stages) > 4
+    assert time.process_time() - begin < 8  # 0.4 to 0.8 s on a quiet machine
+
+
+def test_too_many_unlike_machines_are_refused():
+    machines = [Machine(name=f"m{number}", costs=[make_costs(1 + number / 100)]) for number in range(15)]
+    with pytest.raises(UserError, match="15 machines make 32768 sets"):
+        find_layout(make_problem(Cluster(machines=machines, default_link=Link(1e-4, 1e9))))
+
+
+def test_tp_size_is_chosen_for_each_machine():
+    sums = Points([1, 1 << 20], [1e-5, 1e-3])
+    wide = Machine(name="a", costs=[make_costs(0.5), make_costs(1.0, tp_size=2, all_reduce=sums)])
+    slow_sums = Points([1], [1.0])
+    narrow = Machine(name="b", costs=[make_costs(0.5), make_costs(1.0, tp_size=2, all_reduce=slow_sums)])
+    best = find_layout(
+        make_problem(Cluster(machines=[wide, narrow], default_link=Link(1e-4, 1e9)), objective="latency")
+    )
+    assert [(stage.machine, stage.costs.tp_size) for stage in best.stages] == [("a", 2)]
+    best = find_layout(make_problem(Cluster(machines=[wide, narrow], default_link=Link(1e-4, 1e9))))
+    assert {(stage.machine, stage.costs.tp_size) for stage in best.stages} >= {("a", 2), ("b", 1)}
+
+
+def test_first_allowed_dtype_that_was_measured_is_taken():
+    both = Machine(name="a", costs=[make_costs(1.0, dtype="float32"), make_costs(2.0, dtype="bfloat16")])
+    problem = make_problem(Cluster(machines=[both]))
+    for dtypes in ((("bfloat16", "none"), ("float32", "none")), (("float32", "none"),)):
+        assert find_layout(replace(problem, dtypes=dtypes)).stages[0].costs.dtype == dtypes[0][0]
+    assert find_layout(replace(problem, dtypes=(("float16", "none"),))) is None
