@@ -139,7 +139,7 @@ class ClassSearch:
 
     def _prepare(self, criterion: Criterion) -> _Costs | None:
         """Costs of the classes for a criterion; None where the model does not fit."""
-        room = self._least_room(criterion)
+        room = self.problem.least_room(criterion.num_seqs)
         if room not in self._room_caps:
             self._room_caps[room] = {
                 (number, first, last): self._count_layers(each, room, first, last)
@@ -165,10 +165,6 @@ class ClassSearch:
             routes=Routes(criterion, self.classes, self.links, self.graph),
             least_value=least,
         )
-
-    def _least_room(self, criterion: Criterion) -> Room:
-        tokens = criterion.num_seqs * self.problem.request.decode_context
-        return Room(max(tokens, self.problem.kv_tokens), criterion.num_seqs)
 
     def _least_most(self, most: list[_Line], caps: list[int]) -> float:
         """A time that the slowest stage exceeds in every layout, by bisection."""
@@ -335,7 +331,7 @@ class ClassSearch:
         best = None
         for solution in sorted(self.near.values(), key=lambda solution: solution.value)[:MAX_ORDERS]:
             criterion, problem = solution.criterion, self.problem
-            room = self._least_room(criterion)
+            room = problem.least_room(criterion.num_seqs)
             stages = cut_layers(solution.stages, criterion, problem.cluster, problem.limits, room=room, target=target)
             if stages is not None:
                 target = criterion.evaluate(stages, problem.cluster)

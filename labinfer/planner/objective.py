@@ -83,6 +83,15 @@ def has_room(
     return blocks * limits.block_size >= least.kv_tokens and states >= least.num_seqs
 
 
+def fits(stages: Sequence[Stage], limits: Limits, least: Room) -> bool:
+    """Whether every stage of a layout has the room that is asked for."""
+    last = len(stages) - 1
+    return all(
+        has_room(stage.costs, stage.layers, limits, least, is_first=number == 0, is_last=number == last)
+        for number, stage in enumerate(stages)
+    )
+
+
 def kv_tokens(stages: Sequence[Stage], limits: Limits) -> int:
     """KV tokens for which every stage of a layout has room."""
     last = len(stages) - 1

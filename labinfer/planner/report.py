@@ -61,7 +61,7 @@ class PlanReport:
         if best is None:
             raise UserError(
                 f"the model fits on no layout of {', '.join(machine.name for machine in problem.cluster.machines)} with room for a "
-                f"request of {problem.request.decode_context:.0f} tokens; add machines, or probe with a smaller --dtype or --quantization"
+                f"request of {problem.limits.max_model_len} tokens; add machines, or give a smaller --max-model-len, --dtype or --quantization"
             )
         names = [machine.name for machine in problem.cluster.machines]
         used = best.machines

@@ -83,7 +83,8 @@ def try_all(problem: Problem) -> Solution | None:
     for stages in all_layouts(problem):
         for criterion in criteria:
             fewest, most = criterion.num_stages
-            tokens = max(criterion.num_seqs * problem.request.decode_context, problem.kv_tokens)
+            context = criterion.num_seqs * problem.request.decode_context
+            tokens = max(context, problem.limits.max_model_len, problem.kv_tokens)
             if not fewest <= len(stages) <= most or not fits(stages, problem.limits, Room(tokens, criterion.num_seqs)):
                 continue
             value = criterion.evaluate(stages, problem.cluster)

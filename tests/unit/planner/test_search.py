@@ -13,10 +13,10 @@ from random_clusters import all_layouts, fits, make_cluster, make_costs, make_pr
 
 from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
-from labinfer.planner.costs import Points
-from labinfer.planner.objective import Limits, Room, kv_tokens, make_criteria
+from labinfer.planner.costs import HostCosts, Points
+from labinfer.planner.objective import Limits, Room, Stage, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem
-from labinfer.planner.search import find_layout
+from labinfer.planner.search import find_layout, judge
 
 
 def compare(problem: Problem) -> None:
@@ -27,7 +27,7 @@ def compare(problem: Problem) -> None:
         return
     assert best.value == pytest.approx(expected.value, rel=1e-9)
     assert best.criterion.evaluate(best.stages, problem.cluster) == pytest.approx(best.value, rel=1e-9)
-    assert fits(best.stages, problem.limits, Room(best.criterion.num_seqs * problem.request.decode_context, 1))
+    assert fits(best.stages, problem.limits, Room(problem.limits.max_model_len, best.criterion.num_seqs))
     assert [stage.begin for stage in best.stages[1:]] == [stage.end for stage in best.stages[:-1]]
     assert problem.first in ("", best.stages[0].machine)
     assert problem.required <= {stage.machine for stage in best.stages}
@@ -55,9 +55,7 @@ def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
     best = find_layout(problem)
     if best is None:
         return
-    room = Room(
-        max(best.criterion.num_seqs * problem.request.decode_context, problem.kv_tokens), best.criterion.num_seqs
-    )
+    room = problem.least_room(best.criterion.num_seqs)
     values = [
         best.criterion.evaluate(stages, problem.cluster)
         for stages in all_layouts(problem)
@@ -65,6 +63,11 @@ def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
         and fits(stages, problem.limits, room)
     ]
     assert best.value == pytest.approx(min(values), rel=1e-9)
+
+
+def make_stage(costs: HostCosts) -> Stage:
+    """All layers on one machine."""
+    return Stage(machine="a", costs=costs, begin=0, end=len(costs.layers))
 
 
 def layers_by_machine(solution) -> dict[str, int]:
@@ -103,7 +106,7 @@ def test_machine_without_memory_gets_what_it_has_room_for():
 
 
 def test_memory_balances_kv_tokens_at_little_cost():
-    limits = Limits(max_model_len=1 << 20)
+    limits = Limits(max_model_len=4096)
     machines = [
         Machine(name="a", costs=[make_costs(1.0, 24, memory=400 << 20)]),
         Machine(name="b", costs=[make_costs(0.9, 24, memory=200 << 20)]),
@@ -119,11 +122,27 @@ def test_memory_balances_kv_tokens_at_little_cost():
             criterion.evaluate(stages, problem.cluster)
             for criterion in make_criteria("throughput", problem.request, limits, 2)
             if criterion.num_stages[0] <= len(stages) <= criterion.num_stages[1]
-            and fits(stages, limits, Room(criterion.num_seqs * problem.request.decode_context, criterion.num_seqs))
+            and fits(stages, limits, problem.least_room(criterion.num_seqs))
         )
         <= fastest.value / 0.9
     ]
     assert kv_tokens(roomiest.stages, limits) == max(allowed)
+
+
+def test_layout_has_room_for_the_longest_request():
+    limits = Limits(max_model_len=4096, max_num_seqs=4)
+    costs = make_costs(memory=(8 + 2 + 16) << 20)  # layers, both ends, and 2,048 tokens
+    problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
+    assert find_layout(problem) is None and judge(problem, [make_stage(costs)]) is None
+    shorter = replace(problem, limits=replace(limits, max_model_len=2048))
+    assert judge(shorter, [make_stage(costs)]).value == pytest.approx(find_layout(shorter).value)
+
+
+def test_layout_that_is_judged_has_states_for_its_sequences():
+    costs = make_costs(memory=1 << 26, state_bytes={"dense": 1 << 20})  # 54 MiB beside the weights, half of them for states
+    limits = Limits(max_model_len=256, max_num_seqs=64)
+    problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
+    assert judge(problem, [make_stage(costs)]).criterion.num_seqs == find_layout(problem).criterion.num_seqs <= 3
 
 
 def test_model_that_fits_nowhere_has_no_layout():
