@@ -26,7 +26,8 @@ MAX_ORDERS = 24
 
 @dataclass(frozen=True)
 class _Line:
-    """Seconds of a stage by its layers: fixed + layers * per_layer, and more at the ends of the model."""
+    """Seconds of a stage by its layers: fixed + layers * per_layer, and more at the ends of the model; less at the last one, where its
+    layer saves more than the head takes."""
 
     fixed: float
     per_layer: float
@@ -41,14 +42,19 @@ class _Line:
         for weight, shape in parts:
             fixed += weight * costs.fixed
             first += weight * costs.embed.at(shape.rows)
-            last += weight * (costs.head.at(shape.num_samples) if shape.num_samples else 0.0)
+            last += weight * costs.last_seconds(shape)
             total = sum(count * costs.layer_seconds(kind, shape) for kind, count in kinds.items())
             per_layer += weight * total / len(costs.layers)
         return cls(fixed, per_layer, first, last)
 
+    @property
+    def least_fixed(self) -> float:
+        """Seconds beside its layers, wherever it stands."""
+        return self.fixed + min(0.0, self.last)
+
     def layers_below(self, bound: float, cap: int) -> int:
-        """Layers of a stage at neither end such that its time stays below the bound."""
-        return _layers_below(bound, self.fixed, self.per_layer, cap)
+        """Most layers of a stage, wherever it stands, such that its time stays below the bound."""
+        return _layers_below(bound, self.least_fixed, self.per_layer, cap)
 
 
 def _layers_below(bound: float, fixed: float, per_layer: float, cap: int) -> int:
@@ -173,10 +179,10 @@ class ClassSearch:
             middle = (low + high) / 2
             layers = 0
             for line, cap, each in zip(most, caps, self.classes, strict=True):
-                if line.per_layer * cap + line.fixed <= middle:
+                if line.per_layer * cap + line.least_fixed <= middle:
                     layers += cap * each.count
-                elif line.fixed < middle:
-                    layers += int((middle - line.fixed) / line.per_layer) * each.count
+                elif line.least_fixed < middle:
+                    layers += int((middle - line.least_fixed) / line.per_layer) * each.count
             low, high = (low, middle) if layers >= self.num_layers else (middle, high)
         return low
 

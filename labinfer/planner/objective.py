@@ -136,14 +136,14 @@ class Criterion:
         """The most of any stage must be below this for a value below ``target``."""
         return target / self.scale - (least_total if self.adds else 0.0)
 
-    def hop_seconds(self, sender: HostCosts, link: Link) -> float:
+    def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: Link) -> float:
         """Seconds of a hop between two stages."""
-        return sum(weight * link.seconds(shape.rows * sender.hidden_bytes) for weight, shape in self.path)
+        return sum(weight * link.seconds(sender.sent_bytes(shape.rows, receiver)) for weight, shape in self.path)
 
-    def transfer_seconds(self, sender: HostCosts, link: Link) -> float:
+    def transfer_seconds(self, sender: HostCosts, receiver: HostCosts, link: Link) -> float:
         """Seconds for which the link is busy, as the most of any stage or hop counts them."""
         rows = sum(weight * shape.rows for weight, shape in self.bottleneck)
-        return rows * sender.hidden_bytes / link.bytes_per_second
+        return sender.sent_bytes(rows, receiver) / link.bytes_per_second
 
     def return_seconds(self, link: Link) -> float:
         """Seconds that sampled tokens take from the last stage to the first."""
@@ -161,8 +161,8 @@ class Criterion:
         hops = transfer = 0.0
         for sender, receiver in itertools.pairwise(stages):
             link = cluster.link(sender.machine, receiver.machine)
-            hops += self.hop_seconds(sender.costs, link)
-            transfer = max(transfer, self.transfer_seconds(sender.costs, link))
+            hops += self.hop_seconds(sender.costs, receiver.costs, link)
+            transfer = max(transfer, self.transfer_seconds(sender.costs, receiver.costs, link))
         if len(stages) > 1:
             hops += self.return_seconds(cluster.link(stages[-1].machine, stages[0].machine))
         return hops, transfer

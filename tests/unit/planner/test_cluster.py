@@ -26,7 +26,7 @@ def make_costs(**changes) -> HostCosts:
         "embedding_bytes": 5,
         "head_bytes": 5,
         "head": Points([1], [1e-3]),
-        "embed": Points([], []),
+        "embed": Points([1], [1e-5]),
         "fixed": 1e-4,
     }
     return HostCosts(**values | changes)

@@ -16,13 +16,13 @@ from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.plan import SequenceStart, TokenSampling
 from labinfer.planner.cluster import Cluster, Link, Machine
-from labinfer.planner.costs import Points
+from labinfer.planner.costs import HostCosts, Points
+from labinfer.planner.objective import Criterion, Stage
+from labinfer.planner.overheads import Overheads, plan_bytes
 from labinfer.planner.step_shape import StepShape
-from labinfer.simulator.cluster_times import ClusterTimes, Stage
-from labinfer.simulator.overheads import Overheads, plan_bytes
+from labinfer.simulator.cluster_times import ClusterTimes
 from labinfer.simulator.simulation import Simulation, cluster_simulation
 
-FAST, SLOW = make_costs(), make_costs(0.5)
 OVERHEADS = Overheads(
     schedule=1.0,
     schedule_sequence=0.1,
@@ -30,11 +30,21 @@ OVERHEADS = Overheads(
     broadcast=0.25,
     send_plan=0.5,
     delivery=0.125,
+    decode=0.0625,
     lead=2.0,
-    prepare=3.0,
     prepare_sequence=0.5,
     send=4.0,
 )
+FAST, SLOW = make_costs(), make_costs(0.5)
+
+
+def make_stages(*parts: tuple[str, HostCosts, int]) -> list[Stage]:
+    """Stages of so many layers, with ``OVERHEADS``."""
+    stages: list[Stage] = []
+    for machine, costs, count in parts:
+        begin, costs = stages[-1].end if stages else 0, msgspec.structs.replace(costs, overheads=OVERHEADS)
+        stages.append(Stage(machine=machine, costs=costs, begin=begin, end=begin + count))
+    return stages
 
 
 @pytest.fixture
@@ -45,34 +55,34 @@ def uneven() -> Cluster:
 
 
 def test_times_of_a_plan_are_those_of_its_parts(uneven):
-    stages = [Stage("a", FAST, {"dense": 6}), Stage("b", SLOW, {"dense": 2})]
-    source = ClusterTimes(topology(2), stages, uneven, OVERHEADS)
+    stages = make_stages(("a", FAST, 6), ("b", SLOW, 2))
+    source = ClusterTimes(topology(2), stages, uneven)
     plan, shape = make_plan(0), StepShape(1, 1, (), 1)
     times = source.times(plan)
     assert times.schedule == pytest.approx(1.1) and times.broadcast == 0.75
     link = Link(1e-3, 1e8)
-    assert times.deliveries[1] == pytest.approx(0.25 + 0.5 + 0.125 + link.seconds(plan_bytes(plan)))
+    assert times.deliveries[1] == pytest.approx(0.25 + 0.5 + 0.125 + 0.0625 + link.seconds(plan_bytes(plan)))
     first, last = times.stages
-    assert first.prepare + first.run - 3.5 == pytest.approx(
+    assert first.prepare + first.run == pytest.approx(
         FAST.step_seconds(shape, {"dense": 6}, is_first=True, is_last=False)
     )
-    assert last.prepare + last.run + last.sample - 3.5 == pytest.approx(
+    assert last.prepare + last.run + last.sample == pytest.approx(
         SLOW.step_seconds(shape, {"dense": 2}, is_first=False, is_last=True)
     )
-    assert (first.prepare, first.sample, first.send, first.lead) == (FAST.fixed + 3.5, 0.0, 4.0, 2.0)
-    assert (last.prepare, last.sample) == (SLOW.fixed + 3.5, pytest.approx(2e-4))
+    assert (first.prepare, first.sample, first.send, first.lead) == (FAST.fixed, 0.0, 4.0, 2.0)
+    assert (last.prepare, last.sample) == (SLOW.fixed, pytest.approx(2e-4))
     assert times.hops[0] == (2048 / 1e8, 1e-3) and times.hops[1] == (plan.result_bytes / 1e8, 1e-3)
 
 
 def test_single_stage_sends_nothing():
     cluster = make_cluster(Machine(name="a", costs=[FAST]))
-    times = ClusterTimes(topology(1), [Stage("a", FAST, {"dense": 8})], cluster, OVERHEADS).times(make_plan(0))
+    times = ClusterTimes(topology(1), make_stages(("a", FAST, 8)), cluster).times(make_plan(0))
     assert times.broadcast == 0.0 and times.stages[0].send == 0.0
 
 
 def test_started_prompt_costs_by_its_tokens(uneven):
-    stages = [Stage("a", FAST, {"dense": 6}), Stage("b", SLOW, {"dense": 2})]
-    source = ClusterTimes(topology(2), stages, uneven, OVERHEADS)
+    stages = make_stages(("a", FAST, 6), ("b", SLOW, 2))
+    source = ClusterTimes(topology(2), stages, uneven)
     start = SequenceStart(10, [1] * 1000, TokenSampling(num_prompt_tokens=1000))
     plan = make_plan(0)
     with_start = msgspec.structs.replace(plan, starts=[start])
@@ -81,30 +91,39 @@ def test_started_prompt_costs_by_its_tokens(uneven):
 
 
 def test_every_tensor_parallel_rank_is_sent_plans_and_activations(uneven):
-    stages = [Stage("b", SLOW, {"dense": 2}), Stage("a", uneven.machines[0].costs[1], {"dense": 6})]
-    times = ClusterTimes(topology(2, (1, 2)), stages, uneven, OVERHEADS).times(make_plan(0))
+    stages = make_stages(("b", SLOW, 2), ("a", uneven.machines[0].costs[1], 6))
+    times = ClusterTimes(topology(2, (1, 2)), stages, uneven).times(make_plan(0))
     assert times.broadcast == 0.25 + 2 * 0.5 and times.deliveries[1] >= 0.25 + 2 * 0.5
     assert times.hops[0].transfer == 2 * 2048 / 1e8
+
+
+def test_hop_takes_as_long_in_a_plan_as_in_a_simulation(uneven):
+    pair, plan = uneven.machines[0].costs[1], make_plan(0)
+    hop = ClusterTimes(topology(2, (1, 2)), make_stages(("b", SLOW, 2), ("a", pair, 6)), uneven).times(plan).hops[0]
+    steps = ((1.0, StepShape.from_plan(plan)),)
+    criterion, link = Criterion(path=steps, bottleneck=steps, adds=False), Link(1e-3, 1e8)
+    assert criterion.transfer_seconds(SLOW, pair, link) == pytest.approx(hop.transfer)
+    assert criterion.hop_seconds(SLOW, pair, link) == pytest.approx(hop.transfer + hop.latency)
 
 
 def test_tokens_come_back_over_the_link_to_rank_0(uneven):
     link = Link(0.5, 1e9)
     cluster = make_cluster(*uneven.machines, link=link)
-    stages = [Stage("b", SLOW, {"dense": 2}), Stage("a", FAST, {"dense": 6})]
-    beside = ClusterTimes(topology(2, ranks=(1, 0)), stages, cluster, OVERHEADS).times(make_plan(0))
+    stages = make_stages(("b", SLOW, 2), ("a", FAST, 6))
+    beside = ClusterTimes(topology(2, ranks=(1, 0)), stages, cluster).times(make_plan(0))
     assert beside.deliveries[0] >= 0.5 and beside.hops[-1].latency == 0.0
-    away = ClusterTimes(topology(2), stages, cluster, OVERHEADS).times(make_plan(0))
+    away = ClusterTimes(topology(2), stages, cluster).times(make_plan(0))
     assert away.hops[-1].latency == 0.5
 
 
 def test_step_times_are_those_that_a_start_would_measure(uneven):
-    stages = [Stage("a", FAST, {"dense": 6}), Stage("b", SLOW, {"dense": 2})]
-    times = ClusterTimes(topology(2), stages, uneven, OVERHEADS).step_times(max_num_seqs=10)
+    stages = make_stages(("a", FAST, 6), ("b", SLOW, 2))
+    times = ClusterTimes(topology(2), stages, uneven).step_times(max_num_seqs=10)
     assert times.sizes == [1, 8]
     shape = StepShape(8, 8, (), 8)
     seconds = SLOW.step_seconds(shape, {"dense": 2}, is_first=False, is_last=True)
-    assert times.by_stage[1][1] == pytest.approx(seconds + 3.0 + 8 * 0.5)
-    assert times.hop == pytest.approx(1e-3 + 2048 / 1e8)
+    assert times.by_stage[1][1] == pytest.approx(seconds + 7 * 0.5)
+    assert times.hop == pytest.approx(1e-3 + 2048 / 1e8 / 2)
 
 
 # Layouts on clusters.

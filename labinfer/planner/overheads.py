@@ -1,8 +1,8 @@
-"""Overheads: seconds of a step outside the model, which no probe of a host measures."""
+"""Overheads: seconds of a step outside the model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from labinfer.plan import BatchPlan
 
@@ -10,9 +10,9 @@ PLAN_BYTES, ENTRY_BYTES, TOKEN_BYTES = 32, 24, 3
 """Bytes of a plan, of an entry, and of a prompt's token in it, as they usually are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overheads:
-    """Seconds. The defaults were measured with two to seventeen ranks on one machine of 2.1 GHz; see decision 0045."""
+class Overheads(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds on one machine. A probe measures ``broadcast``, ``decode`` and ``prepare_sequence``; the defaults were measured with
+    two to seventeen ranks on one machine of 2.1 GHz, see decision 0045."""
 
     schedule: float = 300e-6
     """Scheduling on rank 0, and taking a result back, however many sequences there are."""
@@ -24,14 +24,14 @@ class Overheads:
     """Encoding a plan on rank 0."""
     send_plan: float = 20e-6
     """Sending it to one rank."""
-    delivery: float = 100e-6
-    """From the end of a plan's sending within one machine until it is decoded."""
+    delivery: float = 60e-6
+    """From the end of a plan's sending within one machine until it has arrived."""
+    decode: float = 40e-6
+    """Decoding it there."""
     lead: float = 60e-6
     """From one step of a stage to the next."""
-    prepare: float = 100e-6
-    """Building a step's inputs, beside ``HostCosts.fixed``."""
     prepare_sequence: float = 3e-6
-    """The same for each sequence."""
+    """Building a step's inputs for each sequence but the first, which ``HostCosts.fixed`` has."""
     send: float = 200e-6
     """Sending activations or tokens, on a stage of several."""
 
@@ -39,6 +39,10 @@ class Overheads:
         """Seconds of rank 0 until it can send a plan."""
         num_started = sum(len(start.token_ids) for start in plan.starts)
         return self.schedule + self.schedule_sequence * len(plan.entries) + self.schedule_token * num_started
+
+    def prepare_seconds(self, num_sequences: int) -> float:
+        """Seconds in which inputs of a step take longer than those of a step of one sequence."""
+        return self.prepare_sequence * max(0, num_sequences - 1)
 
 
 def plan_bytes(plan: BatchPlan) -> int:
