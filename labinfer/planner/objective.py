@@ -149,6 +149,11 @@ class Criterion:
         """Seconds that sampled tokens take from the last stage to the first."""
         return sum(weight for weight, _ in self.path) * link.latency
 
+    def busy_share(self, stages: Sequence[Stage], number: int, value: float) -> float:
+        """Part of the time in which a stage of a layout with this value computes."""
+        parts = (*self.path, *self.bottleneck) if self.adds else self.bottleneck
+        return self.scale * stage_seconds(parts, stages, number) / value
+
     def evaluate(self, stages: Sequence[Stage], cluster: Cluster) -> float:
         """Value of a layout, in which rank 0 is on the first stage."""
         paths = [stage_seconds(self.path, stages, number) for number in range(len(stages))]

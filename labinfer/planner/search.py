@@ -20,7 +20,7 @@ def find_layout(problem: Problem) -> Solution | None:
     if problem.objective == "memory":
         return _find_roomiest(problem)
     best: Solution | None = None
-    for classes in choose_units(_without(problem.cluster, problem.excluded), problem.dtypes):
+    for classes in choose_units(_without(problem.cluster, problem.excluded), problem.dtypes).choices:
         solution = ClassSearch(problem=problem, classes=classes, known=best).run()
         best = solution or best
     return best

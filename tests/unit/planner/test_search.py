@@ -174,7 +174,7 @@ def test_ten_unlike_machines_and_80_layers_are_quick():
 
 def test_too_many_unlike_machines_are_refused():
     machines = [Machine(name=f"m{number}", costs=[make_costs(1 + number / 100)]) for number in range(15)]
-    with pytest.raises(UserError, match="15 machines make 32768 sets"):
+    with pytest.raises(UserError, match="15 machines make 32768 sets of stages"):
         find_layout(make_problem(Cluster(machines=machines, default_link=Link(1e-4, 1e9))))
 
 
