@@ -224,8 +224,8 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
         few: tokens that each sequence sees.
         most: sequences of a step.
     """
-    one, fixed = timer.decodes(1, few), timer.time_inputs(timer.decodes(1, few))
-    encode, decode = timer.time_plan(one)
+    single = timer.decodes(1, few)
+    fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)
     sequence = 0.0
     if most > 1:
         sequence = max(0.0, timer.time_inputs(timer.decodes(most, few)) - fixed) / (most - 1)

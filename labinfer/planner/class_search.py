@@ -12,10 +12,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from labinfer.planner.fitting_orders import FittingOrders
 from labinfer.planner.objective import Criterion, Parts, Room, Stage, has_room, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.routes import Routes, State, StateGraph
-from labinfer.planner.segments import cut_layers
+from labinfer.planner.segments import cut_layers, most_layers
 from labinfer.planner.units import UnitClass
 
 NEAR = 1.1
@@ -124,8 +125,8 @@ class ClassSearch:
         self.graph = StateGraph(classes)
         num_units = min(self.num_layers, sum(each.count for each in classes))
         self.states = [state for state in self.graph.states if sum(state) <= num_units and self._is_allowed(state)]
-        criteria = make_criteria(problem.objective, problem.request, problem.limits, num_units)
-        prepared = [costs for criterion in criteria if (costs := self._prepare(criterion)) is not None]
+        self.criteria = list(make_criteria(problem.objective, problem.request, problem.limits, num_units))
+        prepared = [costs for criterion in self.criteria if (costs := self._prepare(criterion)) is not None]
         for costs in sorted(prepared, key=lambda costs: costs.least_value):
             if costs.least_value >= self.target * self._slack:
                 break
@@ -187,12 +188,14 @@ class ClassSearch:
         return low
 
     def _count_layers(self, unit: UnitClass, room: Room, is_first: bool, is_last: bool) -> int:
-        """Layers, mean ones where they are unlike, for which a unit has room."""
-        low, high, kinds = 0, self.num_layers, unit.costs.count_layers(0, self.num_layers)
+        """Layers for which a unit has room, in the best place for it where they are unlike."""
+        ends = {"is_first": is_first, "is_last": is_last}
+        if not self.is_alike:
+            return most_layers(unit.costs, self.problem.limits, room, **ends)
+        low, high = 0, self.num_layers
         while low < high:
             middle = (low + high + 1) // 2
-            layers = {kind: middle * count / self.num_layers for kind, count in kinds.items()}
-            if has_room(unit.costs, layers, self.problem.limits, room, is_first=is_first, is_last=is_last):
+            if has_room(unit.costs, unit.costs.count_layers(0, middle), self.problem.limits, room, **ends):
                 low = middle
             else:
                 high = middle - 1
@@ -332,7 +335,10 @@ class ClassSearch:
         return [left[unit].pop(0) for unit in order]
 
     def _cut_unlike_layers(self) -> Solution | None:
-        """The best cuts of the real layers, for the orders that are nearly the best with mean layers."""
+        """The best cuts of the real layers, for the orders that are nearly the best with mean layers.
+
+        Where none of these fits, and nothing else is known, for orders that do.
+        """
         target = self.known.value if self.known else float("inf")
         best = None
         for solution in sorted(self.near.values(), key=lambda solution: solution.value)[:MAX_ORDERS]:
@@ -342,6 +348,29 @@ class ClassSearch:
             if stages is not None:
                 target = criterion.evaluate(stages, problem.cluster)
                 best = replace(solution, value=target, stages=stages)
+        return best if best or self.known else self._cut_fitting_orders()
+
+    def _cut_fitting_orders(self) -> Solution | None:
+        """The best cuts of the real layers for orders in which they fit; None where they fit in none."""
+        problem, best = self.problem, None
+        firsts = [n for n, each in enumerate(self.classes) if problem.first in ("", *each.machines)]
+        orders: dict[Room, list[tuple[int, ...]]] = {}
+        for criterion in self.criteria:
+            room = problem.least_room(criterion.num_seqs)
+            if room not in orders:
+                fitting = FittingOrders(self.classes, self.graph, problem.limits, room, firsts=firsts)
+                orders[room] = list(itertools.islice(fitting.orders({*self.states}), MAX_ORDERS))
+            for order in orders[room]:
+                if not criterion.num_stages[0] <= len(order) <= criterion.num_stages[1]:
+                    continue
+                units = [
+                    Stage(machine=name, costs=self.classes[n].costs, begin=0, end=0)
+                    for n, name in zip(order, self._names(order), strict=True)
+                ]
+                target = best.value if best else float("inf")
+                stages = cut_layers(units, criterion, problem.cluster, problem.limits, room=room, target=target)
+                if stages is not None:
+                    best = Solution(criterion.evaluate(stages, problem.cluster), criterion, stages)
         return best
 
 

@@ -53,6 +53,7 @@ def test_search_equals_trying_every_layout_of_2000_clusters(problem):
 @given(problems(kinds=("dense", "moe"), most_machines=3, most_layers=6))
 def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
     best = find_layout(problem)
+    assert (best is None) == (try_all(problem) is None)
     if best is None:
         return
     room = problem.least_room(best.criterion.num_seqs)
@@ -63,6 +64,20 @@ def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
         and fits(stages, problem.limits, room)
     ]
     assert best.value == pytest.approx(min(values), rel=1e-9)
+
+
+def test_unlike_layers_fit_where_mean_ones_would_not():
+    layers = ["dense"] * 4 + ["moe"] * 4
+    kinds = {"layers": layers, "layer_kinds": dict.fromkeys(layers, make_costs().layer_kinds["dense"])}
+    kinds |= {"layer_bytes": {"dense": 10 << 20, "moe": 100 << 20}, "kv_bytes": {"dense": 1 << 10, "moe": 1 << 10}}
+    machines = [
+        Machine(name=name, costs=[make_costs(memory=memory << 20, **kinds)]) for name, memory in (("a", 420), ("b", 60))
+    ]
+    problem = make_problem(Cluster(machines=machines, default_link=Link(1e-4, 1e9)))
+    for objective in ("throughput", "latency"):
+        best = find_layout(replace(problem, objective=objective))
+        assert [(stage.machine, stage.begin, stage.end) for stage in best.stages] == [("b", 0, 4), ("a", 4, 8)]
+    assert find_layout(replace(problem, first="a")) is None
 
 
 def make_stage(costs: HostCosts) -> Stage:
