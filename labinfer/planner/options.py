@@ -1,4 +1,4 @@
-"""Options of ``launch.py plan --auto``."""
+"""Options of machines that need not be there, and of ``launch.py plan --auto``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from labinfer.planner.objective import OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """Choice of a layout by measured costs."""
+class ClusterOptions:
+    """Machines and their links."""
 
-    auto: bool = option(
-        False, "choose machines, their order, tensor-parallel degrees and layers for the machines of --cluster"
-    )
     cluster: tuple[str, ...] = option(
-        (), "machines to plan for: files that launch.py probe --save wrote", metavar="FILE[,FILE…]"
+        (), "costs of machines: files that launch.py probe --save wrote", metavar="FILE[,FILE…]"
     )
     link: tuple[str, ...] = option(
         (),
         "network between two machines, such as a:b=1gbit,0.3ms, or 1gbit,0.3ms between all others; may be given several times",
         metavar="[A:B=]RATE,LATENCY",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ClusterOptions):
+    """Choice of a layout by measured costs."""
+
+    auto: bool = option(
+        False, "choose machines, their order, tensor-parallel degrees and layers for the machines of --cluster"
     )
     objective: str = option(
         "throughput",
