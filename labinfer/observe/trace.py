@@ -115,8 +115,8 @@ def trace_text(tracks: Iterable[Track], facts: dict[str, Any] | None = None) -> 
     """
     tracks = list(tracks)
     start = min((track.slices[0].begin for track in tracks if track.slices), default=0)
-    told = f'"otherData": {json.dumps({"facts": facts})}, ' if facts else ""
-    opening = f'{{"displayTimeUnit": "ms", {told}"traceEvents": [\n'
+    other = f'"otherData": {json.dumps({"facts": facts})}, ' if facts else ""
+    opening = f'{{"displayTimeUnit": "ms", {other}"traceEvents": [\n'
     for track in tracks:
         yield opening + ",\n".join(_events(track, start))
         opening = ",\n"

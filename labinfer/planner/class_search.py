@@ -89,7 +89,7 @@ class _Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Costs:
+class _CriterionLines:
     """Lines and room of every class for one criterion."""
 
     criterion: Criterion
@@ -126,11 +126,11 @@ class ClassSearch:
         num_units = min(self.num_layers, sum(each.count for each in classes))
         self.states = [state for state in self.graph.states if sum(state) <= num_units and self._is_allowed(state)]
         self.criteria = list(make_criteria(problem.objective, problem.request, problem.limits, num_units))
-        prepared = [costs for criterion in self.criteria if (costs := self._prepare(criterion)) is not None]
-        for costs in sorted(prepared, key=lambda costs: costs.least_value):
-            if costs.least_value >= self.target * self._slack:
+        prepared = [lines for criterion in self.criteria if (lines := self._prepare(criterion)) is not None]
+        for lines in sorted(prepared, key=lambda lines: lines.least_value):
+            if lines.least_value >= self.target * self._slack:
                 break
-            self._search(costs)
+            self._search(lines)
         if self.is_alike:
             return self.best
         return self._cut_unlike_layers()
@@ -144,8 +144,8 @@ class ClassSearch:
         needed = {*self.problem.required, self.problem.first}
         return all(count >= len({*each.machines} & needed) for count, each in zip(state, self.classes, strict=True))
 
-    def _prepare(self, criterion: Criterion) -> _Costs | None:
-        """Costs of the classes for a criterion; None where the model does not fit."""
+    def _prepare(self, criterion: Criterion) -> _CriterionLines | None:
+        """Lines and room of the classes for a criterion; None where the model does not fit."""
         room = self.problem.least_room(criterion.num_seqs)
         if room not in self._room_caps:
             self._room_caps[room] = {
@@ -164,7 +164,7 @@ class ClassSearch:
         total += min(path[number].fixed for number in usable) * criterion.num_stages[0]
         total += min(path[number].last for number in usable)
         least = criterion.value(total, self._least_most(most, free))
-        return _Costs(
+        return _CriterionLines(
             criterion=criterion,
             path=path,
             most=most,
@@ -201,13 +201,13 @@ class ClassSearch:
                 high = middle - 1
         return low
 
-    def _search(self, costs: _Costs) -> None:
+    def _search(self, lines: _CriterionLines) -> None:
         """Look through all states for layouts below the target."""
-        criterion, path = costs.criterion, costs.path
+        criterion, path = lines.criterion, lines.path
         fewest, most_stages = criterion.num_stages
         numbers = range(len(self.classes))
-        free = [costs.caps[number, False, False] for number in numbers]
-        hops = costs.routes.least_hops
+        free = [lines.caps[number, False, False] for number in numbers]
+        hops = lines.routes.least_hops
         single = [line.fixed + line.per_layer for line in path]
         target, below = None, []
         for state in self.states:
@@ -217,7 +217,7 @@ class ClassSearch:
             if target != self.target * self._slack:
                 target = self.target * self._slack
                 bound = criterion.largest_bound(target, 0.0)
-                below = [costs.most[n].layers_below(bound, free[n]) for n in numbers]
+                below = [lines.most[n].layers_below(bound, free[n]) for n in numbers]
             used = [number for number in numbers if state[number]]
             if sum(state[n] * below[n] for n in used) < self.num_layers or not all(below[n] for n in used):
                 continue
@@ -229,7 +229,7 @@ class ClassSearch:
             if criterion.value(total, 0.0) >= target:
                 continue
             for first, last in self._ends(state, used):
-                self._improve(costs, state, first, last)
+                self._improve(lines, state, first, last)
 
     def _ends(self, state: State, used: list[int]) -> Iterator[tuple[int, int]]:
         """Classes of the first and last stage."""
@@ -240,7 +240,7 @@ class ClassSearch:
                 if (first != last) == (sum(state) > 1) or state[first] > 1:
                     yield first, last
 
-    def _groups(self, costs: _Costs, state: State, first: int, last: int) -> list[_Group]:
+    def _groups(self, lines: _CriterionLines, state: State, first: int, last: int) -> list[_Group]:
         """Units by class and role, cheapest layers first."""
         roles: dict[tuple[int, bool, bool], int] = {(n, False, False): count for n, count in enumerate(state)}
         ends = [(first, True, True)] if sum(state) == 1 else [(first, True, False), (last, False, True)]
@@ -250,7 +250,7 @@ class ClassSearch:
         groups = []
         for (number, is_first, is_last), count in roles.items():
             if count:
-                path, most = costs.path[number], costs.most[number]
+                path, most = lines.path[number], lines.most[number]
                 groups.append(
                     _Group(
                         role=(number, is_first, is_last),
@@ -259,15 +259,15 @@ class ClassSearch:
                         path_layer=path.per_layer,
                         most_fixed=most.fixed + most.first * is_first + most.last * is_last,
                         most_layer=most.per_layer,
-                        cap=costs.caps[number, is_first, is_last],
+                        cap=lines.caps[number, is_first, is_last],
                     )
                 )
         return sorted(groups, key=lambda group: group.path_layer)
 
-    def _improve(self, costs: _Costs, state: State, first: int, last: int) -> None:
+    def _improve(self, lines: _CriterionLines, state: State, first: int, last: int) -> None:
         """Find the best layout of a state with such ends, if it is below the target."""
-        criterion = costs.criterion
-        groups = self._groups(costs, state, first, last)
+        criterion = lines.criterion
+        groups = self._groups(lines, state, first, last)
         size = sum(state)
         least = sum(group.count * (group.path_fixed + group.path_layer) for group in groups)
         least += (self.num_layers - size) * groups[0].path_layer
@@ -276,7 +276,7 @@ class ClassSearch:
         target = self.target * self._slack
         bound = criterion.largest_bound(target, least)
         while True:
-            route = costs.routes.shortest(state, first, last, bound)
+            route = lines.routes.shortest(state, first, last, bound)
             if route is None or criterion.value(least + route.seconds, 0.0) >= target:
                 return
             layers = _share_layers(groups, self.num_layers, bound)

@@ -122,10 +122,10 @@ def _digest(machine: Machine) -> bytes:
 def _is_alike(name: str, group: list[str], names: list[str], links: dict[tuple[str, str], Link]) -> bool:
     """Whether a machine has the links of a group's members, to all others and to each other."""
     others = [other for other in names if other != name and other not in group]
-    inner = [links[a, b] for a, b in itertools.combinations([*group, name], 2)]
-    own = [links[member, member] for member in (*group, name)]
+    between = [links[a, b] for a, b in itertools.combinations([*group, name], 2)]
+    inside = [links[member, member] for member in (*group, name)]
     return (
         all(links[name, other] == links[group[0], other] for other in others)
-        and len(set(inner)) == 1
-        and len(set(own)) == 1
+        and len(set(between)) == 1
+        and len(set(inside)) == 1
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from dataclasses import replace
 
 import pytest
+from effort import effort
 from hypothesis import HealthCheck, given, settings
 from random_clusters import all_layouts, fits, make_cluster, make_costs, make_problem, problems, try_all
 
@@ -169,10 +169,9 @@ def test_equal_machines_are_a_class_so_that_many_are_quick():
         machines=[Machine(name=f"m{number}", costs=[make_costs(1.0, 80)]) for number in range(64)],
         default_link=Link(1e-4, 1e9),
     )
-    begin = time.perf_counter()
-    best = find_layout(make_problem(cluster))
+    best, yardsticks = effort(lambda: find_layout(make_problem(cluster)))
     assert len(best.stages) > 8 and max(layers_by_machine(best).values()) <= 6
-    assert time.perf_counter() - begin < 20
+    assert yardsticks < 400  # 12 s on the machine on which it takes 2
 
 
 def test_ten_unlike_machines_and_80_layers_are_quick():
@@ -182,9 +181,8 @@ def test_ten_unlike_machines_and_80_layers_are_quick():
         PairLink(a=a.name, b=b.name, link=Link(rng.uniform(1e-4, 5e-3), rng.uniform(1e7, 1e9)))
         for a, b in itertools.combinations(machines, 2)
     ]
-    begin = time.process_time()
-    assert len(find_layout(make_problem(Cluster(machines=machines, links=links))).stages) > 4
-    assert time.process_time() - begin < 8  # 0.4 to 0.8 s on a quiet machine
+    best, yardsticks = effort(lambda: find_layout(make_problem(Cluster(machines=machines, links=links))))
+    assert len(best.stages) > 4 and yardsticks < 200  # 6 s on the machine on which it takes 0.8
 
 
 def test_too_many_unlike_machines_are_refused():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 
 import msgspec
 import pytest
+from effort import effort
 from simulated import make_cluster, make_costs, make_plan, topology
 
 from labinfer.bench.options import BenchOptions, LoadOptions, ServeOptions
@@ -161,7 +161,7 @@ def test_states_take_their_part_of_the_cache():
 
 
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("engine", "expected"),
     [
         ({"tensor_parallel_size": 3, "pipeline_parallel_size": 1}, "needs 3 ranks on one node"),
         (
@@ -176,10 +176,10 @@ def test_states_take_their_part_of_the_cache():
         ({"pipeline_parallel_size": 2}, "needs 2 ranks"),
     ],
 )
-def test_layout_that_does_not_go_with_the_cluster_is_refused(uneven, engine, told):
+def test_layout_that_does_not_go_with_the_cluster_is_refused(uneven, engine, expected):
     with pytest.raises(UserError) as caught:
         simulate(uneven, **engine)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_stage_without_room_is_named(uneven):
@@ -195,8 +195,8 @@ def test_stage_without_room_is_named(uneven):
 
 def measure(
     simulation: Simulation, num_prompts: int, rate: float = float("inf"), max_concurrency: int = 0, **lengths
-) -> tuple[dict, float]:
-    """The figures of a run, and the real seconds that it took."""
+) -> dict:
+    """The figures of a run."""
     options = EngineOptions.from_flat({"max_num_seqs": 512})
     model = simulation.make_model(options.cache, options.scheduler)
     benchmark = ServeBenchmark(
@@ -205,14 +205,12 @@ def measure(
         ServeOptions(request_rate=rate, max_concurrency=max_concurrency),
     )
     benchmark.prepare(model)
-    begin = time.process_time()
-    values = benchmark.run(model, lambda: None).values
-    return values, time.process_time() - begin
+    return benchmark.run(model, lambda: None).values
 
 
 def test_uneven_stages_with_layers_by_their_speed_are_faster_than_even_ones(uneven):
     even, by_speed = (
-        measure(simulate(uneven, ranks="0,2", layers=layers), 16, input_len=32, output_len=32)[0]
+        measure(simulate(uneven, ranks="0,2", layers=layers), 16, input_len=32, output_len=32)
         for layers in ("4,4", "5,3")
     )
     assert by_speed["output_throughput"] > 1.2 * even["output_throughput"]
@@ -220,7 +218,7 @@ def test_uneven_stages_with_layers_by_their_speed_are_faster_than_even_ones(unev
 
 def test_faster_link_shortens_the_time_of_a_token(uneven):
     fast, slow = (
-        measure(simulate(make_cluster(*uneven.machines, link=Link(latency, 1e8)), ranks="0,2"), 1, output_len=16)[0]
+        measure(simulate(make_cluster(*uneven.machines, link=Link(latency, 1e8)), ranks="0,2"), 1, output_len=16)
         for latency in (1e-3, 6e-3)
     )
     assert slow["median_tpot_ms"] - fast["median_tpot_ms"] == pytest.approx(10.0, rel=0.01)
@@ -228,8 +226,8 @@ def test_faster_link_shortens_the_time_of_a_token(uneven):
 
 def test_closed_loop_sends_a_request_when_another_is_done(uneven):
     simulation = simulate(uneven, ranks="0,2")
-    alone, _ = measure(simulation, 1, output_len=16)
-    in_turn, _ = measure(simulation, 5, output_len=16, max_concurrency=1)
+    alone = measure(simulation, 1, output_len=16)
+    in_turn = measure(simulation, 5, output_len=16, max_concurrency=1)
     assert in_turn["duration"] == pytest.approx(5 * alone["duration"], rel=0.01)
     assert in_turn["p99_ttft_ms"] == pytest.approx(alone["p99_ttft_ms"], rel=0.05)
 
@@ -251,20 +249,20 @@ def test_shared_prefixes_of_a_trace_are_found_by_the_prefix_cache(tmp_path, file
 @pytest.mark.slow
 def test_300_requests_on_two_stages_take_three_seconds():
     cluster = make_cluster(Machine(name="a", costs=[FAST]), Machine(name="b", costs=[SLOW]))
-    values, seconds = measure(simulate(cluster), 300, rate=2.0, input_len=512, output_len=128)
+    simulation = simulate(cluster)
+    values, yardsticks = effort(lambda: measure(simulation, 300, rate=2.0, input_len=512, output_len=128))
     assert values["completed"] == 300 and values["duration"] > 100
-    assert seconds <= 3.0
+    assert yardsticks <= 100  # 3 s where a yardstick takes 30 ms
 
 
 @pytest.mark.slow
 def test_600_requests_on_64_stages_of_8_ranks_take_a_minute():
     wide = make_costs(num_layers=128, tp_size=8, all_reduce=Points([1], [1e-5]), kv_bytes={"dense": 64})
     cluster = make_cluster(Machine(name="node", costs=[wide], count=64))
-    values, seconds = measure(
-        simulate(cluster, tensor_parallel_size=8, max_num_seqs=512), 600, rate=8.0, input_len=512, output_len=256
-    )
+    simulation = simulate(cluster, tensor_parallel_size=8, max_num_seqs=512)
+    values, yardsticks = effort(lambda: measure(simulation, 600, rate=8.0, input_len=512, output_len=256))
     assert values["completed"] == 600
-    assert seconds <= 60.0
+    assert yardsticks <= 2000
 
 
 # The command.
@@ -311,7 +309,7 @@ def test_chart_and_trace_are_written(tmp_path, files):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (("--cluster", "none.json"), "cannot read none.json"),
         (("--cluster", "{files}"), "no link between"),
@@ -326,8 +324,8 @@ def test_chart_and_trace_are_written(tmp_path, files):
         (("--cluster", "{first}", "--output-json", "{first}"), "--output-json {first} is the --cluster {first} file"),
     ],
 )
-def test_wrong_clusters_are_refused_in_a_line(files, capfd, flags, told):
+def test_wrong_clusters_are_refused_in_a_line(files, capfd, flags, expected):
     names = {"files": files, "first": files.partition(",")[0]}
     assert main(["simulate", *(flag.format(**names) for flag in flags)]) == 2
     error = capfd.readouterr().err
-    assert told.format(**names) in error and error.count("\n") == 1
+    assert expected.format(**names) in error and error.count("\n") == 1

@@ -113,7 +113,7 @@ def test_trace_without_rank_0_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("no JSON", "is no trace"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": "x"}}]}', "the slice 'run' at 0 has"),
@@ -126,10 +126,10 @@ def test_trace_without_rank_0_is_refused():
         ('{"traceEvents": [{"ph": "X", "name": "run", "pid": 0, "args": {"step": 1}}]}', "no step of any rank"),
     ],
 )
-def test_file_that_is_no_trace_is_refused(tmp_path, text, told):
+def test_file_that_is_no_trace_is_refused(tmp_path, text, expected):
     path = tmp_path / "trace.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=expected):
         read_trace(str(path))
 
 
