@@ -41,8 +41,8 @@ class _Line:
         fixed = first = last = per_layer = 0.0
         kinds = costs.count_layers(0, len(costs.layers))
         for weight, shape in parts:
-            fixed += weight * costs.fixed
-            first += weight * costs.embed.at(shape.rows)
+            fixed += weight * (costs.fixed + costs.between_seconds(shape))
+            first += weight * (costs.embed.at(shape.rows) + costs.overheads.plan_seconds(shape.num_sequences))
             last += weight * costs.last_seconds(shape)
             total = sum(count * costs.layer_seconds(kind, shape) for kind, count in kinds.items())
             per_layer += weight * total / len(costs.layers)

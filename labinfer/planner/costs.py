@@ -95,6 +95,7 @@ class LayerCosts(msgspec.Struct, frozen=True):
         self.small.check(f"small of {name}")
         if not self.linear.sizes:
             raise UserError(f"linear of {name} has no points; give seconds for at least one number of rows")
+        _check_number(self.window, f"window of {name}")
         for number in self.decode:
             _check_number(number, f"decode of {name}")
         for number in self.chunk:
@@ -160,6 +161,16 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         if is_first:
             total += self.embed.at(shape.rows)
         return total + self.last_seconds(shape) if is_last else total
+
+    def stage_seconds(self, shape: StepShape, layers: Mapping[str, int], *, is_first: bool, is_last: bool) -> float:
+        """Seconds for which a step keeps a stage: the step, and what lies between steps; on the first stage, where rank 0 is, also its
+        scheduling. For the arguments see ``step_seconds``."""
+        total = self.step_seconds(shape, layers, is_first=is_first, is_last=is_last) + self.between_seconds(shape)
+        return total + self.overheads.plan_seconds(shape.num_sequences) if is_first else total
+
+    def between_seconds(self, shape: StepShape) -> float:
+        """Seconds from one step to the next, and of inputs beyond those of one sequence."""
+        return self.overheads.lead + self.overheads.prepare_seconds(shape.num_sequences)
 
     def head_seconds(self, shape: StepShape) -> float:
         """Seconds of logits and sampling."""

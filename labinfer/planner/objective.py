@@ -177,7 +177,7 @@ def stage_seconds(parts: Parts, stages: Sequence[Stage], number: int) -> float:
     """Seconds that a stage of a layout takes for steps."""
     stage = stages[number]
     ends = {"is_first": number == 0, "is_last": number == len(stages) - 1}
-    return sum(weight * stage.costs.step_seconds(shape, stage.layers, **ends) for weight, shape in parts)
+    return sum(weight * stage.costs.stage_seconds(shape, stage.layers, **ends) for weight, shape in parts)
 
 
 def make_criteria(objective: str, request: MeanRequest, limits: Limits, num_stages: int) -> Iterator[Criterion]:

@@ -35,17 +35,24 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     send: float = 200e-6
     """Sending activations or tokens, on a stage of several."""
 
-    def schedule_seconds(self, plan: BatchPlan) -> float:
-        """Seconds of rank 0 until it can send a plan."""
-        num_started = sum(len(start.token_ids) for start in plan.starts)
-        return self.schedule + self.schedule_sequence * len(plan.entries) + self.schedule_token * num_started
+    def plan_seconds(self, num_sequences: float, num_started: int = 0) -> float:
+        """Seconds of rank 0 until it can send a plan.
 
-    def prepare_seconds(self, num_sequences: int) -> float:
+        Args:
+            num_started: tokens of the new prompts in it.
+        """
+        return self.schedule + self.schedule_sequence * num_sequences + self.schedule_token * num_started
+
+    def prepare_seconds(self, num_sequences: float) -> float:
         """Seconds in which inputs of a step take longer than those of a step of one sequence."""
         return self.prepare_sequence * max(0, num_sequences - 1)
 
 
+def count_started(plan: BatchPlan) -> int:
+    """Tokens of the new prompts in a plan."""
+    return sum(len(start.token_ids) for start in plan.starts)
+
+
 def plan_bytes(plan: BatchPlan) -> int:
     """Bytes of a plan on its way, approximately."""
-    num_started = sum(len(start.token_ids) for start in plan.starts)
-    return PLAN_BYTES + ENTRY_BYTES * len(plan.entries) + TOKEN_BYTES * num_started
+    return PLAN_BYTES + ENTRY_BYTES * len(plan.entries) + TOKEN_BYTES * count_started(plan)

@@ -61,7 +61,7 @@ class _Spans:
 
     def __init__(self, costs: HostCosts, parts: Parts, is_first: bool, is_last: bool):
         self.fixed = sum(
-            weight * costs.step_seconds(shape, {}, is_first=is_first, is_last=is_last) for weight, shape in parts
+            weight * costs.stage_seconds(shape, {}, is_first=is_first, is_last=is_last) for weight, shape in parts
         )
         by_kind = {
             kind: sum(weight * costs.layer_seconds(kind, shape) for weight, shape in parts)

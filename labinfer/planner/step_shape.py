@@ -25,6 +25,10 @@ class StepShape:
         """Tokens of the micro-batch."""
         return self.num_decodes + sum(tokens for tokens, _ in self.chunks)
 
+    @property
+    def num_sequences(self) -> float:
+        return self.num_decodes + len(self.chunks)
+
     def seen_by_decodes(self, window: int = 0) -> float:
         """Tokens that the decodes see, summed over them, each a window at most; 0 for none."""
         return min(self.decode_context, self.num_decodes * window) if window else self.decode_context

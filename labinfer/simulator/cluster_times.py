@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from labinfer.plan import BatchPlan
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Stage
-from labinfer.planner.overheads import plan_bytes
+from labinfer.planner.overheads import count_started, plan_bytes
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import StepTimes
 from labinfer.simulator.plan_times import Hop, PlanTimes, StageTimes
@@ -56,7 +56,7 @@ class ClusterTimes:
         hops.append(Hop(plan.result_bytes / self._links[-1].bytes_per_second, self._links[-1].latency))
         num_followers = self._topology.num_places - 1
         return PlanTimes(
-            schedule=overheads.schedule_seconds(plan),
+            schedule=overheads.plan_seconds(len(plan.entries), count_started(plan)),
             broadcast=overheads.broadcast + overheads.send_plan * num_followers if num_followers else 0.0,
             deliveries=[
                 overheads.broadcast
