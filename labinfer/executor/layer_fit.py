@@ -21,9 +21,7 @@ CHUNK_BEFORE = (256, 3584)
 """Tokens of a chunk and those before it, in the step that measures the attention of chunks."""
 
 
-def fit_layer(
-    seconds: Callable[[StepShape], float], *, most_decodes: int, length: int, window: int = 0
-) -> LayerCosts:
+def fit_layer(seconds: Callable[[StepShape], float], *, most_decodes: int, length: int, window: int = 0) -> LayerCosts:
     """Costs of a layer, from steps of which each differs from another one in one thing.
 
     What a decode's or a chunk's attention takes however few tokens are seen counts as work by rows.
@@ -38,7 +36,11 @@ def fit_layer(
     by_rows = {rows: seconds(StepShape(rows, rows * few)) for rows in DECODE_ROWS if rows <= most_decodes}
     per_token = _slope(
         [
-            (rows * (min(context, reach) - few), seconds(StepShape(rows, rows * context)) - by_rows[rows], by_rows[rows])
+            (
+                rows * (min(context, reach) - few),
+                seconds(StepShape(rows, rows * context)) - by_rows[rows],
+                by_rows[rows],
+            )
             for rows, context in ((rows, min(context, length)) for rows, context in CONTEXTS)
             if rows in by_rows and min(context, reach) > few
         ]

@@ -98,7 +98,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         machines = []
         for machine in self.machines:
             if machine.count < 1:
-                raise UserError(f"machine {machine.name} has a count of {machine.count}; give at least 1, or leave it out")
+                raise UserError(
+                    f"machine {machine.name} has a count of {machine.count}; give at least 1, or leave it out"
+                )
             if machine.count == 1:
                 machines.append(machine)
                 continue
@@ -165,7 +167,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if names.count(machine.name) > 1:
             raise UserError(f"machine {machine.name!r} is in the cluster twice; give each a name of its own")
         if machine.num_ranks < 0:
-            raise UserError(f"machine {machine.name} has {machine.num_ranks} ranks; give at least 1, or 0 for as many as its largest tp_size")
+            raise UserError(
+                f"machine {machine.name} has {machine.num_ranks} ranks; give at least 1, or 0 for as many as its largest tp_size"
+            )
         if not machine.costs:
             raise UserError(f"machine {machine.name} has no costs; probe it")
         for costs in machine.costs:

@@ -84,7 +84,9 @@ class LayerCosts(msgspec.Struct, frozen=True):
     def context_seconds(self, shape: StepShape) -> float:
         """The part of them in which chunks see what is before them."""
         window = self.window
-        pairs = [tokens_seen(tokens, before, window) - tokens_seen(tokens, 0, window) for tokens, before in shape.chunks]
+        pairs = [
+            tokens_seen(tokens, before, window) - tokens_seen(tokens, 0, window) for tokens, before in shape.chunks
+        ]
         return self.chunk[2] * sum(pairs)
 
     def check(self, name: str) -> None:
@@ -236,7 +238,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         }
         for field in ("layer_bytes", "kv_bytes", "state_bytes"):
             numbers |= {f"{field} of {kind!r}": number for kind, number in getattr(self, field).items()}
-        numbers |= {f"{field} of the overheads": number for field, number in msgspec.structs.asdict(self.overheads).items()}
+        numbers |= {
+            f"{field} of the overheads": number for field, number in msgspec.structs.asdict(self.overheads).items()
+        }
         for field, number in numbers.items():
             _check_number(number, f"{field} in the {owner}")
         if self.tp_size < 1:

@@ -30,8 +30,12 @@ def scheduled_chunks(num_requests: int, prompt: int, output: int, num_stages: in
         return source.times(plan)
 
     model = make_model(GivenTimes(times), num_stages, **scheduling)
-    sampling = SamplingParams(max_tokens=output, ignore_eos=True)
-    requests = [model.make_request(key, TokensPrompt([key] * prompt), sampling) for key in range(num_requests)]
+    requests = [
+        model.make_request(
+            key, TokensPrompt([key] * prompt), SamplingParams(max_tokens=output + 17 * key % 40, ignore_eos=True)
+        )
+        for key in range(num_requests)
+    ]
     assert len(list(model.run(requests))) == num_requests
     return [chunks[key] for key in sorted(chunks)]
 

@@ -154,7 +154,9 @@ def test_layout_has_room_for_the_longest_request():
 
 
 def test_layout_that_is_judged_has_states_for_its_sequences():
-    costs = make_costs(memory=1 << 26, state_bytes={"dense": 1 << 20})  # 54 MiB beside the weights, half of them for states
+    costs = make_costs(
+        memory=1 << 26, state_bytes={"dense": 1 << 20}
+    )  # 54 MiB beside the weights, half of them for states
     limits = Limits(max_model_len=256, max_num_seqs=64)
     problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
     assert judge(problem, [make_stage(costs)]).criterion.num_seqs == find_layout(problem).criterion.num_seqs <= 3

@@ -320,7 +320,10 @@ def test_chart_and_trace_are_written(tmp_path, files):
         ),
         (("--replay", "x.json", "--link", "1gbit,1ms"), "--link is for machines of a --cluster"),
         (("--cluster", "{files}", "--link", "1gbit,1ms", "--model", "x"), "unknown option --model"),
-        (("--cluster", "{files}", "--link", "1gbit,1ms", "--preemption-mode", "swap"), "--preemption-mode swap: the costs"),
+        (
+            ("--cluster", "{files}", "--link", "1gbit,1ms", "--preemption-mode", "swap"),
+            "--preemption-mode swap: the costs",
+        ),
         (("--cluster", "{first}", "--output-json", "{first}"), "--output-json {first} is the --cluster {first} file"),
     ],
 )

@@ -117,7 +117,10 @@ def test_trace_without_rank_0_is_refused():
     [
         ("no JSON", "is no trace"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": "x"}}]}', "the slice 'run' at 0 has"),
-        ('{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": 1, "tokens": 1.5}}]}', "the slice 'run' at 0 has"),
+        (
+            '{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": 1, "tokens": 1.5}}]}',
+            "the slice 'run' at 0 has",
+        ),
         ('{"traceEvents": [{"ph": "X", "name": "run", "ts": 1e308}]}', "the slice 'run' at 1e\\+308 has"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "dur": -1}]}', "lasts -1"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "ts": "x"}]}', "is no trace"),
