@@ -1,4 +1,4 @@
-"""Options of machines that need not be there, and of ``launch.py plan --auto``."""
+"""Options of ``launch.py probe`` and ``launch.py plan --auto``, and of machines that need not be there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from labinfer.planner.objective import OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """The place where costs go."""
+
+    save: str = option("", "also write the costs to this file, for launch.py plan --cluster", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Machines and their links."""
+    """Machines that were probed, and their links."""
 
     cluster: tuple[str, ...] = option(
         (), "costs of machines: files that launch.py probe --save wrote", metavar="FILE[,FILE…]"
@@ -27,7 +34,9 @@ class PlanOptions(ClusterOptions):
     """Choice of a layout by measured costs."""
 
     auto: bool = option(
-        False, "choose machines, their order, tensor-parallel degrees and layers for the machines of --cluster"
+        False,
+        "choose machines, their order, tensor-parallel degrees and layers by measured costs: for the machines of --cluster, or for those "
+        "of this launch, which measure first",
     )
     objective: str = option(
         "throughput",
@@ -41,4 +50,4 @@ class PlanOptions(ClusterOptions):
         "512 in, 128 out)",
         metavar="FILE",
     )
-    save: str = option("", "write the plan to this file", metavar="FILE")
+    save: str = option("", "write the plan to this file, for --layout", metavar="FILE")
