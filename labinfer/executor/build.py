@@ -41,6 +41,7 @@ from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.plan import Command
 from labinfer.rank_stats import StepTimes, WorkerStats
+from labinfer.spmd.command_tree import CommandTree
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
@@ -138,7 +139,7 @@ class Links:
     machine: Communicator | None
     """The placed ranks of this one's machine; itself on a spare rank, None where there is one stage."""
     channel: ControlChannel | None
-    """None on a spare rank whose first model has made it."""
+    """None on a spare rank."""
 
 
 def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shares_channel: bool) -> Links:
@@ -149,7 +150,9 @@ def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shar
     spare = [(rank,) for rank in everyone if rank not in placed]
     carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
     if not shares_channel:
-        channel = ControlChannel(group.split([everyone]), Command, WorkerStats, placed[1:])
+        control = group.split([everyone])
+        if group.rank in placed:
+            channel = ControlChannel(control, Command, WorkerStats, CommandTree(topology.command_order))
     has_pipeline = topology.num_stages > 1
     by_machine: dict[str, list[int]] = {}
     for rank in sorted(placed):
