@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import pytest
 from serving import Reply, Server, serving
 
+from labinfer.planner.workload import read_workload
+
 SMALL = ("--dtype", "float32", "--num-kv-blocks", "512")
 COMPUTES = {"prepare", "run", "sample"}
 
@@ -168,9 +170,26 @@ def test_seconds_that_are_none(server, path, seconds):
     assert reply.error["param"] == "seconds" and repr(seconds) in reply.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/cluster", "/v1/cluster/events", "/v1/cluster/trace"])
+@pytest.mark.parametrize("path", ["/v1/cluster", "/v1/cluster/events", "/v1/cluster/trace", "/v1/cluster/workload"])
 def test_model_that_is_not_served(server, path):
     server.ask("GET", f"{path}?model=other").check_error(404, "invalid_request_error", "model_not_found")
+
+
+def test_sizes_of_requests_are_a_workload(server, tmp_path):
+    text = "the sea and the sky and the wind over the water " * 3
+    for fields in ({}, {"max_tokens": 5, "n": 2}, {"stream": True}):
+        server.post("/v1/completions", {"prompt": text, "max_tokens": 3, "temperature": 1.0, "ignore_eos": True} | fields)
+    server.post("/v1/embeddings", {"input": text})  # for which nothing is generated
+    reply = server.ask("GET", "/v1/cluster/workload")
+    assert reply.status == 200 and reply.headers["Content-Type"] == "application/jsonl"
+    assert "sea" not in reply.body
+    path = tmp_path / "day.jsonl"
+    path.write_text(reply.body)
+    requests = read_workload(str(path)).requests[-4:]
+    length = requests[0].prompt
+    assert length > 20 and [(r.prompt, r.output) for r in requests] == [(length, n) for n in (3, 5, 5, 3)]
+    assert [r.arrival for r in requests] == sorted(r.arrival for r in requests)
+    assert requests[0].cached == 0 < requests[1].cached == requests[3].cached < requests[2].cached == length - 1
 
 
 @pytest.mark.parametrize("query", ["?models=demo", "?model=demo&model=demo", "?=1"])
