@@ -159,6 +159,9 @@ def test_figures_of_the_last_minutes_are_there_for_who_comes_later(server, looke
     _, cluster = server.get("/v1/cluster")
     assert max(one["generation_tokens_per_second"] for one in cluster["history"]) > 10
     assert [one["time_us"] for one in cluster["history"]] == sorted(one["time_us"] for one in cluster["history"])
+    assert [(one["stage"], one["rank"]) for one in cluster["stages"]] == [(0, 0), (1, 1)]
+    assert all(0 < one["step_seconds"] < 1 and one["slowdown"] is None for one in cluster["stages"])
+    assert (cluster["machine_links"], cluster["plan"]) == ([], None)
     assert [(one["threads"], bool(one["cpus"])) for one in cluster["ranks"]] == [(1, True)] * 2
 
 

@@ -44,6 +44,9 @@ async def show(call: Call) -> Response:
             experts=_describe_experts(stats.values()),
             expert_reads=_describe_reads(stats.values()),
             links=history.links(info.name),
+            stages=history.stages(info.name),
+            machine_links=info.machine_links,
+            plan=info.plan or None,
             verdict=history.verdict(info.name),
             history=history.points(info.name),
         )
