@@ -17,7 +17,6 @@ from labinfer.comm.communicator import Communicator
 from labinfer.comm.send_queue import MAX_SENDS, SendQueue
 from labinfer.spmd.command_tree import CommandTree
 
-
 MAX_BEHIND = 128
 """Sends to each receiver that are kept: a rank of a later stage takes a command as many steps later as there are stages between."""
 
