@@ -168,9 +168,11 @@ def test_slow_stage_is_seen_at_a_glance(opened):
     rows = opened.locator("#speeds tbody tr")
     expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms2 msmean of the others1 ×")
     expect(opened.locator("#speeds [data-slow]")).to_have_count(0)
-    push(opened, stats(1, stages=[stage(0, 0.002, 0.0018, 1.111), stage(1, 0.004, 0.002, 2.0)]))
-    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms1.8 mspredicted1.11 ×")
-    expect(rows.nth(1)).to_have_text("Stage 1node-1 · layers 4–74 ms2 mspredicted2 ×slow")
+    drift = {"slow_stage": 1, "better_layers": [5, 3], "gain": 0.31}
+    push(opened, stats(1, stages=[stage(0, 0.002, 0.0018, 1.111), stage(1, 0.004, 0.002, 2.0)], drift=drift))
+    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms1.8 msas measured at the start1.11 ×")
+    expect(rows.nth(1)).to_have_text("Stage 1node-1 · layers 4–74 ms2 msas measured at the start2 ×slow")
+    expect(opened.locator("#speeds-try")).to_have_text("Try: --layers 5,3, which would do 31 % more.")
     bars = [bar.bounding_box()["width"] for bar in opened.locator("#speeds .bar").all()]
     assert bars[1] == pytest.approx(2 * bars[0], rel=0.05)
     colours = opened.locator("#speeds .bar").evaluate_all("(bars) => bars.map((bar) => getComputedStyle(bar).backgroundColor)")

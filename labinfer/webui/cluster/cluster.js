@@ -207,8 +207,8 @@ export class Cluster {
 
   _take(event) {
     if (event.object === "cluster.stats") {
-      const { links, stages, verdict, ...point } = event;
-      Object.assign(this._cluster, { links, stages, verdict });
+      const { links, stages, verdict, drift, ...point } = event;
+      Object.assign(this._cluster, { links, stages, verdict, drift });
       this._history.add([point]);
       this._charts.render(this._words);
       this._renderPresent();

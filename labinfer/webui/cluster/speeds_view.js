@@ -1,8 +1,8 @@
-// SpeedsView: how long a stage computes in a step, against what was predicted, or against the other stages.
+// SpeedsView: how long a stage computes in a step, against what was measured at the start, or against the other stages.
 
 import { byId, make } from "../element.js";
 import { table } from "./table.js";
-import { duration, short } from "./units.js";
+import { duration, percent, short } from "./units.js";
 
 const SLOW = 1.5; // times as long as expected, beyond which a stage is marked
 
@@ -24,11 +24,13 @@ export class SpeedsView {
     place.replaceChildren(table(words.speeds, ["stageColumn", "computes", "expected", "ratio"].map((name) => words.columns[name]), rows));
     place.scrollLeft = scrollLeft;
     byId("speeds-say").textContent = words.speedsSay(String(SLOW));
+    const { better_layers: layers, gain } = cluster.drift ?? {};
+    byId("speeds-try").textContent = layers ? words.betterLayers(layers.join(","), percent(gain)) : "";
   }
 }
 
 /**
- * What is expected of each stage: what was predicted for it, else the mean of the others; null where neither is known.
+ * What is expected of each stage: its time by what was measured at the start, else the mean of the others; null where neither is known.
  * @param {{step_seconds: number, predicted_seconds: number | null, slowdown: number | null}[]} stages
  */
 export function compare(stages) {
