@@ -1,12 +1,13 @@
 """The control channel: rank 0's commands to every other rank, and their replies.
 
 It has a communicator of its own, so that commands never queue up behind activations. In large groups ranks forward commands
-to others; see ``CommandTree``. Replies go to rank 0 directly.
+to others. Replies go to rank 0 directly.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ import torch
 from labinfer.comm import wire
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.send_queue import MAX_SENDS, SendQueue
-from labinfer.spmd.command_tree import CommandTree
 
 MAX_BEHIND = 128
 """Sends to each receiver that are kept: a rank of a later stage takes a command as many steps later as there are stages between."""
@@ -28,14 +28,17 @@ class ControlChannel:
         comm: a communicator used for nothing else.
         command_type: the (tagged union of) struct that commands decode to.
         reply_type: the struct that replies decode to.
-        tree: the ranks that take commands, this one among them, and from whom; by default all of ``comm``.
+        senders: the rank that sends commands to each follower, this one among them; by default rank 0 to all of ``comm``.
     """
 
-    def __init__(self, comm: Communicator, command_type: Any, reply_type: Any, tree: CommandTree | None = None):
-        tree = tree or CommandTree(range(comm.size))
+    def __init__(
+        self, comm: Communicator, command_type: Any, reply_type: Any, senders: Mapping[int, int] | None = None
+    ):
+        senders = dict.fromkeys(range(1, comm.size), 0) if senders is None else senders
         self._comm = comm
-        self._followers = sorted(tree.ranks)[1:]
-        self._sender, self._receivers = tree.sender(comm.rank), tree.receivers(comm.rank)
+        self._followers = sorted(senders)
+        self._sender = senders.get(comm.rank, 0)
+        self._receivers = [rank for rank, sender in senders.items() if sender == comm.rank]
         self._commands = msgspec.msgpack.Decoder(command_type)
         self._replies = msgspec.msgpack.Decoder(reply_type)
         self._sends = SendQueue(max(MAX_SENDS, MAX_BEHIND * len(self._receivers)))

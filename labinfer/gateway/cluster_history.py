@@ -197,7 +197,7 @@ class ClusterHistory:
         return [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)]
 
     def stages(self, name: str) -> list[StageSpeed]:
-        """How long steps of each stage took lately."""
+        """Times of steps of each stage in the last minute with work."""
         model = self._models[name]
         return find_stage_speeds(model.minute[0][1], model.last) if model.minute else []
 

@@ -122,7 +122,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     hop_seconds: float = 0.0
     """Time between two stages, measured at the start; 0 where there is one stage, or nothing was measured."""
     machine_links: list[MachineLink] = []
-    """Those that were measured at the start."""
+    """Links that were measured at the start."""
     plan: str = ""
     """The layout and its alternatives, as a table; empty where the start was not planned."""
     ranks: list[RankFacts]

@@ -33,7 +33,7 @@ class ClusterTimes:
     """Times by costs; see ``TimeSource``.
 
     ``HostCosts.fixed`` counts as the part of a step that needs no activations, so that a stage that waits does it meanwhile.
-    Plans go the way of a ``CommandTree``, from a rank to one after another. Activations go to each tensor-parallel rank of the
+    Plans go from rank 0 and those that forward them to one rank after another. Activations go to each tensor-parallel rank of the
     next stage over the same link.
 
     Args:

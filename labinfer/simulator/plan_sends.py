@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from labinfer.spmd.command_tree import CommandTree
+from labinfer.spmd.command_senders import command_senders
 from labinfer.spmd.topology import Topology
 
 
@@ -13,33 +14,32 @@ class PlanSends:
     """Sends of a plan, stage by stage. Those to a stage count all that the sender does before and for the last of its ranks."""
 
     broadcast: int
-    """Those of rank 0."""
+    """Sends of rank 0."""
     direct: list[int]
-    """Those of rank 0 to each stage; 0 where others send to all its ranks."""
+    """Sends of rank 0 to each stage; 0 where others send to all its ranks."""
     forwards: list[list[tuple[int, int]]]
     """Stages whose ranks send to each stage, ascending, and the sends of such a rank."""
     forwarded: list[int]
-    """Those of a rank of each stage, at most; rank 0 does not count."""
+    """Sends of a rank of each stage, at most; rank 0 does not count."""
 
     @classmethod
     def from_topology(cls, topology: Topology) -> PlanSends:
-        """The sends of a ``CommandTree`` over the ranks of a layout."""
-        tree, num_stages = CommandTree(topology.command_order), topology.num_stages
-        stages = {rank: stage for stage in range(num_stages) for rank in topology.stage_ranks(stage)}
-        direct, forwarded = [0] * num_stages, [0] * num_stages
-        forwards: list[dict[int, int]] = [{} for _ in range(num_stages)]
-        for receiver, stage in stages.items():
-            sender = tree.sender(receiver)
-            count = tree.receivers(sender).index(receiver) + 1 if receiver else 0
+        """The sends of a layout's ranks."""
+        stages = {rank: stage for stage in range(topology.num_stages) for rank in topology.stage_ranks(stage)}
+        direct, forwarded = [0] * topology.num_stages, [0] * topology.num_stages
+        forwards: list[dict[int, int]] = [{} for _ in direct]
+        counts: Counter[int] = Counter()
+        for receiver, sender in command_senders(topology.command_order).items():
+            counts[sender] += 1
+            stage, sender_stage = stages[receiver], stages[sender]
             if sender == 0:
-                direct[stage] = max(direct[stage], count)
+                direct[stage] = counts[sender]
             else:
-                by_sender = forwards[stage]
-                by_sender[stages[sender]] = max(by_sender.get(stages[sender], 0), count)
-                forwarded[stages[sender]] = max(forwarded[stages[sender]], count)
+                forwards[stage][sender_stage] = max(counts[sender], forwards[stage].get(sender_stage, 0))
+                forwarded[sender_stage] = max(counts[sender], forwarded[sender_stage])
         return cls(
-            broadcast=len(tree.receivers(0)),
+            broadcast=counts[0],
             direct=direct,
-            forwards=[sorted(by_sender.items()) for by_sender in forwards],
+            forwards=[sorted(by_stage.items()) for by_stage in forwards],
             forwarded=forwarded,
         )

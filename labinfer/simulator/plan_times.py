@@ -37,7 +37,7 @@ class Forward(NamedTuple):
     """The way of a plan from ranks of a stage to those of the same or a later one."""
 
     stage: int
-    """That sends it. Rank 0 is no part of it: what it sends are deliveries."""
+    """Number of the first. Rank 0 is no part of it: what it sends are deliveries."""
     seconds: float
     """From when that stage takes the plan until the last of these ranks has it."""
 

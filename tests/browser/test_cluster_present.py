@@ -175,7 +175,9 @@ def test_slow_stage_is_seen_at_a_glance(opened):
     expect(opened.locator("#speeds-try")).to_have_text("Try: --layers 5,3, which would do 31 % more.")
     bars = [bar.bounding_box()["width"] for bar in opened.locator("#speeds .bar").all()]
     assert bars[1] == pytest.approx(2 * bars[0], rel=0.05)
-    colours = opened.locator("#speeds .bar").evaluate_all("(bars) => bars.map((bar) => getComputedStyle(bar).backgroundColor)")
+    colours = opened.locator("#speeds .bar").evaluate_all(
+        "(bars) => bars.map((bar) => getComputedStyle(bar).backgroundColor)"
+    )
     assert colours[0] != colours[1]
     push(opened, stats(2, stages=[]))
     expect(opened.locator("#speeds")).to_be_hidden()

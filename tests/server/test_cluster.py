@@ -181,7 +181,9 @@ def test_model_that_is_not_served(server, path):
 def test_sizes_of_requests_are_a_workload(server, tmp_path):
     text = "the sea and the sky and the wind over the water " * 3
     for fields in ({}, {"max_tokens": 5, "n": 2}, {"stream": True}):
-        server.post("/v1/completions", {"prompt": text, "max_tokens": 3, "temperature": 1.0, "ignore_eos": True} | fields)
+        server.post(
+            "/v1/completions", {"prompt": text, "max_tokens": 3, "temperature": 1.0, "ignore_eos": True} | fields
+        )
     server.post("/v1/embeddings", {"input": text})  # for which nothing is generated
     reply = server.ask("GET", "/v1/cluster/workload")
     assert reply.status == 200 and reply.headers["Content-Type"] == "application/jsonl"

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "models": "layers functions weights",
     "layers": "functions comm weights spmd",
     "functions": "native",
-    "comm": "spmd heartbeat native",
+    "comm": "heartbeat native",
     "body_reader": "",
     "parsed_body": "protocol prompts text sampling_params",
     "protocol": "prompts text sampling_params structured_outputs",

@@ -301,7 +301,9 @@ def test_prompts_of_a_server_s_workload_share_what_was_found_in_its_cache(llm, t
     lines = [(1000, 40, 0, 3), (1500, 50, 32, 2), (2500, 30, 16, 4)]
     keys = ("timestamp", "prompt_tokens", "cached_tokens", "output_tokens")
     path.write_text("\n".join(json.dumps(dict(zip(keys, line, strict=True))) for line in lines), encoding="utf-8")
-    first, second, third = (request.prompt_token_ids for request in RequestMaker(llm, OPTIONS).workload(str(path), 3)[0])
+    first, second, third = (
+        request.prompt_token_ids for request in RequestMaker(llm, OPTIONS).workload(str(path), 3)[0]
+    )
     assert [len(prompt) for prompt in (first, second, third)] == [40, 50, 30]
     assert second[:16] == third[:16] and second[16:24] != third[16:24] and first[:8] != second[:8]
 

@@ -13,7 +13,7 @@ from labinfer.comm.communicator import Handle
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.local import LocalCommunicator
 from labinfer.errors import WaitTimeout
-from labinfer.spmd.command_tree import CommandTree
+from labinfer.spmd.command_senders import command_senders
 
 
 class Note(msgspec.Struct, tag="note"):
@@ -103,12 +103,12 @@ COMMANDS = [Note("one"), Number(2), Note("long" * 5000), *(Number(value) for val
 
 @pytest.mark.parametrize("ranks", [range(6), (0, 5, 1, 4, 2), (0, 3)])
 def test_forwarded_commands_reach_every_rank_in_order(ranks):
-    tree = CommandTree(ranks, max_direct=1, fan_out=2)
+    senders = command_senders(ranks, max_direct=1, fan_out=2)
 
     def work(comm):
         if comm.rank not in ranks:
             return None
-        channel = ControlChannel(comm, Note | Number, Number, tree)
+        channel = ControlChannel(comm, Note | Number, Number, senders)
         if comm.rank == 0:
             for command in COMMANDS:
                 channel.broadcast(command)
@@ -126,15 +126,16 @@ def test_forwarded_commands_reach_every_rank_in_order(ranks):
 
 def test_command_is_forwarded_before_it_is_looked_at():
     """So a rank that fails over a command, or works on it for long, keeps it from nobody."""
-    tree = CommandTree(range(4), max_direct=1, fan_out=1)
+    senders = command_senders(range(4), max_direct=1, fan_out=1)
 
     def work(comm):
         if comm.rank == 0:
-            return ControlChannel(comm, Note, Number, tree).broadcast(Note("hello"))
+            return ControlChannel(comm, Note, Number, senders).broadcast(Note("hello"))
         if comm.rank == 3:
-            return ControlChannel(comm, Note, Number, tree).receive()
+            return ControlChannel(comm, Note, Number, senders).receive()
         with pytest.raises(wire.WireError):
-            ControlChannel(comm, Number, Number, tree).receive()
+            ControlChannel(comm, Number, Number, senders).receive()
+        return None
 
     assert LocalCommunicator.run(4, work)[3] == Note("hello")
 
@@ -158,8 +159,8 @@ class SilentCommunicator(LocalCommunicator):
 
 @pytest.mark.parametrize(("rank", "sender"), [(1, 0), (2, 0), (3, 1), (5, 2)])
 def test_wait_for_a_forwarded_command_names_who_forwards_it(rank, sender):
-    tree = CommandTree(range(6), max_direct=1, fan_out=2)
-    channel = ControlChannel(SilentCommunicator(rank=rank, size=6), Note, Number, tree)
+    senders = command_senders(range(6), max_direct=1, fan_out=2)
+    channel = ControlChannel(SilentCommunicator(rank=rank, size=6), Note, Number, senders)
     with pytest.raises(WaitTimeout, match=f"^the next plan from rank {sender}$"):
         channel.receive()
 
