@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from golden import NUM_TOKENS, PROMPTS, golden
+from golden import PROMPTS, golden
 from launchers import matrix, run
 
 FORWARDING = "tests/cluster/forwarding_launch.py"
+NUM_TOKENS = 16
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def job(tmp_path) -> list[str]:
 @pytest.mark.parametrize(
     ("launcher", "ranks", "layout"),
     matrix(
-        ("mpirun", 5, ("-tp", "2,1,2")),
-        over=[(5, ("-tp", "2,1,2")), (6, ("-tp", "2,2,1", "--ranks", "3,1,5,4,0"))],
+        ("mpirun", 4, ("-tp", "1,2,1")),
+        over=[(4, ("-tp", "1,2,1")), (6, ("-tp", "2,2,1", "--ranks", "3,1,5,4,0"))],
     ),
 )
 def test_forwarded_plans_give_the_same_tokens(launcher, ranks, layout, model, job):
@@ -34,7 +35,7 @@ def test_forwarded_plans_give_the_same_tokens(launcher, ranks, layout, model, jo
     assert done.returncode == 0, done.text
     with open(job[-1]) as file:
         answers = {record["id"]: record["token_ids"] for record in map(json.loads, file)}
-    assert answers == dict(enumerate(golden("qwen2-tied").tokens))
+    assert answers == {number: tokens[:NUM_TOKENS] for number, tokens in enumerate(golden("qwen2-tied").tokens)}
 
 
 @pytest.mark.slow
