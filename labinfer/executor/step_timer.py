@@ -131,9 +131,8 @@ class StepTimer:
         """Seconds to encode a plan on rank 0, and to decode it where it arrives."""
         later = self._later(plan)
         parts = wire.pack(later)
-        first, rest = parts[0], parts[1] if len(parts) > 1 else None
         encode = self._time(lambda: wire.pack(later))
-        return encode, self._time(lambda: wire.unpack(first, rest, _decode_command))
+        return encode, self._time(lambda: wire.unpack(parts, _decode_command))
 
     def time_head(self, plan: BatchPlan) -> float:
         """Seconds from a step's last hidden states to its sampled tokens."""

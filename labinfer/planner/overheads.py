@@ -43,6 +43,11 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.schedule + self.schedule_sequence * num_sequences + self.schedule_token * num_started
 
+    @property
+    def arrival_seconds(self) -> float:
+        """Seconds from the end of a plan's sending within one machine until it is decoded."""
+        return self.delivery + self.decode
+
     def prepare_seconds(self, num_sequences: float) -> float:
         """Seconds in which inputs of a step take longer than those of a step of one sequence."""
         return self.prepare_sequence * max(0, num_sequences - 1)

@@ -11,7 +11,8 @@ from labinfer.planner.objective import Stage
 from labinfer.planner.overheads import count_started, plan_bytes
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import StepTimes
-from labinfer.simulator.plan_times import Hop, PlanTimes, StageTimes
+from labinfer.simulator.plan_sends import PlanSends
+from labinfer.simulator.plan_times import Forward, Hop, PlanTimes, StageTimes
 from labinfer.spmd.topology import Topology
 
 MEASURED_SIZES = (1, 8, 64)
@@ -22,7 +23,8 @@ class ClusterTimes:
     """Times by costs; see ``TimeSource``.
 
     ``HostCosts.fixed`` counts as the part of a step that needs no activations, so that a stage that waits does it meanwhile.
-    Plans go to one rank after another. Activations go to each tensor-parallel rank of the next stage over the same link.
+    Plans go from rank 0 and those that forward them to one rank after another. Activations go to each tensor-parallel rank of the
+    next stage over the same link.
 
     Args:
         stages: of the topology, in order.
@@ -30,43 +32,54 @@ class ClusterTimes:
 
     def __init__(self, topology: Topology, stages: Sequence[Stage], cluster: Cluster):
         self._topology, self._stages = topology, stages
-        num_stages, rank0_stage = topology.num_stages, topology.place(0).stage
-        order = {rank: place for place, rank in enumerate(topology.placed_ranks)}
-        self._num_sends = [
-            max((order[rank] for rank in topology.stage_ranks(stage)), default=0) for stage in range(num_stages)
-        ]
-        """Sends until the last rank of each stage has been sent a plan."""
-        rank0 = stages[rank0_stage]
+        self._sends = sends = PlanSends.from_topology(topology)
+        rank0 = stages[topology.place(0).stage]
         self._scheduling = rank0.costs.overheads
         self._control = [cluster.link(rank0.machine, stage.machine) for stage in stages]
+        self._forwards = [
+            [(sender, num_sends, cluster.link(stages[sender].machine, stage.machine)) for sender, num_sends in counts]
+            for stage, counts in zip(stages, sends.forwards, strict=True)
+        ]
         self._links = [cluster.link(a.machine, b.machine) for a, b in itertools.pairwise((*stages, rank0))]
-        self._kinds = [self._kind(stage) for stage in range(num_stages)]
+        self._kinds = [self._kind(stage) for stage in range(topology.num_stages)]
 
     def times(self, plan: BatchPlan) -> PlanTimes:
-        shape, num_stages = StepShape.from_plan(plan), self._topology.num_stages
+        shape, size, overheads = StepShape.from_plan(plan), plan_bytes(plan), self._scheduling
         by_kind: dict[tuple, StageTimes] = {}
-        for number, kind in enumerate(self._kinds):
+        for stage, kind in enumerate(self._kinds):
             if kind not in by_kind:
-                by_kind[kind] = self._stage_times(number, shape, len(plan.entries))
-        size, overheads = plan_bytes(plan), self._scheduling
+                by_kind[kind] = self._stage_times(stage, shape, len(plan.entries))
         hops = [
             Hop(sender.costs.sent_bytes(shape.rows, receiver.costs) / link.bytes_per_second, link.latency)
             for (sender, receiver), link in zip(itertools.pairwise(self._stages), self._links, strict=False)
         ]
         hops.append(Hop(plan.result_bytes / self._links[-1].bytes_per_second, self._links[-1].latency))
-        num_followers = self._topology.num_places - 1
+        num_sends = self._sends.broadcast
         return PlanTimes(
             schedule=overheads.plan_seconds(len(plan.entries), count_started(plan)),
-            broadcast=overheads.broadcast + overheads.send_plan * num_followers if num_followers else 0.0,
+            broadcast=overheads.broadcast + overheads.send_plan * num_sends if num_sends else 0.0,
             deliveries=[
                 overheads.broadcast
                 + overheads.send_plan * num_sends
-                + stage.costs.overheads.delivery
-                + stage.costs.overheads.decode
+                + stage.costs.overheads.arrival_seconds
                 + link.seconds(size)
-                for stage, num_sends, link in zip(self._stages, self._num_sends, self._control, strict=True)
+                if num_sends
+                else 0.0
+                for stage, num_sends, link in zip(self._stages, self._sends.direct, self._control, strict=True)
             ],
-            stages=[by_kind[self._kinds[stage]] for stage in range(num_stages)],
+            stages=[by_kind[kind] for kind in self._kinds],
+            forwards=[
+                [
+                    Forward(
+                        sender,
+                        self._stages[sender].costs.overheads.send_plan * num_sends
+                        + stage.costs.overheads.arrival_seconds
+                        + link.seconds(size),
+                    )
+                    for sender, num_sends, link in forwards
+                ]
+                for stage, forwards in zip(self._stages, self._forwards, strict=True)
+            ],
             hops=hops,
         )
 
@@ -89,7 +102,8 @@ class ClusterTimes:
         """Equal for stages of equal times; costs are compared by identity, as they are large."""
         part, topology = self._stages[stage], self._topology
         first = next(number for number, other in enumerate(self._stages) if other.costs is part.costs)
-        return first, tuple(part.layers.items()), topology.is_first(stage), topology.is_last(stage)
+        ends = topology.is_first(stage), topology.is_last(stage)
+        return first, tuple(part.layers.items()), *ends, self._sends.forwarded[stage]
 
     def _stage_times(self, stage: int, shape: StepShape, num_sequences: int) -> StageTimes:
         part, topology = self._stages[stage], self._topology
@@ -101,5 +115,5 @@ class ClusterTimes:
             run=seconds - costs.fixed - sample,
             sample=sample,
             send=costs.overheads.send if topology.num_stages > 1 else 0.0,
-            lead=costs.overheads.lead,
+            lead=costs.overheads.lead + costs.overheads.send_plan * self._sends.forwarded[stage],
         )
