@@ -55,6 +55,8 @@ CACHE_TOKENS = 1 << 16
 CACHE_FRACTION = 0.25
 """Part of the free memory that it takes at most."""
 FILL_TOKENS = 128
+FEW_SEQUENCES = 16
+"""Sequences of a step whose inputs are timed beside those of one."""
 
 
 def probe_cluster(
@@ -171,7 +173,7 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
     head = make_points({rows: timer.time_head(timer.decodes(rows, few)) for rows in HEAD_ROWS if rows <= most})
     places = measured_places(layout)
     layers = {kind: decoder.model.layers[str(numbers[0])] for kind, numbers in places.items()}
-    fixed, overheads = _measure_inputs(timer, few, most)
+    fixed, overheads = _measure_inputs(timer, few, min(FEW_SEQUENCES, most))
     width, dtype = config.hidden_size, layout.dtype(place)
     sums = Points([], [])
     if place.tp_size > 1:
@@ -222,13 +224,12 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
 
     Args:
         few: tokens that each sequence sees.
-        most: sequences of a step.
+        most: sequences of another step.
     """
-    single = timer.decodes(1, few)
-    fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)
+    fixed, encode, decode = timer.time_inputs(timer.decodes(1, few))
     sequence = 0.0
     if most > 1:
-        sequence = max(0.0, timer.time_inputs(timer.decodes(most, few)) - fixed) / (most - 1)
+        sequence = max(0.0, timer.time_inputs(timer.decodes(most, few))[0] - fixed) / (most - 1)
     return fixed, Overheads(broadcast=encode, decode=decode, prepare_sequence=sequence)
 
 

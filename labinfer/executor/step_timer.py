@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ MAX_STEPS = 200
 """… unless they are this many."""
 NUM_BATCHES = 2
 """Batches of steps of which the fastest counts: others run on the machine too."""
+INPUT_STEPS = 8
+"""Steps whose inputs are timed."""
 SLOW_SECONDS = 0.3
 """Steps that take longer are not repeated again."""
 
@@ -119,20 +122,25 @@ class StepTimer:
         self._forget(plan)
         return seconds
 
-    def time_inputs(self, plan: BatchPlan) -> float:
-        """Seconds to build a step's inputs."""
+    def time_inputs(self, plan: BatchPlan) -> tuple[float, float, float]:
+        """Seconds to build a step's inputs, to encode its plan and to decode it: each after a step's layers, as in a run, which leave little
+        of it in a processor's caches."""
         self.runner.prepare(plan)
         later = self._later(plan)
-        seconds = self._time(lambda: self.runner.prepare(later))
+        parts, batches = wire.pack(later), []
+        calls = (
+            lambda: batches.append(self.runner.prepare(later)),
+            lambda: wire.pack(later),
+            lambda: wire.unpack(parts, _decode_command),
+        )
+        times: list[list[float]] = [[] for _ in calls]
+        for _ in range(INPUT_STEPS):
+            for call, seconds in zip(calls, times, strict=True):
+                seconds.append(self.stopwatch.time(call))
+                self._run(self.runner, later, batches[-1])
+            batches.clear()
         self._forget(plan)
-        return seconds
-
-    def time_plan(self, plan: BatchPlan) -> tuple[float, float]:
-        """Seconds to encode a plan on rank 0, and to decode it where it arrives."""
-        later = self._later(plan)
-        parts = wire.pack(later)
-        encode = self._time(lambda: wire.pack(later))
-        return encode, self._time(lambda: wire.unpack(parts, _decode_command))
+        return tuple(map(statistics.median, times))
 
     def time_head(self, plan: BatchPlan) -> float:
         """Seconds from a step's last hidden states to its sampled tokens."""
