@@ -226,10 +226,11 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
         few: tokens that each sequence sees.
         most: sequences of another step.
     """
-    fixed, encode, decode = timer.time_inputs(timer.decodes(1, few))
+    single = timer.decodes(1, few)
+    fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)
     sequence = 0.0
     if most > 1:
-        sequence = max(0.0, timer.time_inputs(timer.decodes(most, few))[0] - fixed) / (most - 1)
+        sequence = max(0.0, timer.time_inputs(timer.decodes(most, few)) - fixed) / (most - 1)
     return fixed, Overheads(broadcast=encode, decode=decode, prepare_sequence=sequence)
 
 

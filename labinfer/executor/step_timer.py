@@ -24,8 +24,8 @@ MAX_STEPS = 200
 """… unless they are this many."""
 NUM_BATCHES = 2
 """Batches of steps of which the fastest counts: others run on the machine too."""
-INPUT_STEPS = 8
-"""Steps whose inputs are timed."""
+INPUT_STEPS = 5
+"""Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
 SLOW_SECONDS = 0.3
 """Steps that take longer are not repeated again."""
 
@@ -122,25 +122,31 @@ class StepTimer:
         self._forget(plan)
         return seconds
 
-    def time_inputs(self, plan: BatchPlan) -> tuple[float, float, float]:
-        """Seconds to build a step's inputs, to encode its plan and to decode it: each after a step's layers, as in a run, which leave little
-        of it in a processor's caches."""
+    def time_inputs(self, plan: BatchPlan) -> float:
+        """Seconds to build a step's inputs."""
         self.runner.prepare(plan)
         later = self._later(plan)
-        parts, batches = wire.pack(later), []
-        calls = (
-            lambda: batches.append(self.runner.prepare(later)),
-            lambda: wire.pack(later),
-            lambda: wire.unpack(parts, _decode_command),
-        )
-        times: list[list[float]] = [[] for _ in calls]
+        seconds, batch = [], []
         for _ in range(INPUT_STEPS):
-            for call, seconds in zip(calls, times, strict=True):
-                seconds.append(self.stopwatch.time(call))
-                self._run(self.runner, later, batches[-1])
-            batches.clear()
+            batch.clear()
+            seconds.append(self.stopwatch.time(lambda: batch.append(self.runner.prepare(later))))
+            self._run(self.runner, later, batch[0])
         self._forget(plan)
-        return tuple(map(statistics.median, times))
+        return statistics.median(seconds)
+
+    def time_plan(self, plan: BatchPlan) -> tuple[float, float]:
+        """Seconds to encode a step's plan, and to decode it."""
+        batch = self.runner.prepare(plan)
+        later = self._later(plan)
+        parts = wire.pack(later)
+        encode, decode = [], []
+        for _ in range(INPUT_STEPS):
+            encode.append(self.stopwatch.time(lambda: wire.pack(later)))
+            self._run(self.runner, plan, batch)
+            decode.append(self.stopwatch.time(lambda: wire.unpack(parts, _decode_command)))
+            self._run(self.runner, plan, batch)
+        self._forget(plan)
+        return statistics.median(encode), statistics.median(decode)
 
     def time_head(self, plan: BatchPlan) -> float:
         """Seconds from a step's last hidden states to its sampled tokens."""
@@ -189,6 +195,8 @@ class StepTimer:
         if estimate > SLOW_SECONDS:
             return estimate
         count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / estimate)))
+        if count == 1:
+            return min(estimate, self._time_batch(step, 1))
         return min(self._time_batch(step, count) for _ in range(NUM_BATCHES))
 
     def _time_batch(self, step: Callable[[], object], count: int) -> float:
