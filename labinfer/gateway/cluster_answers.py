@@ -187,6 +187,20 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     """Oldest first."""
 
 
+class LayoutChanged(Answer, kw_only=True, tag_field="object", tag="cluster.layout"):
+    """The layout in which a model is served now, and the seconds in which nothing ran: 0 where it was served so before."""
+
+    model: str
+    changed: bool
+    pause_seconds: float
+    num_blocks: Count
+    max_model_len: Count
+    """Tokens."""
+    quantization: str
+    ranks: list[RankFacts]
+    """Ranks that have a part of it."""
+
+
 class TraceFile(Answer):
     """A trace in the format of Chrome's, which Perfetto opens."""
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -26,6 +27,9 @@ from labinfer.spmd.end_launcher import end_launcher
 from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface
 from labinfer.spmd.machine import RankInfo, describe_rank
 from labinfer.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
+
+if TYPE_CHECKING:
+    from labinfer.comm.doorbells import Doorbells
 
 CONNECT_SECONDS = 60.0
 """Time that rank 0 waits for the lifelines of ranks that have joined the transport already."""
@@ -53,9 +57,11 @@ class RankGroup:
     lifeline: Lifeline | None
     everyone: list[RankInfo]
     """All ranks of the launch."""
-    threads: ThreadChoice
+    threads: ThreadChoice = ThreadChoice(1, "not chosen yet")
     made: list[Communicator] = field(default_factory=list)
     """Communicators that were split off, in the same order on every rank; they end with the group."""
+    doorbells: dict[tuple[int, ...], Doorbells] = field(default_factory=dict)
+    """Bells that ranks of this machine share, by these ranks: their memory is never given back, so it is used again."""
 
     @property
     def rank(self) -> int:
@@ -119,6 +125,28 @@ class RankGroup:
         if self.lifeline is not None:
             self.lifeline.fail(text, investigate)
 
+    def take_cores(self, ranks: Sequence[int], threads: int) -> None:
+        """Take this rank's share of its machine's cores: one of the shares of these ranks, of all where there are none, and its own.
+
+        Args:
+            threads: ``--threads``.
+        """
+        mine = self.everyone[self.rank]
+        working = [info for info in self.everyone if info == mine or not ranks or info.rank in ranks]
+        environment, was_bound = self.environment, bool(self.threads.bound_to)
+        self.threads = choose_threads(mine, working, threads, environment.omp_num_threads, environment.omp_forced)
+        if self.threads.bound_to or was_bound:  # before torch starts its threads, though those it has are moved too
+            bind(self.threads.bound_to or mine.cpus)
+        torch.set_num_threads(self.threads.count)
+        self.progress.oversubscribed = is_oversubscribed(working, mine.node)
+
+    def end_splits(self) -> None:
+        """End all communicators that were split off; collective. Nothing may be on its way."""
+        self.progress.doorbells = None
+        for comm in reversed(self.made):
+            comm.close()
+        self.made.clear()
+
     def close(self, patient: bool = False) -> None:
         """Leave in an orderly way; collective. What was split off ends here; the transport ends with the process, as another
         LLM may use it until then.
@@ -129,9 +157,7 @@ class RankGroup:
         if self.lifeline is not None:
             with self.progress.without_limit() if patient else nullcontext():
                 self.comm.barrier()
-            for comm in reversed(self.made):
-                comm.close()
-            self.made.clear()
+            self.end_splits()
             self.lifeline.close()
 
 
@@ -150,12 +176,6 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
     everyone = [
         msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
     ]
-    working = [info for info in everyone if info == mine or not parallel.ranks or info.rank in parallel.ranks]
-    threads = choose_threads(mine, working, runtime.threads, environment.omp_num_threads, environment.omp_forced)
-    if threads.bound_to:  # before torch starts its threads, though those it has are moved too
-        bind(threads.bound_to)
-    torch.set_num_threads(threads.count)
-    progress.oversubscribed = is_oversubscribed(working, mine.node)
     faults = FaultOptions(
         timeout=runtime.fault_timeout,
         hosts=[info.node for info in everyone],
@@ -166,16 +186,18 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         },
         end_launcher=end_launcher if environment.uses_mpi else lambda: "",
     )
-    lifeline = _tie_lifeline(comm, everyone, progress, faults) if comm.size > 1 else None
-    return RankGroup(
+    group = RankGroup(
         environment=environment,
         comm=comm,
         ranks=tuple(range(comm.size)),
         progress=progress,
-        lifeline=lifeline,
+        lifeline=None,
         everyone=everyone,
-        threads=threads,
     )
+    group.take_cores(parallel.ranks, runtime.threads)
+    if comm.size > 1:
+        group.lifeline = _tie_lifeline(comm, everyone, progress, faults)
+    return group
 
 
 def _join_transport(

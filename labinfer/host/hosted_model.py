@@ -41,9 +41,13 @@ class HostedModel:
     """Steps that came back since somebody watched, up to ``watched_most``."""
     watched_most: int = 0
 
-    def step(self) -> News:
-        """Step the engine and count; returns the news of its requests by their ids."""
-        news, engine = self.llm.driver.step(), self.llm.engine
+    def step(self, launches: bool = True) -> News:
+        """Step the engine and count; returns the news of its requests by their ids.
+
+        Args:
+            launches: see ``EngineDriver.step``.
+        """
+        news, engine = self.llm.driver.step(launches), self.llm.engine
         batch = engine.last_batch
         if batch is not None:
             num_tokens = batch.plan.num_tokens

@@ -58,6 +58,8 @@ class Telemetry:
         self._was_working = self._is_watched = False
         self._last, self._next, self._left = 0.0, 0.0, IDLE_STATS
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
+        if lifeline is not None:
+            lifeline.stats.clear()  # of ranks in another layout
         self._own, self._worked = self._own_stats(0), self._working_seconds()  # of now, for the next time
         self._worked_before = self._worked  # when the ranks sent ``_stats``
 

@@ -124,8 +124,11 @@ class Worker:
         self.runner = None
 
     def expert_tokens(self) -> dict[int, list[int]]:
-        """Tokens that each expert of a layer was given so far, by layer; empty but on a stage's first tp rank."""
-        return {layer: num_tokens_E.tolist() for layer, num_tokens_E in self.runner.model.expert_loads().items()}
+        """Tokens that each expert of a layer was given so far, by layer; empty but on a stage's first tp rank, and when this is
+        closed: another thread may call it."""
+        runner = self.runner
+        loads = runner.model.expert_loads() if runner is not None else {}
+        return {layer: num_tokens_E.tolist() for layer, num_tokens_E in loads.items()}
 
     def reset_counters(self) -> None:
         """Count steps, busy seconds and the experts' tokens from 0 again."""

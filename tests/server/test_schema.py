@@ -79,6 +79,10 @@ REASONS = (
     "the chat template refuses these messages",
     "this model's chat template has no place for tools",
     "chat_template_kwargs",
+    "the layout -tp",
+    "layers [0-9,]+ (adds up to|names)",
+    "ranks [0-9,]+ (names|leaves out)",
+    "tensor_parallel_size [0-9,]+ names",
 )
 """Why a request may be refused that breaks no rule a JSON schema has."""
 
@@ -211,6 +215,8 @@ def ask(server: Server, case, *unchecked):
             body.pop("max_completion_tokens", None)  # which would go before it
         elif case.operation.path == "/v1/responses":
             body["max_output_tokens"] = body.get("max_output_tokens") or MAX_TOKENS
+        elif case.operation.path == "/v1/cluster/layout":  # to load the model again each time takes long
+            body.update(dtype=["float32"], quantization="auto")
     if case.operation.path.startswith(("/v1/cluster", "/v1/requests")):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
         if case.operation.path.startswith("/v1/cluster/") and can_look(query.get("seconds", 1)):
