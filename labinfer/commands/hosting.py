@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -15,18 +14,23 @@ from labinfer.commands.session import Session
 from labinfer.config import EngineOptions, as_keywords
 from labinfer.engine.request import Request
 from labinfer.errors import AgreedError, UserError
+from labinfer.gateway.options import ServerOptions
 from labinfer.host.engine_host import EngineHost, Layouts
 from labinfer.host.followers import follow_host
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.link.frames import LayoutAnswer
 from labinfer.link.layout_change import LayoutChange
+from labinfer.link.stats import Drift
 from labinfer.llm import LLM, follow_all
+from labinfer.option_fields import join
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.machine import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
+WORTH_SECONDS = 600.0
+"""Time in which a better split of the layers has to do more than the pause costs."""
 CHECK_PROMPT, CHECK_TOKENS = 4, 2
 """Tokens of the prompt, and of the answer, with which a layout shows that it computes numbers."""
 
@@ -37,26 +41,24 @@ class Hosting:
     Args:
         layouts: options of each model.
         link: to the gateway; None on ranks other than 0.
-        drain_seconds: see ``EngineHost``.
     """
 
-    def __init__(self, session: Session, layouts: Layouts, link: GatewayLink | None, drain_seconds: float):
+    def __init__(self, session: Session, layouts: Layouts, link: GatewayLink | None, own: ServerOptions):
         self._session, self._group, self._link = session, session.group, link
-        self._layouts, self._drain_seconds = layouts, drain_seconds
+        self._layouts, self._own = layouts, own
+        self._failed: list[Layouts] = []
+        self._load_seconds = 0.0
         self.llms: dict[str, LLM] = {}
         self._host: EngineHost | None = None
 
-    def load(self, outcome: LayoutAnswer | None = None) -> None:
+    def load(self) -> None:
         """Load the models, and say what each rank has of them.
-
-        Args:
-            outcome: the end of the change that has led here, if one has.
 
         Raises:
             AgreedError: one cannot be loaded.
         """
         self._load(self._layouts)
-        self._prepare(outcome)
+        self._prepare(None)
 
     def run(self) -> None:
         """Host the models, in whatever layout is asked for, until a signal comes.
@@ -82,9 +84,10 @@ class Hosting:
                     self.llms,
                     self._link,
                     self._session.signals.check,
-                    self._drain_seconds,
+                    self._own.drain_timeout,
                     is_last=self._session.environment.supervisor is None,
                     plan_change=self._plan,
+                    plan_split=self._plan_split if self._own.replan == "auto" else lambda model, drift: None,
                     outcome=outcome,
                 )
 
@@ -118,27 +121,41 @@ class Hosting:
             raise UserError("ranks: several models are served, which all have the same ranks; leave none out, and add none")
         return None if _is_same(layout, llm.layout) else self._layouts | {change.model: options}
 
+    def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
+        """Rank 0: options with the better split of a model's layers; None where it could not be loaded before, or is not worth it."""
+        topology, before = self.llms[name].layout.topology, self._layouts[name]
+        parallel = replace(
+            before.parallel,
+            tensor_parallel_size=topology.tp_sizes,
+            pipeline_parallel_size=topology.num_stages,
+            layers=tuple(drift.layers),
+        )
+        layouts = self._layouts | {name: replace(before, parallel=parallel)}
+        if layouts in self._failed or drift.gain * WORTH_SECONDS <= self._load_seconds:
+            return None
+        logger.info("--replan auto: the layers of %s are split %s from now on", name, join(parallel.layers))
+        return layouts
+
     def _change(self, layouts: Layouts) -> str:
         """Load the models in other layouts, and those of before where that fails. Returns why it has."""
         lengths = [llm.facts.max_model_len for llm in self.llms.values() if not llm.is_spare]
-        problem = ""
         try:
             self._reload(layouts)
             self._check(lengths)
             self._layouts = layouts
+            return ""
         except AgreedError as error:
             problem = str(error)
-        if problem:
-            try:
-                self._reload(self._layouts)
-            except AgreedError as error:
-                raise RuntimeError(f"{problem}; nor can the layout of before be loaded again: {error}") from None
+        self._failed.append(layouts)
+        try:
+            self._reload(self._layouts)
+        except AgreedError as error:
+            raise RuntimeError(f"{problem}; nor can the layout of before be loaded again: {error}") from None
         return problem
 
     def _reload(self, layouts: Layouts) -> None:
-        for llm in self.llms.values():
-            llm.unload()
-        self.llms.clear()
+        while self.llms:
+            self.llms.popitem()[1].unload()
         self._group.end_splits()
         return_freed_memory()
         ranks = [options.parallel.ranks for options in layouts.values()]
@@ -146,8 +163,10 @@ class Hosting:
         self._load(layouts)
 
     def _load(self, layouts: Layouts) -> None:
+        begin = time.monotonic()
         for name, options in layouts.items():
             self.llms[name] = load(self._session, options, tuple(self.llms.values()))
+        self._load_seconds = time.monotonic() - begin
 
     def _check(self, lengths: list[int]) -> None:
         """Check that the models answer.

@@ -58,7 +58,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     for name, model in models.items():
         share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of what is free
         layouts[name] = _model_options(session.options, model, share)
-    hosting = Hosting(session, layouts, link, own.drain_timeout)
+    hosting = Hosting(session, layouts, link, own)
     hosting.load()
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
     if is_rank0:

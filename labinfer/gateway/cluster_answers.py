@@ -85,12 +85,29 @@ class Verdict(Answer, kw_only=True):
     """Resource that keeps further sequences waiting; null where none wait, or nothing is full."""
 
 
+class LayoutDrift(Answer, kw_only=True):
+    """Stages' times against those of the start, over the last ten seconds of work."""
+
+    factors: list[float]
+    """Time of each stage as a multiple of that at the start, over the median of the others' multiples."""
+    slow_stage: Count | None
+    """Stage that has become slower than the others; null where none has."""
+    slow_rank: Count | None
+    """The slowest of its ranks."""
+    better_layers: list[Count] | None
+    """Layers of each stage that would do at least 15 % more; null where none would."""
+    gain: float
+    """Work that these would do more, as a fraction; 0 without them."""
+
+
 class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     """The same as an event, with what is told of the present alone."""
 
     links: list[Link]
     verdict: Verdict | None
     """Null until there has been work for some seconds."""
+    drift: LayoutDrift | None
+    """Null with one stage, and until there has been work for some twenty seconds."""
 
 
 class StepSequence(Answer):
@@ -183,6 +200,8 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     links: list[Link]
     verdict: Verdict | None
     """Null until there has been work for some seconds."""
+    drift: LayoutDrift | None
+    """Null with one stage, and until there has been work for some twenty seconds."""
     history: list[StatsPoint]
     """Oldest first."""
 

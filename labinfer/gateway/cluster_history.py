@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from labinfer.gateway.cluster_answers import (
+    LayoutDrift,
     Link,
     RankPoint,
     RankTrace,
@@ -138,7 +139,11 @@ class ClusterHistory:
             model.recent.popleft()
         model.verdict = self._judge(model, point.time_us) or model.verdict
         if model.watchers:
-            present = {"links": self.links(stats.model), "verdict": model.verdict}
+            present = {
+                "links": self.links(stats.model),
+                "verdict": model.verdict,
+                "drift": self.drift(stats.model),
+            }
             _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **present))
 
     def add_trace(self, trace: Trace) -> None:
@@ -181,6 +186,19 @@ class ClusterHistory:
     def verdict(self, name: str) -> Verdict | None:
         """The latest verdict on a model, as long as its engine lives."""
         return self._models[name].verdict
+
+    def drift(self, name: str) -> LayoutDrift | None:
+        """The latest finding of whether stages have become slower."""
+        drift = self._models[name].last.drift
+        if drift is None:
+            return None
+        return LayoutDrift(
+            factors=drift.factors,
+            slow_stage=drift.slow,
+            slow_rank=drift.rank,
+            better_layers=drift.layers or None,
+            gain=drift.gain,
+        )
 
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:

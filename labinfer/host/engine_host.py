@@ -11,6 +11,7 @@ from labinfer.config import EngineOptions
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.errors import BrokenLink, Interrupted, PromptTooLong, UserError, is_failure
 from labinfer.host.direct_link import DirectLink
+from labinfer.host.drift import DriftWatch
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.host.hosted_model import HostedModel
 from labinfer.host.telemetry import Telemetry
@@ -32,6 +33,7 @@ from labinfer.link.frames import (
     Watch,
 )
 from labinfer.link.layout_change import LayoutChange
+from labinfer.link.stats import Drift
 from labinfer.llm import LLM
 from labinfer.recommended_sampling import recommended_sampling
 
@@ -42,6 +44,9 @@ IDLE_SECONDS = 0.25
 
 SOON_SECONDS = 0.01
 """The same while a request waits for its model's guides."""
+
+PROMISE_SECONDS = 30.0
+"""A better split of the layers has to be one for so long before the layout changes."""
 
 Layouts = dict[str, EngineOptions]
 """Options of every model, by its name."""
@@ -66,6 +71,7 @@ class EngineHost:
             ranks that are left when one has died, too.
         plan_change: the layouts of all models with one of them changed; None where it is so already. Raises a ``UserError`` where
             that cannot be.
+        plan_split: the layouts of all models with the better split of the layers of one of them; None where that is not worth it.
         outcome: the end of the change that led to this host, for the gateway.
         clock: seconds that never go back.
 
@@ -82,11 +88,18 @@ class EngineHost:
         *,
         is_last: bool = True,
         plan_change: Callable[[LayoutChange], Layouts | None] = refuse_changes,
+        plan_split: Callable[[str, Drift], Layouts | None] = lambda model, drift: None,
         outcome: LayoutAnswer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._models = {
-            name: HostedModel(name=name, llm=llm, recommended=recommended_sampling(llm.directory) or {}, clock=clock)
+            name: HostedModel(
+                name=name,
+                llm=llm,
+                recommended=recommended_sampling(llm.directory) or {},
+                clock=clock,
+                drift_watch=_drift_watch(llm),
+            )
             for name, llm in models.items()
         }
         self._link = link
@@ -96,7 +109,7 @@ class EngineHost:
         lifeline = next(iter(models.values())).group.lifeline
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, lifeline, clock)
         self._drain_until: float | None = None
-        self._plan_change, self._outcome = plan_change, outcome
+        self._plan_change, self._plan_split, self._outcome = plan_change, plan_split, outcome
         self._change: Layouts | None = None
 
     def run(self) -> Layouts | None:
@@ -122,6 +135,7 @@ class EngineHost:
             for model in working:
                 self._step(model)
             self._telemetry.send_if_due(bool(working))
+            self._watch_drift()
         if self._change is not None:
             self._hand_back()
         for model in self._models.values():
@@ -156,6 +170,22 @@ class EngineHost:
                     logger.info("%s %g seconds to end. A second signal ends all at once", what, self._drain_seconds)
             return False
         return not (self._open or self._early) or self._clock() > self._drain_until
+
+    def _watch_drift(self) -> None:
+        """Say which stage has become slower, and leave for a better split of the layers where that is wished."""
+        for model in self._models.values():
+            watch = model.drift_watch
+            if watch is None or watch.drift is None or watch.drift is model.told_drift:
+                continue
+            before, drift = model.told_drift, watch.drift
+            model.told_drift = drift
+            if drift.slow is not None and (before is None or before.slow != drift.slow):
+                logger.warning("%s", _describe_drift(model.llm, drift))
+            elif drift.slow is None and before is not None and before.slow is not None:
+                logger.info("stage %d is as fast as at the start again", before.slow)
+            is_lasting = self._clock() - watch.promised_since >= PROMISE_SECONDS
+            if drift.layers and is_lasting and self._change is None and self._drain_until is None:
+                self._change = self._plan_split(model.name, drift)
 
     def _handle(self, frame: FromGateway) -> None:
         if isinstance(frame, Add):
@@ -232,3 +262,19 @@ class EngineHost:
         if not model.llm.driver.is_open(request_id):
             self._open.pop(request_id, None)
             model.unread_prompts.pop(request_id, None)
+
+
+def _drift_watch(llm: LLM) -> DriftWatch | None:
+    topology = llm.layout.topology
+    if topology.num_stages == 1:
+        return None
+    return DriftWatch([end - begin for begin, end in topology.layers], topology.num_places)
+
+
+def _describe_drift(llm: LLM, drift: Drift) -> str:
+    ranks = llm.layout.topology.stage_ranks(drift.slow)
+    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {llm.group.everyone[drift.rank].node}"
+    text = f"stage {drift.slow} ({who}) takes {drift.factors[drift.slow]:.1f} times as long as at the start"
+    if drift.layers:
+        text += f"; --layers {','.join(map(str, drift.layers))} would give {1 + drift.gain:.2f} times the work"
+    return text

@@ -100,6 +100,8 @@ class Telemetry:
         stats = []
         for number, model in enumerate(self._models):
             ranks = [rank_stats[number] for _, rank_stats in sorted(self._stats.items())]
+            if model.drift_watch is not None:
+                model.drift_watch.add_stats(ranks, now)
             stats.append(_describe(model, ranks, self._worked_before[number], now))
         self._send(Stats(stats))
 
@@ -171,6 +173,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
         step_age=now - model.last_step if engine.has_work else 0.0,
         steps_by_tokens=model.steps_by_tokens,
         step_tokens=model.step_tokens,
+        drift=model.drift_watch.drift if model.drift_watch else None,
         ranks=[
             RankStats(
                 rank=rank.rank,

@@ -52,6 +52,8 @@ class Worker:
         self.num_steps = 0
         self.busy_time = 0.0
         """Seconds in which this rank was preparing, running and sampling steps."""
+        self.layer_time = 0.0
+        """Part of them in which it ran layers, the embedding included."""
 
     def launch(self, plan: BatchPlan) -> None:
         """Make room for the plan's activations and queue it."""
@@ -103,7 +105,9 @@ class Worker:
         begin = time.perf_counter()
         with self._recorder.slice("run", plan):
             hidden_TD = self.runner.run(plan, batch, hidden_TD)
-        self.busy_time += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self.busy_time += seconds
+        self.layer_time += seconds
         return batch, hidden_TD
 
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
@@ -132,6 +136,6 @@ class Worker:
 
     def reset_counters(self) -> None:
         """Count steps, busy seconds and the experts' tokens from 0 again."""
-        self.num_steps, self.busy_time = 0, 0.0
+        self.num_steps, self.busy_time, self.layer_time = 0, 0.0, 0.0
         for num_tokens_E in self.runner.model.expert_loads().values():
             num_tokens_E.zero_()

@@ -44,6 +44,7 @@ async def show(call: Call) -> Response:
             expert_reads=_describe_reads(stats.values()),
             links=history.links(info.name),
             verdict=history.verdict(info.name),
+            drift=history.drift(info.name),
             history=history.points(info.name),
         )
     )
