@@ -119,7 +119,7 @@ class Hosting:
             raise UserError(as_keywords(str(error))) from None
         if len(self.llms) > 1 and layout.topology.placed_ranks != llm.layout.topology.placed_ranks:
             raise UserError("ranks: several models are served, which all have the same ranks; leave none out, and add none")
-        return None if _is_same(layout, llm.layout) else self._layouts | {change.model: options}
+        return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
         """Rank 0: options with the better split of a model's layers; None where it could not be loaded before, or is not worth it."""
@@ -250,13 +250,7 @@ def changed_options(options: EngineOptions, change: LayoutChange, num_ranks: int
     return changed
 
 
-def _is_same(layout: Layout, other: Layout) -> bool:
-    return all(
-        read(layout) == read(other)
-        for read in (
-            lambda layout: layout.topology.places,
-            lambda layout: layout.topology.layers,
-            lambda layout: layout.dtypes,
-            lambda layout: layout.quantization,
-        )
-    )
+def _shape(layout: Layout) -> tuple:
+    """Everything of a layout that may be changed."""
+    topology = layout.topology
+    return topology.places, topology.layers, layout.dtypes, layout.quantization

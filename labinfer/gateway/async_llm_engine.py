@@ -253,6 +253,7 @@ class AsyncLLMEngine:
         elif isinstance(frame, Rebuilding):
             self.is_rebuilding = True
             self._requests.pause()
+            self.on_end(False)
             self._tell(Paused())
         elif isinstance(frame, LayoutAnswer):
             if self._change is not None and not self._change.done():

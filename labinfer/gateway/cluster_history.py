@@ -227,7 +227,7 @@ class ClusterHistory:
         """
         slices: dict[int, list[Slice]] = {rank.rank: [] for rank in ranks}
         for when, rank, packed in list(self._models[name].slices):
-            if when >= since:
+            if when >= since and rank in slices:  # else it has no part any more
                 slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
 
