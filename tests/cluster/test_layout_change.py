@@ -51,7 +51,7 @@ def test_streams_go_on_with_the_same_tokens_in_another_layout(launcher, name):
                 change(server, body, places)
             assert disturbed.result(90) == undisturbed
         server.wait_idle()
-        assert server.stop() == 143
+        assert server.stop() == (143 if launcher == "mpirun" else 1)  # torchrun has no other
 
 
 def change(server: Server, body: dict, places: dict[int, tuple[int, int]]) -> None:
