@@ -79,7 +79,9 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quota", type=float, default=0.5, help="CPUs that rank 1 has left")
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
-    parser.add_argument("--splits", type=int, default=3, help="splits on either side of the chosen one that are measured")
+    parser.add_argument(
+        "--splits", type=int, default=3, help="splits on either side of the chosen one that are measured"
+    )
     args = parser.parse_args()
     wrong: list[str] = []
     with serving("mpirun", args.model, "--dtype", args.dtype, "--replan", "auto") as served:

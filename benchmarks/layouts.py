@@ -57,7 +57,7 @@ def main() -> None:
         write_requests(requests, args.workload)
         if args.mbit:
             (files := Path(directory) / "hosts").mkdir()
-            mpirun = stack.enter_context(hosts(files, (1.0,) * RANKS, delay=0.0, mbit=args.mbit))
+            mpirun = stack.enter_context(hosts(files, (1.0,) * RANKS, delays=[0.0] * RANKS, mbit=args.mbit))
             layouts[f"pp {RANKS}, {args.mbit:g} Mbit/s"] = ([*mpirun, sys.executable], ["-pp", str(RANKS)])
         for _ in range(args.rounds):
             rounds.append(

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 DEVICE, NETWORK = "lab0", "10.99.8"
@@ -27,21 +27,21 @@ def address(number: int) -> str:
 
 
 @contextmanager
-def join_hosts(name: str, count: int, *, delay: float, mbit: float) -> Iterator[None]:
+def join_hosts(name: str, delays: Sequence[float], *, mbit: float) -> Iterator[None]:
     """Hosts ``name0``, ``name1``, …, each with one device; they end with the context.
 
     Args:
-        delay: seconds of each way between two hosts; 0 for cables of the kernel.
+        delays: seconds between each host and the middle of the network; where all are 0 it is made of the kernel's cables.
         mbit: rate of each host's device, out of it.
     """
-    namespaces, relay = [f"{name}{number}" for number in range(count)], None
+    namespaces, relay = [f"{name}{number}" for number in range(len(delays))], None
     switch = f"{name}switch"
     try:
         for namespace in namespaces:
             _ip("netns", "add", namespace)
             _ip("-n", namespace, "link", "set", "lo", "up")
-        if delay:
-            command = [sys.executable, __file__, str(delay), str(mbit), *namespaces]
+        if any(delays):
+            command = [sys.executable, __file__, ",".join(map(str, delays)), str(mbit), *namespaces]
             relay = subprocess.Popen(command, stdout=subprocess.PIPE)
             relay.stdout.readline()  # devices are there
         else:
@@ -76,11 +76,12 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
-def relay_packets(delay: float, mbit: float, namespaces: list[str]) -> None:
-    """Hand every packet to the host that its address names, after the delay and when those before it are through."""
+def relay_packets(delays: list[float], mbit: float, namespaces: list[str]) -> None:
+    """Hand every packet to the host that its address names, after both hosts' delays and when those before it are through."""
     devices = [_open_tun(namespace) for namespace in namespaces]
     receivers = {bytes(int(part) for part in address(number).split(".")): fd for number, fd in enumerate(devices)}
     print("up", flush=True)
+    seconds = dict(zip(devices, delays, strict=True))
     rate, free_at, number = mbit * 1e6 / 8, dict.fromkeys(devices, 0.0), 0
     waiting: list[tuple[float, int, int, bytes]] = []
     while True:
@@ -93,7 +94,9 @@ def relay_packets(delay: float, mbit: float, namespaces: list[str]) -> None:
                         continue
                     free_at[fd] = max(free_at[fd], time.monotonic()) + len(packet) / rate
                     number += 1
-                    heapq.heappush(waiting, (free_at[fd] + delay, number, receivers[packet[DESTINATION]], packet))
+                    receiver = receivers[packet[DESTINATION]]
+                    due = free_at[fd] + seconds[fd] + seconds[receiver]
+                    heapq.heappush(waiting, (due, number, receiver, packet))
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             *_, receiver, packet = heapq.heappop(waiting)
@@ -117,4 +120,4 @@ def _open_tun(namespace: str) -> int:
 
 
 if __name__ == "__main__":
-    relay_packets(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    relay_packets([float(text) for text in sys.argv[1].split(",")], float(sys.argv[2]), sys.argv[3:])

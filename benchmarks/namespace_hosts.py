@@ -42,13 +42,13 @@ its share, which no slow machine does."""
 
 
 @contextmanager
-def hosts(directory: Path, quotas: Sequence[float], *, delay: float, mbit: float) -> Iterator[list[str]]:
+def hosts(directory: Path, quotas: Sequence[float], *, delays: Sequence[float], mbit: float) -> Iterator[list[str]]:
     """The hosts, and the beginning of a command that starts a rank on each.
 
     Args:
         directory: for files that the hosts need; empty.
         quotas: CPUs of each.
-        delay: seconds of each way between two.
+        delays: seconds between each host and the middle of the network.
         mbit: rate of each host's device.
     """
     name, groups, idlers = f"bench{os.getpid()}-", [], []
@@ -65,7 +65,7 @@ def hosts(directory: Path, quotas: Sequence[float], *, delay: float, mbit: float
             (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * quota)))
             if quota < 1:
                 idlers.append(subprocess.Popen([sys.executable, "-c", IDLER, str(group)]))
-        with join_hosts(name, len(quotas), delay=delay, mbit=mbit):
+        with join_hosts(name, delays, mbit=mbit):
             mpirun = str(Path(sys.executable).parent / "mpirun")
             reach = ["-launcher", "ssh", "-launcher-exec", str(rsh), "-localhost", address(0)]
             where = ["-hosts", ",".join(map(address, range(len(quotas)))), "-ppn", "1", "-n", str(len(quotas))]

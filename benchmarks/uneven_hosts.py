@@ -42,8 +42,7 @@ SPLITS = [
 ]
 """Layers of each stage, and its host; host 0 schedules."""
 LOADS = ((24, 1), (24, 0))
-"""Sequences at once, and micro-batches that they are in: 0 for as many as stages. Steps take many periods of a quota, which stops a rank
-at ticks of the kernel only, 4 ms each, and has it pay for the rest later."""
+"""Sequences at once, and micro-batches that they are in: 0 for as many as stages. Steps take many periods of a quota."""
 PROMPT, SHORT, LONG = 8, 3, 11
 """Tokens of each prompt, and of the answers of both runs."""
 
@@ -64,25 +63,43 @@ def main() -> None:
     if args.rank_of:
         measure(args)
         return
+    flags = [f"--{name}={getattr(args, name)}" for name in ("delay", "mbit", "splits")]
+    figures = run_on_hosts(__file__, args.model, flags, delays=[args.delay / 2e3] * len(QUOTAS), mbit=args.mbit)
+    report(figures)
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+
+
+def run_on_hosts(
+    script: str,
+    model: str,
+    flags: list[str],
+    *,
+    delays: list[float],
+    mbit: float,
+    quotas: tuple[float, ...] = QUOTAS,
+) -> dict:
+    """Probe hosts one by one, then run a script on all of them; returns what it writes as JSON to the file of its --rank-of.
+
+    Args:
+        delays: seconds between each host and the middle of the network.
+        mbit: rate of each link.
+    """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # hosts are taken away in the end
     if os.geteuid() != 0:
         sys.exit("namespaces and quotas need root")
     with (
         tempfile.TemporaryDirectory() as directory,
-        hosts(Path(directory), QUOTAS, delay=args.delay / 1e3, mbit=args.mbit) as launcher,
+        hosts(Path(directory), quotas, delays=delays, mbit=mbit) as launcher,
     ):
         results = Path(directory) / "results.json"
-        flags = [f"--{name}={getattr(args, name)}" for name in ("model", "delay", "mbit", "splits")]
         rsh, mpirun = launcher[0], launcher[2:]
-        for number in range(len(QUOTAS)):  # alone, as they share a memory; the launch finds what was kept
-            probe = [rsh, address(number), sys.executable, LAUNCH, "probe", "--model", os.path.abspath(args.model)]
+        for number in range(len(quotas)):  # alone, as they share a memory; the launch finds what was kept
+            probe = [rsh, address(number), sys.executable, LAUNCH, "probe", "--model", os.path.abspath(model)]
             subprocess.run(probe, check=True)
-        command = [rsh, address(0), *mpirun, sys.executable, __file__, *flags, f"--rank-of={results}"]
+        command = [rsh, address(0), *mpirun, sys.executable, script, f"--model={model}", *flags, f"--rank-of={results}"]
         subprocess.run(command, check=True, env=os.environ | TRANSPORTS)
-        figures = json.loads(results.read_text())
-    report(figures)
-    if args.json:
-        Path(args.json).write_text(json.dumps(figures, indent=1))
+        return json.loads(results.read_text())
 
 
 # On every rank.

@@ -109,3 +109,6 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """All that its device has; see ``spmd.machine.total_memory``."""
     memory_used: int = 0
     """The part of it that is in use; see ``spmd.machine.used_memory``."""
+    waits: dict[str, float] = {}
+    """Seconds that this rank waited, by what for: ``plans`` of rank 0, ``activations`` of the stage before, or, on rank 0,
+    ``tokens`` of the last stage."""

@@ -118,7 +118,9 @@ class Hosting:
         except UserError as error:
             raise UserError(as_keywords(str(error))) from None
         if len(self.llms) > 1 and layout.topology.placed_ranks != llm.layout.topology.placed_ranks:
-            raise UserError("ranks: several models are served, which all have the same ranks; leave none out, and add none")
+            raise UserError(
+                "ranks: several models are served, which all have the same ranks; leave none out, and add none"
+            )
         return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
@@ -205,7 +207,11 @@ def check_numbers(llm: LLM) -> None:
     vocab_size, length = llm.facts.vocab_size, llm.facts.max_model_len
     prompt = [number % vocab_size for number in range(1, 1 + min(CHECK_PROMPT, length - 1))]
     sampling = SamplingParams(
-        max_tokens=min(CHECK_TOKENS, length - len(prompt)), temperature=0.0, ignore_eos=True, logprobs=1, prompt_logprobs=1
+        max_tokens=min(CHECK_TOKENS, length - len(prompt)),
+        temperature=0.0,
+        ignore_eos=True,
+        logprobs=1,
+        prompt_logprobs=1,
     )
     llm.driver.add("self-check", Request("self-check", prompt, sampling, cache_salt="self-check"))
     while llm.driver.has_work:
@@ -238,9 +244,7 @@ def changed_options(options: EngineOptions, change: LayoutChange, num_ranks: int
         ranks = tuple(change.ranks or ())
         if not ranks and 0 < num_placed < num_ranks:  # the ranks that have a part now, or the first ones
             ranks = parallel.ranks if len(parallel.ranks) == num_placed else tuple(range(num_placed))
-        parallel = replace(
-            parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks
-        )
+        parallel = replace(parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks)
     if change.dtype is not None:
         model = replace(model, dtype=tuple(change.dtype))
     if change.quantization is not None:

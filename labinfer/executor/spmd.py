@@ -67,7 +67,12 @@ class SpmdExecutor:
         while self._num_launched and (not self._results or self._pipeline.results_travel):
             self._progress()
         result = self._results.popleft()
-        return result if isinstance(result, BatchResult) else BatchResult.decode(result.wait())
+        if isinstance(result, BatchResult):
+            return result
+        begin = time.perf_counter()
+        data = result.wait()
+        self._worker.waits["tokens"] += time.perf_counter() - begin
+        return BatchResult.decode(data)
 
     def end_run(self, finished: list[int]) -> list[WorkerStats]:
         self._channel.broadcast(EndRun(finished, self._model))
@@ -137,6 +142,7 @@ class StatsReporter:
             when=time.monotonic(),
             memory_total=self._memory_total,
             memory_used=used_memory(self._device, self._memory_total),
+            waits={name: seconds for name, seconds in self._worker.waits.items() if seconds},
         )
 
 
@@ -147,6 +153,8 @@ def follow(channel: ControlChannel, models: Sequence[tuple[Worker, StatsReporter
         was_on, begin = any(recorder.capacity for _, _, recorder in models), time.perf_counter_ns()
         command = channel.receive()
         worker, stats, recorder = models[command.model]
+        if worker.num_steps:  # before the first one there was no run
+            worker.waits["plans"] += (time.perf_counter_ns() - begin) / 1e9
         if was_on and recorder.capacity:  # the wait is of the model whose plan has ended it
             recorder.add("wait for a plan", begin, time.perf_counter_ns(), None)
         if isinstance(command, BatchPlan):

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 
 MAX_STAGES = 4096
-Counts = Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
+Counts = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
+]
 
 
 class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -22,7 +24,9 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: Counts | None = None
     layers: Counts | None = None
     ranks: (
-        Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
+        Annotated[
+            list[Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
+        ]
         | None
     ) = None
     dtype: (

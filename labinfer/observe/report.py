@@ -21,6 +21,7 @@ RANK_HEADER = (
     "steps",
     "busy",
     "bubble",
+    "waits for",
     "threads",
     "CPUs",
     "peak memory",
@@ -84,6 +85,7 @@ class RunReport:
             "ranks": [worker.rank for worker in self.workers],
             "busy_s": [round(worker.busy_time, 4) for worker in self.workers],
             "bubble": [round(self.bubble(worker), 4) for worker in self.workers],
+            "waits_s": [{name: round(seconds, 4) for name, seconds in worker.waits.items()} for worker in self.workers],
             "time_shares": {name: round(share, 4) for name, share in self.time_shares().items()},
             "peak_memory": [worker.peak_memory for worker in self.workers],
             "private_memory": [worker.private_memory for worker in self.workers],
@@ -151,6 +153,7 @@ class RunReport:
                 w.num_steps,
                 f"{100 * (1 - self.bubble(w)):.1f} %",
                 f"{100 * self.bubble(w):.1f} %",
+                self._describe_waits(w),
                 w.num_threads,
                 w.cpus,
                 format_bytes(w.peak_memory),
@@ -160,6 +163,12 @@ class RunReport:
             for w in self.workers
         ]
         return f"{text}\n\n{format_table(RANK_HEADER, ranks)}"
+
+    def _describe_waits(self, worker: WorkerStats) -> str:
+        """Causes of a rank's bubble, as shares of the run, the largest first."""
+        shares = [(seconds / self.wall_time, name) for name, seconds in worker.waits.items() if self.wall_time]
+        shown = [f"{name} {100 * share:.1f} %" for share, name in sorted(shares, reverse=True) if share >= 0.0005]
+        return ", ".join(shown) or "-"
 
 
 def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:

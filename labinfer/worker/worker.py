@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 
 import torch
 
@@ -54,6 +54,8 @@ class Worker:
         """Seconds in which this rank was preparing, running and sampling steps."""
         self.layer_time = 0.0
         """Part of them in which it ran layers, the embedding included."""
+        self.waits: Counter[str] = Counter()
+        """See ``WorkerStats.waits``."""
 
     def launch(self, plan: BatchPlan) -> None:
         """Make room for the plan's activations and queue it."""
@@ -97,11 +99,13 @@ class Worker:
         begin = time.perf_counter()
         with self._recorder.slice("prepare", plan):
             batch = self.runner.prepare(plan, all_rows)
-        self.busy_time += time.perf_counter() - begin
+        prepared = time.perf_counter()
+        self.busy_time += prepared - begin
         hidden_TD = None
         if arrival is not None:
             with self._recorder.slice("wait for activations", plan):
                 hidden_TD = arrival.wait()
+            self.waits["activations"] += time.perf_counter() - prepared
         begin = time.perf_counter()
         with self._recorder.slice("run", plan):
             hidden_TD = self.runner.run(plan, batch, hidden_TD)
@@ -135,7 +139,8 @@ class Worker:
         return {layer: num_tokens_E.tolist() for layer, num_tokens_E in loads.items()}
 
     def reset_counters(self) -> None:
-        """Count steps, busy seconds and the experts' tokens from 0 again."""
+        """Count steps, seconds and the experts' tokens from 0 again."""
         self.num_steps, self.busy_time, self.layer_time = 0, 0.0, 0.0
+        self.waits.clear()
         for num_tokens_E in self.runner.model.expert_loads().values():
             num_tokens_E.zero_()

@@ -199,6 +199,11 @@ def test_few_kv_blocks_only_make_it_slower_and_the_report_has_every_figure(model
     assert figures["output_tokens"] == 32 * len(PROMPTS)
     assert figures["prompt_tokens"] == sum(map(len, PROMPTS))
     assert len(figures["bubble"]) == len(figures["peak_memory"]) == 2
+    for waits, busy, names in zip(
+        figures["waits_s"], figures["busy_s"], [{"tokens"}, {"activations", "plans"}], strict=True
+    ):
+        assert waits.keys() == names
+        assert sum(waits.values()) + busy <= figures["wall_s"]
     weights = (Path(model) / "model.safetensors").stat().st_size
     assert all(0 < count < weights for count in figures["weight_bytes_read"]), "each rank reads only its own bytes"
     for word in ("time to first token", "time per output token", "busy", "bubble", "peak memory", "p50", "p99"):

@@ -32,7 +32,8 @@ async def change(call: Call) -> Response:
         raise refused_field(UserError(answer.problem))
     if answer.problem:
         raise api_errors.conflict(
-            f"{answer.problem}; the layout of before is served again, after a pause of {answer.seconds:.1f} s", final=True
+            f"{answer.problem}; the layout of before is served again, after a pause of {answer.seconds:.1f} s",
+            final=True,
         )
     return call.json(
         LayoutChanged(

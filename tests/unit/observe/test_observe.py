@@ -63,10 +63,13 @@ def test_bubble_is_the_time_a_rank_did_not_compute():
         weight_bytes_read=0,
         num_threads=1,
         cpus="0",
+        waits={"plans": 0.1, "activations": 0.3, "tokens": 0.0004},
     )
     report = RunReport(wall_time=2.0, workers=[worker])
     assert report.bubble(worker) == report.mean_bubble == 0.25
     assert report.as_dict()["bubble"] == [0.25]
+    assert report.as_dict()["waits_s"] == [worker.waits]
+    assert "activations 15.0 %, plans 5.0 %  " in report.format()
 
 
 def test_expert_loads_are_told_in_a_line():

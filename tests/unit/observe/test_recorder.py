@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -213,7 +214,9 @@ def plan(model: int) -> BatchPlan:
 
 def follower(recorder: Recorder) -> tuple:
     runner = SimpleNamespace(forget=lambda ids: None)
-    worker = SimpleNamespace(launch=lambda plan: None, progress=lambda: None, stop=lambda: None, runner=runner)
+    worker = SimpleNamespace(
+        launch=lambda plan: None, progress=lambda: None, stop=lambda: None, runner=runner, num_steps=0, waits=Counter()
+    )
     return worker, SimpleNamespace(take=lambda: None), recorder
 
 

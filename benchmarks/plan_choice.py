@@ -1,0 +1,186 @@
+"""The layout that the planner chooses on uneven hosts beside all others that could be better: what each of them gives, measured.
+
+    python tools/random_checkpoint.py --shape small --layers 24 --dtype bfloat16 DIR
+    python benchmarks/plan_choice.py --model DIR
+    python benchmarks/plan_choice.py --model DIR --objective latency
+    python benchmarks/plan_choice.py --model DIR --slow-host
+
+Hosts are those of ``uneven_hosts.py``. Measured are the chosen layout, the even split, the first host alone, and every split in steps
+of two layers that comes to at least --share of the chosen one's rate by the costs; what comes to less cannot be the best unless
+costs are wrong by more than that. ``--slow-host`` adds a fourth host with 0.05 CPUs behind 20 ms, and measures what the best layout with it gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from uneven_hosts import QUOTAS, run_on_hosts
+
+SLOW_HOST, SLOW_DELAY = 0.05, 0.020
+PROMPT, OUTPUTS, REQUESTS, SEQUENCES = 32, range(16, 49, 2), 51, 24
+STEP = 2
+"""Layers."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
+    parser.add_argument(
+        "--share", type=float, default=0.7, help="of the best predicted rate, for a split to be measured"
+    )
+    parser.add_argument("--slow-host", action="store_true", help="add a host that should be left out")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each layout, of which the fastest counts")
+    parser.add_argument("--mbit", type=float, default=1000.0, help="rate of each link")
+    parser.add_argument("--json", default="", help="also write all figures to this file")
+    parser.add_argument("--rank-of", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank_of:
+        measure(args)
+        return
+    flags = [f"--{name}={getattr(args, name)}" for name in ("objective", "share", "repeats", "mbit")]
+    flags += ["--slow-host"] * args.slow_host
+    delays = [0.0] * len(QUOTAS) + [SLOW_DELAY] * args.slow_host
+    quotas = (*QUOTAS, SLOW_HOST) if args.slow_host else QUOTAS
+    figures = run_on_hosts(__file__, args.model, flags, delays=delays, mbit=args.mbit, quotas=quotas)
+    report(figures)
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+
+
+# On every rank.
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Probe, plan, and run every layout; rank 0 writes what came of it."""
+    from labinfer.config import EngineOptions
+    from labinfer.executor.probe import probe_cluster
+    from labinfer.group.failure import end_group_on_uncaught
+    from labinfer.group.rank_group import join_group
+    from labinfer.llm import LLM
+    from labinfer.observe.logs import set_up_logging
+    from labinfer.spmd.environment import detect
+
+    base = {"model": args.model, "max_model_len": 512, "num_kv_blocks": 1024, "weight_cache_size": 0.0}
+    base |= {"max_num_seqs": SEQUENCES, "enable_prefix_caching": False}
+    options = EngineOptions.from_flat(base)
+    group = join_group(detect(), options.parallel, options.runtime)
+    end_group_on_uncaught(group)
+    set_up_logging(group.rank, "info")
+    cluster = probe_cluster(group, options)
+    cases = list(choose_cases(cluster, args)) if group.rank == 0 else []
+    cases = json.loads(group.comm.all_gather_bytes(json.dumps(cases).encode())[0])
+    for case in cases:
+        flat = base | {"layers": tuple(case["layers"]), "pipeline_parallel_size": len(case["layers"])}
+        flat |= {"ranks": tuple(case["hosts"]), "max_inflight": case["in_flight"] or len(case["layers"])}
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+        seconds = min(run_requests(llm, args.objective) for _ in range(args.repeats))
+        case["measured"] = seconds
+        if group.rank == 0:
+            print(case, flush=True)
+        if llm._parts is not None:  # closing an LLM would end the group
+            llm._parts.worker.close()
+    if group.rank == 0:
+        Path(args.rank_of).write_text(json.dumps({"objective": args.objective, "cases": cases}))
+    group.close()
+
+
+def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
+    """Layouts to measure, the chosen one first."""
+    from labinfer.planner.objective import Limits, Stage
+    from labinfer.planner.problem import Problem
+    from labinfer.planner.search import find_layout, judge
+    from labinfer.planner.workload import RequestLengths, Workload
+
+    names = [machine.name for machine in cluster.machines]
+    costs = {machine.name: machine.costs[0] for machine in cluster.machines}
+    workload = Workload(
+        tuple(RequestLengths(prompt=PROMPT, output=output) for output in output_lengths(args.objective))
+    )
+    limits = Limits(max_model_len=512, max_num_seqs=SEQUENCES)
+    problem = Problem(cluster=cluster, request=workload.mean, limits=limits, objective=args.objective, first=names[0])
+    best, seen = find_layout(problem), set()
+
+    def case(name: str, solution) -> Iterator[dict]:
+        layers = tuple(stage.end - stage.begin for stage in solution.stages)
+        hosts = tuple(names.index(stage.machine) for stage in solution.stages)
+        if (layers, hosts) not in seen:
+            seen.add((layers, hosts))
+            yield {
+                "name": name,
+                "layers": layers,
+                "hosts": hosts,
+                "in_flight": 1 if args.objective == "latency" else solution.criterion.num_batches,
+                "predicted": solution.value * (1 if args.objective == "latency" else REQUESTS),
+            }
+
+    def judged(layers, hosts):
+        bounds = [0, *itertools.accumulate(layers)]
+        stages = [
+            Stage(machine=names[host], costs=costs[names[host]], begin=begin, end=end)
+            for host, (begin, end) in zip(hosts, itertools.pairwise(bounds), strict=True)
+        ]
+        return judge(problem, stages)
+
+    yield from case("chosen", best)
+    total = len(costs[names[0]].layers)
+    if args.slow_host:
+        yield from case("with the slow host", find_layout(replace(problem, required=frozenset({names[-1]}))))
+        return
+    yield from case("even", judged([total // len(names)] * len(names), range(len(names))))
+    yield from case("host 0 alone", judged([total], [0]))
+    for count in range(2, len(names) + 1):
+        for hosts in itertools.permutations(range(len(names)), count):
+            if hosts[0] != 0:
+                continue
+            for cuts in itertools.combinations(range(STEP, total, STEP), count - 1):
+                layers = [end - begin for begin, end in itertools.pairwise([0, *cuts, total])]
+                solution = judged(layers, hosts)
+                if solution is not None and best.value / solution.value >= args.share:
+                    yield from case("split", solution)
+
+
+def output_lengths(objective: str) -> list[int]:
+    if objective == "latency":
+        return [32]
+    return [OUTPUTS[number % len(OUTPUTS)] for number in range(REQUESTS)]
+
+
+def run_requests(llm, objective: str) -> float:
+    """Seconds for all requests."""
+    from labinfer import SamplingParams
+
+    lengths = output_lengths(objective)
+    prompts = [{"prompt_token_ids": [(17 + 7 * i + 3 * j) % 1000 for j in range(PROMPT)]} for i in range(len(lengths))]
+    begin = time.perf_counter()
+    llm.generate(prompts, [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths])
+    return time.perf_counter() - begin
+
+
+def report(figures: dict) -> None:
+    from labinfer.observe.table import format_table
+
+    best = min(case["measured"] for case in figures["cases"])
+    rows = [
+        (
+            case["name"],
+            ",".join(map(str, case["layers"])),
+            ",".join(map(str, case["hosts"])),
+            f"{case['measured']:.2f}",
+            f"{case['predicted']:.2f}",
+            f"{100 * (case['predicted'] / case['measured'] - 1):+.1f}",
+            f"{100 * best / case['measured']:.1f}",
+        )
+        for case in sorted(figures["cases"], key=lambda case: case["measured"])
+    ]
+    print(format_table(("layout", "layers", "hosts", "measured s", "predicted s", "error %", "of the best %"), rows))
+
+
+if __name__ == "__main__":
+    main()
