@@ -178,7 +178,7 @@ class Rebuilding(msgspec.Struct, frozen=True, array_like=True, tag="rebuilding")
 
 
 class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_answer"):
-    """What has become of a change of the layout, behind the ``Attach`` of the layout that is served now."""
+    """The end of a change of the layout, behind the ``Attach`` of the layout that is served now."""
 
     problem: str = ""
     """The reason why the layout is what it was before; empty where it has changed."""
