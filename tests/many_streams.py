@@ -32,7 +32,7 @@ REQUESTS = {
 NUM_STREAMS = 16
 
 
-def ask_all(server: Server) -> list:
+def ask_all(server: Server, max_tokens: int = 300) -> list:
     """So many streams at once, of each kind some; what came of each."""
 
     def ask(number: int) -> dict:
@@ -40,7 +40,7 @@ def ask_all(server: Server) -> list:
         if "seed" in fields:
             fields = fields | {"seed": fields["seed"] + number}
         has_form = bool({"structured_outputs", "tools"} & set(fields))  # which says itself where to end
-        stream = server.stream({"max_tokens": 300, "ignore_eos": not has_form} | fields).finish(90)
+        stream = server.stream({"max_tokens": max_tokens, "ignore_eos": not has_form} | fields).finish(90)
         assert stream.status == 200 and stream.error is None, stream.lines
         answers: dict = {}
         for choice in (choice for event in stream.events for choice in event.get("choices", ())):

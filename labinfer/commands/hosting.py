@@ -213,7 +213,8 @@ def check_numbers(llm: LLM) -> None:
         logprobs=1,
         prompt_logprobs=1,
     )
-    llm.driver.add("self-check", Request("self-check", prompt, sampling, cache_salt="self-check"))
+    request = Request(key="self-check", prompt_token_ids=prompt, sampling=sampling, cache_salt="self-check")
+    llm.driver.add(request.key, request)
     while llm.driver.has_work:
         for _, update in llm.driver.step():
             measured = [*update.logprobs, *(update.prompt_logprobs or ())]
