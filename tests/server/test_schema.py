@@ -80,9 +80,7 @@ REASONS = (
     "this model's chat template has no place for tools",
     "chat_template_kwargs",
     "the layout -tp",
-    "layers [0-9,]+ (adds up to|names)",
-    "ranks [0-9,]+ (names|leaves out)",
-    "tensor_parallel_size [0-9,]+ names",
+    "(layers|ranks|tensor_parallel_size) [0-9,]+",
 )
 """Why a request may be refused that breaks no rule a JSON schema has."""
 
