@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labinfer.config import SECTIONS, EngineOptions, JobOptions, ModelOptions
+from labinfer.config import AUTO_LAYOUT, SECTIONS, EngineOptions, JobOptions, ModelOptions
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.flags import (
     COMMANDS,
@@ -42,7 +42,7 @@ from labinfer.group.signals import SignalGuard, die_with_launcher
 from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
-from labinfer.option_fields import check_bounds, convert, convert_section, flag_name
+from labinfer.option_fields import check_bounds, convert, convert_section
 from labinfer.sampling_options import SamplingOptions
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
@@ -110,6 +110,10 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
                     sys.stderr.write(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
         options = EngineOptions.from_flat(usual | given)
         own = _check_own(name, args) | ({"models": models} if models else {})
+        if len(models) > 1 and options.parallel.layout:
+            raise UserError(
+                f"--layout is for one model, and --model was given {len(models)} times; leave it out, or serve one"
+            )
         if name == "cache":
             from labinfer.commands.cache import run
 
@@ -119,17 +123,16 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
 
             return run(options, *own["options"]) if rank == 0 else ExitStatus.OK
         if name == "plan":
-            from labinfer.commands.auto_plan import check_unused
+            from labinfer.commands.auto_plan import check_flags
             from labinfer.commands.auto_plan import run as run_auto
 
-            plan = own.pop("own")
-            if plan.auto:
+            check_flags(plan := own["own"], given)
+            if plan.cluster:
                 return run_auto(options, plan) if rank == 0 else ExitStatus.OK
-            check_unused(plan)
         if name == "chat" and own["own"].url:
-            _check_alone(environment, given)
-            from labinfer.commands.chat_with_server import run
+            from labinfer.commands.chat_with_server import check_alone, run
 
+            check_alone(environment, given)
             return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
         if ModelOptions in COMMANDS[name][1] and (name != "plan" or environment.world_size > 1):
             parallel = options.parallel
@@ -159,7 +162,10 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             time.sleep(SPEAK_SECONDS)
         return ExitStatus.USAGE
 
-    if name in ("generate", "serve", "chat") and environment.is_one_node:
+    has_layout = (
+        environment.world_size == 1 or not options.parallel.layout
+    )  # otherwise it depends on what other ranks have
+    if name in ("generate", "serve", "chat") and environment.is_one_node and has_layout:
         from labinfer.weights.read_ahead import start_reading_ahead
         from labinfer.weights.weight_cache import WeightCache, digest
 
@@ -233,10 +239,14 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
     Raises:
         UserError: a file cannot be read or written, or the server's address is taken.
     """
+    if options.parallel.layout not in ("", AUTO_LAYOUT):
+        from labinfer.planner.saved_plan import SavedPlan
+
+        SavedPlan.read(options.parallel.layout)
     if name == "generate":
         from labinfer.batch.job_files import JobFiles, open_quickly
 
-        if environment.world_size > 1 and not open_quickly(own["job"]):
+        if options.parallel.layout or (environment.world_size > 1 and not open_quickly(own["job"])):
             return {}
         return {"files": JobFiles.open(own["job"], options, own["sampling"])}
     if name == "serve":
@@ -326,21 +336,6 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
         name: tuple(value) if name in REPEATED else value if hints[name] is bool else convert(name, value, hints[name])
         for name, value in _given(args, SamplingOptions).items()
     }
-
-
-def _check_alone(environment: LaunchEnvironment, engine: dict[str, Any]) -> None:
-    """Check that ``chat --url`` has one process and no options for a model, as the server has the model.
-
-    Raises:
-        UserError: there are several ranks, or such an option is given.
-    """
-    if environment.world_size > 1:
-        raise UserError(f"--url needs one process, not {environment.world_size}; leave the launcher out")
-    for name in engine:
-        if name != "model":
-            raise UserError(
-                f"{flag_name(name)} is for a model of one's own, and the server has it; leave it or --url out"
-            )
 
 
 def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:

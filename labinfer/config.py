@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labinfer.errors import UserError
-from labinfer.option_fields import check_bounds, convert_section, join, option
+from labinfer.option_fields import check_bounds, convert_section, flag_name, join, option
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
@@ -32,6 +32,9 @@ PROGRESS = ("auto", "jsonl", "none")
 MAX_TIMEOUT = 1e9
 """Seconds."""
 TRANSPORTS = ("auto", "mpi", "torch")
+AUTO_LAYOUT = "auto"
+PLANNED = ("tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks")
+"""Options that ``--layout`` takes the place of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,12 @@ class ParallelOptions:
         "the ranks of stage 0, then those of stage 1, …, such as 0,2,1; ranks that are left out are spare (default: all, "
         "counting up)",
         metavar="N[,N…]",
+    )
+    layout: str = option(
+        "",
+        "in place of -tp, -pp, --layers and --ranks: a plan that launch.py plan --auto --save wrote, or auto, which measures all machines "
+        "(once; remembered in ~/.cache/labinfer) and chooses for throughput (default: by these flags)",
+        metavar="FILE|auto",
     )
     device: tuple[str, ...] = option(
         ("auto",), "auto|cpu|cuda|npu|… for all stages, or one per stage", metavar="DEV[,DEV…]"
@@ -252,13 +261,6 @@ class ObserveOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeOptions:
-    """The place where costs go."""
-
-    save: str = option("", "also write the costs to this file, for launch.py plan --cluster", metavar="FILE")
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """Prompts or a job, and the files of the results."""
 
@@ -325,6 +327,10 @@ class EngineOptions:
             UserError: a key is unknown, or a value has the wrong type or is out of bounds.
         """
         remaining = {key: value for key, value in values.items() if value is not None}
+        if layout := remaining.get("layout"):
+            for name in PLANNED if layout == AUTO_LAYOUT else (*PLANNED, "dtype", "quantization"):
+                if name in remaining:
+                    raise UserError(f"--layout {layout} says what {flag_name(name)} is; leave one of them out")
         sections = {}
         for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=True):
             chosen = {f.name: remaining.pop(f.name) for f in dataclasses.fields(section) if f.name in remaining}
@@ -340,7 +346,7 @@ class EngineOptions:
     def weight_options(self) -> tuple[ModelOptions, ParallelOptions]:
         """The options by which a start finds the packed weights of an earlier one; times measured anew need not change them."""
         lasting = "off" if self.model.autotune == "off" else "on"
-        return dataclasses.replace(self.model, autotune=lasting), self.parallel
+        return dataclasses.replace(self.model, autotune=lasting), dataclasses.replace(self.parallel, layout="")
 
     def check(self) -> None:
         """Check the values that depend on neither model nor machine.
@@ -358,7 +364,11 @@ class EngineOptions:
                 raise UserError(f"--experts {cut}: choose one of {', '.join(EXPERT_CUTS)}")
         if (size := self.model.quantization_group_size) not in QUANTIZATION_GROUP_SIZES:
             raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
-        if size != ModelOptions.quantization_group_size and self.model.quantization != "int4":
+        if (
+            size != ModelOptions.quantization_group_size
+            and self.model.quantization != "int4"
+            and not self.parallel.layout
+        ):
             raise UserError(f"--quantization-group-size {size} is for int4 only; add --quantization int4")
         if self.model.weights == "packed12" and self.model.quantization in ("int8", "int4"):
             raise UserError(

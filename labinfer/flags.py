@@ -26,7 +26,6 @@ from labinfer.config import (
     ModelOptions,
     ObserveOptions,
     ParallelOptions,
-    ProbeOptions,
     RuntimeOptions,
     SchedulerOptions,
     WeightCacheOptions,
@@ -34,7 +33,7 @@ from labinfer.config import (
 from labinfer.errors import UserError
 from labinfer.gateway.options import ServerOptions
 from labinfer.option_fields import flag_name, is_switch, join
-from labinfer.planner.options import PlanOptions
+from labinfer.planner.options import PlanOptions, ProbeOptions
 from labinfer.sampling_options import SamplingOptions
 from labinfer.simulator.options import SimulateOptions
 from labinfer.supervisor.options import SuperviseOptions
@@ -115,6 +114,7 @@ SIMULATED = {
 """Options of an engine that count without its ranks."""
 LEFT_OUT_BY_COMMAND = {
     "chat": MANY_ANSWERS,
+    **dict.fromkeys(("probe", "bench comm", "bench functions"), ("layout",)),
     "simulate": tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
 }
 """Options that make no sense for a command."""

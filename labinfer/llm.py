@@ -26,6 +26,7 @@ from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.executor.build import RankParts, build_rank
+from labinfer.executor.choose_layout import choose_layout
 from labinfer.executor.spmd import SpmdExecutor, StatsReporter, follow
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
@@ -72,7 +73,8 @@ class LLM:
         LLM._home.enter()
         try:
             checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
-            if environment.is_one_node:
+            has_layout = environment.world_size == 1 or not checked.parallel.layout
+            if environment.is_one_node and has_layout:  # otherwise it depends on what other ranks have
                 start_reading_ahead(
                     checked.model.model,
                     environment.model_dir,
@@ -83,7 +85,7 @@ class LLM:
                 )
             group = join_group(environment, checked.parallel, checked.runtime)
             end_group_on_uncaught(group)
-            self._build(group, checked, lambda done, total: None)
+            self._build(group, choose_layout(group, checked), lambda done, total: None)
         except UserError as error:  # its place in this package tells the caller nothing
             raise type(error)(as_keywords(str(error))) from None
 

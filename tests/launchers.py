@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -71,8 +72,12 @@ def without_torchrun(text: str) -> str:
     return text
 
 
-def command(launcher: str, ranks: int, script: str, *args: str) -> list[str]:
-    """The command line that starts ``script`` on ``ranks`` ranks."""
+def command(launcher: str, ranks: int, script: str, *args: str, nodes: Sequence[str] = ()) -> list[str]:
+    """The command line that starts ``script`` on ``ranks`` ranks.
+
+    Args:
+        nodes: name of the machine that each rank of mpirun takes this one for.
+    """
     program = [script, *map(str, args)]
     if launcher == "single":
         assert ranks == 1
@@ -81,6 +86,9 @@ def command(launcher: str, ranks: int, script: str, *args: str) -> list[str]:
         # A port of its own for each launch: tests must not meet in one rendezvous.
         return [str(BIN / "torchrun"), f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *program]
     if launcher == "mpirun":
+        if nodes:
+            parts = (["-n", "1", "-env", "LABINFER_NODE_NAME", node, sys.executable, *program, ":"] for node in nodes)
+            return [str(BIN / "mpirun"), *itertools.chain(*parts)][:-1]
         return [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *program]
     raise ValueError(launcher)
 
@@ -150,22 +158,32 @@ class Output(threading.Thread):
         return "".join(self._lines)
 
 
-def run(launcher: str, ranks: int, script: str, *args: str, timeout: float = 120, **env: str) -> Finished:
+def run(
+    launcher: str, ranks: int, script: str, *args: str, timeout: float = 120, nodes: Sequence[str] = (), **env: str
+) -> Finished:
     """Start and wait."""
-    return finish(start(command(launcher, ranks, script, *args), **env), timeout)
+    return finish(start(command(launcher, ranks, script, *args, nodes=nodes), **env), timeout)
 
 
 def run_in_turn(
-    launcher: str, ranks: int, cases: dict[str, list], directory: Path, timeout: float = 240, **env: str
+    launcher: str,
+    ranks: int,
+    cases: dict[str, list],
+    directory: Path,
+    *,
+    timeout: float = 240,
+    nodes: Sequence[str] = (),
+    **env: str,
 ) -> dict[str, Finished]:
     """How commands end, by name, that the same ranks are given one after another: one launch, so one time of imports.
 
     Args:
         cases: what follows ``launch.py``, by a name for the case.
         directory: an empty one, for what ranks say.
+        nodes: see ``command``.
     """
     (directory / "cases.json").write_text(json.dumps([list(map(str, arguments)) for arguments in cases.values()]))
-    done = run(launcher, ranks, IN_TURN, directory, timeout=timeout, **env)
+    done = run(launcher, ranks, IN_TURN, directory, timeout=timeout, nodes=nodes, **env)
     ended = {}
     for number, name in enumerate(cases):
         files = [directory / f"{number}.{rank}.json" for rank in range(ranks)]

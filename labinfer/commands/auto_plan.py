@@ -1,60 +1,97 @@
-"""``launch.py plan --auto``: the best layout for machines that were probed, which need not be there."""
+"""``launch.py plan --auto``: the best layout for machines that were probed before and need not be there, or for those of this launch."""
 
 from __future__ import annotations
 
-from labinfer.config import EngineOptions
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from labinfer.config import PLANNED, EngineOptions
 from labinfer.errors import ExitStatus, UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.option_fields import flag_name
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.objective import Limits
+from labinfer.planner.make_problem import make_problem
 from labinfer.planner.options import PlanOptions
 from labinfer.planner.problem import Problem
 from labinfer.planner.report import PlanReport
-from labinfer.planner.workload import Workload, read_workload
 
-DEFAULT_LENGTH = 4096
-"""Tokens of a context where --max-model-len does not say."""
+if TYPE_CHECKING:
+    from labinfer.commands.session import Session
 
 
 def run(options: EngineOptions, own: PlanOptions) -> int:
-    """Plan, print the report, and write ``--save``. Returns the exit status.
+    """Plan for the machines of --cluster, print the report, and write ``--save``. Returns the exit status.
 
     Raises:
         UserError: a file cannot be read or written, or the model does not fit.
     """
-    if not own.cluster:
-        raise UserError("--auto plans for machines that were probed; add --cluster FILES of launch.py probe --save")
     cluster = Cluster.read(own.cluster, own.link)
-    workload = read_workload(own.workload) if own.workload else Workload()
-    length = options.model.max_model_len or max(
-        DEFAULT_LENGTH, *(request.prompt + request.output for request in workload.requests)
-    )
-    workload.check(length)
-    limits = Limits(
-        max_model_len=length,
-        max_num_seqs=options.scheduler.max_num_seqs,
-        max_num_batched_tokens=options.scheduler.max_num_batched_tokens,
-        chunked_prefill_size=options.scheduler.chunked_prefill_size,
-        block_size=options.cache.block_size,
-        memory_utilization=options.cache.memory_utilization,
-    )
-    sources = {"--workload": own.workload} | {f"--cluster {path}": path for path in own.cluster}
-    file = OutputFile(own.save, "--save", sources) if own.save else None
-    problem = Problem(cluster=cluster, request=workload.mean, limits=limits, objective=own.objective)
-    report = PlanReport.make(problem)
-    OutputFile(STANDARD).write(report.describe() + "\n")
-    if file is not None:
-        file.begin()
-        file.write(report.save().decode())
+    problem = make_problem(cluster, options, objective=own.objective, workload=own.workload)
+    _report(problem, own, _open_save(own))
     return ExitStatus.OK
 
 
-def check_unused(own: PlanOptions) -> None:
-    """Check the flags of a plan that is not to be chosen.
+def run_here(session: Session, own: PlanOptions) -> int:
+    """The same for the machines of this launch, which measure first; collective.
 
     Raises:
-        UserError: one is given that is for ``--auto`` only.
+        AgreedError: as ``run``, or these machines cannot measure; on every rank.
     """
-    for name in ("cluster", "link", "workload", "save"):
-        if getattr(own, name):
-            raise UserError(f"--{name} is for plan --auto; add --auto, or leave it out")
+    from labinfer.commands.measuring import measuring
+    from labinfer.executor.build import find_model
+    from labinfer.executor.probe import probe_cluster
+
+    group, options, file = session.join(), session.options, None
+    with group.together():
+        if group.rank == 0:
+            file = _open_save(own)
+    _, config = find_model(group, options)
+    with measuring(group) as on_progress:
+        cluster = probe_cluster(group, options, on_progress)
+    with group.together():
+        if group.rank == 0:
+            problem = make_problem(
+                cluster,
+                options,
+                objective=own.objective,
+                workload=own.workload,
+                first=group.everyone[0].node,
+                max_position=config.max_position,
+            )
+            _report(problem, own, file)
+    group.close()
+    return ExitStatus.OK
+
+
+def check_flags(own: PlanOptions, given: Collection[str]) -> None:
+    """Check flags that do not go together.
+
+    Args:
+        given: the engine's options that were given.
+
+    Raises:
+        UserError: one of ``--auto`` is given without it, or one that it chooses itself.
+    """
+    if not own.auto:
+        for name in ("cluster", "link", "workload", "save"):
+            if getattr(own, name):
+                raise UserError(f"--{name} is for plan --auto; add --auto, or leave it out")
+        return
+    for name in (*PLANNED, "layout"):
+        if name in given:
+            raise UserError(f"plan --auto chooses {flag_name(name)} itself; leave one of them out")
+    if own.link and not own.cluster:
+        raise UserError("--link is for machines of --cluster; those of a launch measure theirs: leave it out")
+
+
+def _open_save(own: PlanOptions) -> OutputFile | None:
+    sources = {"--workload": own.workload} | {f"--cluster {path}": path for path in own.cluster}
+    return OutputFile(own.save, "--save", sources) if own.save else None
+
+
+def _report(problem: Problem, own: PlanOptions, file: OutputFile | None) -> None:
+    report = PlanReport.make(problem)
+    OutputFile(STANDARD).write(report.describe(own.save) + "\n")
+    if file is not None:
+        file.begin()
+        file.write(report.save().decode())

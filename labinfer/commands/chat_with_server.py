@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from labinfer.errors import ExitStatus, Interrupted, UserError
 from labinfer.group.signals import SignalGuard
+from labinfer.option_fields import flag_name
+from labinfer.spmd.environment import LaunchEnvironment
 from labinfer.terminal.chat import COMMANDS, Chat
 from labinfer.terminal.conversation import Conversation
 from labinfer.terminal.options import ChatOptions
 from labinfer.terminal.remote_server import RemoteServer
 from labinfer.terminal.terminal import Terminal
+
+
+def check_alone(environment: LaunchEnvironment, given: Collection[str]) -> None:
+    """Check that there is one process and no option for a model, as the server has the model.
+
+    Args:
+        given: the engine's options that were given.
+
+    Raises:
+        UserError: there are several ranks, or such an option is given.
+    """
+    if environment.world_size > 1:
+        raise UserError(f"--url needs one process, not {environment.world_size}; leave the launcher out")
+    for name in given:
+        if name != "model":
+            raise UserError(
+                f"{flag_name(name)} is for a model of one's own, and the server has it; leave it or --url out"
+            )
 
 
 def run(signals: SignalGuard, own: ChatOptions, sampling: dict[str, Any], model: str, key: str) -> int:

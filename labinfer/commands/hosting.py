@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -14,6 +15,7 @@ from labinfer.commands.session import Session
 from labinfer.config import EngineOptions, as_keywords
 from labinfer.engine.request import Request
 from labinfer.errors import AgreedError, UserError
+from labinfer.executor.probe import model_name
 from labinfer.gateway.options import ServerOptions
 from labinfer.host.engine_host import EngineHost, Layouts
 from labinfer.host.followers import follow_host
@@ -24,6 +26,7 @@ from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import Drift
 from labinfer.llm import LLM, follow_all
 from labinfer.option_fields import join
+from labinfer.planner.saved_plan import plan_options
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.machine import return_freed_memory
 
@@ -113,7 +116,11 @@ class Hosting:
         """
         llm, before = self.llms[change.model], self._layouts[change.model]
         try:
-            options = changed_options(before, change, len(self._group.everyone))
+            if change.plan is not None and change.plan.model != (own := model_name(llm.layout.config)):
+                raise UserError(
+                    f"plan is for another model ({change.plan.model}) than {change.model} ({own}); plan again"
+                )
+            options = changed_options(before, change, [info.node for info in self._group.everyone])
             layout = make_layout(options, llm.layout.config, self._group.everyone)
         except UserError as error:
             raise UserError(as_keywords(str(error))) from None
@@ -229,23 +236,29 @@ def _check_length(llm: LLM, length: int) -> None:
         )
 
 
-def changed_options(options: EngineOptions, change: LayoutChange, num_ranks: int) -> EngineOptions:
+def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:
     """Options with what a change says.
 
     Args:
-        num_ranks: that were started.
+        nodes: machine of each rank that was started.
 
     Raises:
         UserError: a value is wrong by itself.
     """
     parallel, model = options.parallel, options.model
+    if change.plan is not None:
+        if change.moves or change.dtype is not None or change.quantization is not None:
+            raise UserError("plan says what all other fields say; leave them out")
+        return plan_options(change.plan, options, nodes)
     if change.moves:
         sizes, layers = tuple(change.tensor_parallel_size or (1,)), tuple(change.layers or ())
         num_placed = sum(sizes) if len(sizes) > 1 else sizes[0] * len(layers)
         ranks = tuple(change.ranks or ())
-        if not ranks and 0 < num_placed < num_ranks:  # the ranks that have a part now, or the first ones
+        if not ranks and 0 < num_placed < len(nodes):  # the ranks that have a part now, or the first ones
             ranks = parallel.ranks if len(parallel.ranks) == num_placed else tuple(range(num_placed))
-        parallel = replace(parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks)
+        parallel = replace(
+            parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks, layout=""
+        )
     if change.dtype is not None:
         model = replace(model, dtype=tuple(change.dtype))
     if change.quantization is not None:

@@ -13,6 +13,7 @@ from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
+from labinfer.planner.options import PlanOptions
 from labinfer.spmd.machine import RankInfo, free_memory
 
 HEADER = (
@@ -22,9 +23,13 @@ HEADER = (
 """A token takes so many bytes of the KV cache, and so many tokens fit; a sequence so many of state, and so many slots."""
 
 
-def run(session: Session) -> int:
+def run(session: Session, own: PlanOptions) -> int:
     """Print the table on rank 0, and the sums of ranks that are too small. A single process may plan for any number of ranks, as
     if all were on this machine."""
+    if own.auto:
+        from labinfer.commands.auto_plan import run_here
+
+        return run_here(session, own)
     group, status = session.join(), ExitStatus.OK
     _, config = find_model(group, session.options)
     everyone = group.everyone

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 
+from labinfer.commands.measuring import measuring
 from labinfer.commands.session import Session
-from labinfer.config import ProbeOptions
 from labinfer.errors import ExitStatus
 from labinfer.executor.probe import probe_cluster
 from labinfer.observe.output_file import STANDARD, OutputFile
-from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.cluster import Machine
 from labinfer.planner.costs import HostCosts
+from labinfer.planner.options import ProbeOptions
 
 ROWS = (1, 8, 64, 512)
 """Tokens of the steps that the table shows."""
@@ -37,15 +35,7 @@ def run(session: Session, own: ProbeOptions) -> int:
         group.refuse_spares(session.options.parallel.ranks)
         if group.rank == 0 and own.save:
             file = OutputFile(own.save, "--save")
-    with contextlib.ExitStack() as at_end:
-        ticker = Ticker(lambda: "measuring", plain_seconds=START_SECONDS) if group.rank == 0 else None
-        if ticker is not None:
-            at_end.callback(ticker.close)
-
-        def on_progress(text: str) -> None:
-            if ticker is not None:
-                ticker.describe = lambda: f"measuring: {text}"
-
+    with measuring(group) as on_progress:
         cluster = probe_cluster(group, session.options, on_progress)
     if group.rank == 0:
         hosts = [(machine, costs) for machine in cluster.machines for costs in machine.costs]

@@ -33,10 +33,10 @@ class Session:
     group: RankGroup | None = None
 
     def join(self) -> RankGroup:
-        """Meet the other ranks and say how the ranks were found.
+        """Meet the other ranks, say how the ranks were found, and follow ``--layout``, after which the options have its parts.
 
         Raises:
-            AgreedError: rank 0 has refused; on every rank.
+            AgreedError: rank 0 has refused, or the layout is none for these ranks; on every rank.
             UserError: as ``join_group``.
         """
         logger.debug("modules are imported")
@@ -61,4 +61,10 @@ class Session:
                 logger.warning("%s", advice)
             if self.environment.supervisor is not None:
                 self.environment.supervisor.write_nodes([info.node for info in group.everyone])
+        if self.options.parallel.layout:
+            from labinfer.commands.measuring import measuring
+            from labinfer.executor.choose_layout import choose_layout
+
+            with measuring(group) as on_progress:
+                self.options = choose_layout(group, self.options, on_progress)
         return group

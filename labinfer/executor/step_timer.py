@@ -150,8 +150,7 @@ class StepTimer:
         hidden_TD.flatten()[:1].tolist()  # an accelerator is done when its numbers are here
 
     def _receive(self, plan: BatchPlan) -> None:
-        parts = wire.pack(plan)
-        plan = wire.unpack(parts[0], parts[1] if len(parts) > 1 else None, _decode_command)
+        plan = wire.unpack(wire.pack(plan), _decode_command)
         self.runner.prepare(plan)
 
     def _later(self, plan: BatchPlan) -> BatchPlan:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from labinfer.planner.saved_plan import SavedPlan
+
 MAX_STAGES = 4096
 Counts = Annotated[
     list[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
@@ -36,6 +38,8 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         | None
     ) = None
     quantization: Literal["auto", "none", "int8", "int4"] | None = None
+    plan: SavedPlan | None = None
+    """A layout as ``launch.py plan --auto --save`` writes it, in place of all other fields but the model."""
 
     @property
     def moves(self) -> bool:

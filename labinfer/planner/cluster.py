@@ -70,7 +70,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, paths: Sequence[str], links: Sequence[str] = ()) -> Cluster:
-        """A cluster from files of ``launch.py probe --save``, and links in the form of ``--link``.
+        """A cluster from files of ``launch.py probe --save``, and links in the form of ``--link``. Several files may have the same
+        machine, probed with several options.
 
         Raises:
             UserError: a file cannot be read or does not hold a cluster, or a link is not understood.
@@ -84,7 +85,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
                 default = link
             else:
                 pairs.append(PairLink(a=names[0], b=names[1], link=link))
-        machines = [machine for part in parts for machine in part.machines]
+        machines = _merge([machine for part in parts for machine in part.machines])
         cluster = cls(machines=machines, links=pairs, default_link=default).expand()
         cluster.check()
         return cluster
@@ -193,6 +194,36 @@ def check_link(link: Link, name: str) -> None:
             f"link {name} has {link.latency:g} s and {link.bytes_per_second:g} bytes a second; give a latency of at least 0 "
             "and a rate above 0"
         )
+
+
+def _merge(machines: Sequence[Machine]) -> list[Machine]:
+    """Each machine once, with the costs of all probes of it: of several dtypes, quantizations and tensor-parallel degrees.
+
+    Raises:
+        UserError: two probes have the same, or differ in the number of ranks.
+    """
+    by_name: dict[str, Machine] = {}
+    for machine in machines:
+        first = by_name.setdefault(machine.name, machine)
+        if first is machine:
+            continue
+        if both := _forms(first) & _forms(machine):
+            dtype, quantization, tp_size = min(both)
+            raise UserError(
+                f"machine {machine.name!r} is in the cluster twice, in {dtype} ({quantization}) with tp {tp_size}; give each machine "
+                "a name of its own, or leave a file out"
+            )
+        if (first.num_ranks, first.count) != (machine.num_ranks, machine.count):
+            raise UserError(
+                f"machine {machine.name!r} was probed with {first.num_ranks} ranks and with {machine.num_ranks}; start as many each time"
+            )
+        by_name[machine.name] = msgspec.structs.replace(first, costs=first.costs + machine.costs)
+    return list(by_name.values())
+
+
+def _forms(machine: Machine) -> set[tuple[str, str, int]]:
+    """Dtype, quantization and tensor-parallel degree of each of its costs."""
+    return {(costs.dtype, costs.quantization, costs.tp_size) for costs in machine.costs}
 
 
 def _read_file(path: str) -> Cluster:

@@ -1,4 +1,4 @@
-"""Options of ``launch.py plan --auto``."""
+"""Options of ``launch.py probe`` and ``launch.py plan --auto``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from labinfer.planner.objective import OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """The place where costs go."""
+
+    save: str = option("", "also write the costs to this file, for launch.py plan --cluster", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """Choice of a layout by measured costs."""
 
     auto: bool = option(
-        False, "choose machines, their order, tensor-parallel degrees and layers for the machines of --cluster"
+        False,
+        "choose machines, their order, tensor-parallel degrees and layers by measured costs: for the machines of --cluster, or for those "
+        "of this launch, which measure first",
     )
     cluster: tuple[str, ...] = option(
-        (), "machines to plan for: files that launch.py probe --save wrote", metavar="FILE[,FILE…]"
+        (),
+        "machines to plan for: files that launch.py probe --save wrote (default: those of this launch)",
+        metavar="FILE[,FILE…]",
     )
     link: tuple[str, ...] = option(
         (),
@@ -35,4 +46,4 @@ class PlanOptions:
         "512 in, 128 out)",
         metavar="FILE",
     )
-    save: str = option("", "write the plan to this file", metavar="FILE")
+    save: str = option("", "write the plan to this file, for --layout", metavar="FILE")

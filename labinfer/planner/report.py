@@ -7,32 +7,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from labinfer.errors import UserError
 from labinfer.observe.table import format_bytes, format_seconds, format_table
+from labinfer.planner.make_problem import no_room
 from labinfer.planner.objective import Stage, kv_room, kv_tokens, stage_seconds
 from labinfer.planner.problem import Problem, Solution
+from labinfer.planner.saved_plan import SavedPlan, rounding
 from labinfer.planner.search import find_layout, judge
 
 HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "without it")
-
-
-class SavedStage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage as ``--save`` writes it."""
-
-    machine: str
-    layers: int
-    tp_size: int
-    dtype: str
-    quantization: str
-
-
-class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of ``launch.py plan --auto --save``."""
-
-    model: str
-    """Digest of the model's shapes; see ``HostCosts``."""
-    stages: list[SavedStage]
-    """In order; rank 0 is on the machine of the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +41,7 @@ class PlanReport:
         """
         best = find_layout(problem)
         if best is None:
-            raise UserError(
-                f"the model fits on no layout of {', '.join(machine.name for machine in problem.cluster.machines)} with room for a "
-                f"request of {problem.request.decode_context:.0f} tokens; add machines, or probe with a smaller --dtype or --quantization"
-            )
+            raise no_room(problem)
         names = [machine.name for machine in problem.cluster.machines]
         used = best.machines
         alone = {name: find_layout(replace(problem, excluded=frozenset(names) - {name}, first="")) for name in names}
@@ -81,8 +60,12 @@ class PlanReport:
             },
         )
 
-    def describe(self) -> str:
-        """A table of the stages, and lines about the alternatives."""
+    def describe(self, path: str = "") -> str:
+        """A table of the stages, and lines about the alternatives.
+
+        Args:
+            path: file that the plan is saved to, if any.
+        """
         best, limits = self.best, self.problem.limits
         slowest = max(stage_seconds(best.criterion.bottleneck, best.stages, n) for n in range(len(best.stages)))
         rows = []
@@ -122,24 +105,15 @@ class PlanReport:
             f"-tp {','.join(str(stage.costs.tp_size) for stage in best.stages)} --layers {','.join(map(str, sizes))}"
         )
         flags += f" --dtype {','.join(stage.costs.dtype for stage in best.stages)}"
-        quantizations = {stage.costs.quantization for stage in best.stages} - {"none"}
+        quantizations = {rounding(stage.costs.quantization) for stage in best.stages} - {"none", "auto"}
         flags += "".join(f" -q {quantization}" for quantization in sorted(quantizations))
+        flags = f"--layout {path}, or with {flags}" if path else flags
         lines.append(f"start it with {flags} and rank 0 on {best.stages[0].machine}, stages in this order: {order}")
         return "\n".join(lines)
 
     def save(self) -> bytes:
         """The plan as JSON."""
-        stages = [
-            SavedStage(
-                machine=stage.machine,
-                layers=stage.end - stage.begin,
-                tp_size=stage.costs.tp_size,
-                dtype=stage.costs.dtype,
-                quantization=stage.costs.quantization,
-            )
-            for stage in self.best.stages
-        ]
-        plan = SavedPlan(model=self.best.stages[0].costs.model, stages=stages)
+        plan = SavedPlan.make(self.best.stages)
         return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
 
     def _describe_value(self, solution: Solution) -> str:

@@ -11,7 +11,8 @@ from labinfer.planner.costs import HostCosts
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import StepTimes
 from labinfer.simulator.overheads import Overheads, plan_bytes
-from labinfer.simulator.plan_times import Hop, PlanTimes, StageTimes
+from labinfer.simulator.plan_sends import PlanSends
+from labinfer.simulator.plan_times import Forward, Hop, PlanTimes, StageTimes
 from labinfer.spmd.topology import Topology
 
 MEASURED_SIZES = (1, 8, 64)
@@ -32,7 +33,8 @@ class ClusterTimes:
     """Times by costs; see ``TimeSource``.
 
     ``HostCosts.fixed`` counts as the part of a step that needs no activations, so that a stage that waits does it meanwhile.
-    Plans go to one rank after another. Activations go to each tensor-parallel rank of the next stage over the same link.
+    Plans go from rank 0 and those that forward them to one rank after another. Activations go to each tensor-parallel rank of the
+    next stage over the same link.
 
     Args:
         stages: of the topology, in order.
@@ -45,13 +47,13 @@ class ClusterTimes:
         self._topology, self._stages, self._overheads = topology, stages, overheads or Overheads()
         num_stages = topology.num_stages
         own = topology.place(0).stage
-        order = {rank: place for place, rank in enumerate(topology.placed_ranks)}
-        self._num_sends = [
-            max((order[rank] for rank in topology.stage_ranks(stage)), default=0) for stage in range(num_stages)
-        ]
-        """Sends until the last rank of each stage has been sent a plan."""
+        self._sends = sends = PlanSends.from_topology(topology)
         own_machine = stages[own].machine
         self._control = [cluster.link(own_machine, stage.machine) for stage in stages]
+        self._forwards = [
+            [(sender, num_sends, cluster.link(stages[sender].machine, stage.machine)) for sender, num_sends in counts]
+            for stage, counts in zip(stages, sends.forwards, strict=True)
+        ]
         nexts = [*range(1, num_stages), own]
         self._links = [cluster.link(stages[i].machine, stages[j].machine) for i, j in enumerate(nexts)]
         self._copies = [topology.tp_sizes[j] for j in nexts[:-1]]
@@ -69,15 +71,21 @@ class ClusterTimes:
             for stage, copies, link in zip(self._stages, self._copies, self._links, strict=False)
         ]
         hops.append(Hop(plan.result_bytes / self._links[-1].bytes_per_second, self._links[-1].latency))
-        num_followers = self._topology.num_places - 1
         return PlanTimes(
             schedule=own.schedule_seconds(plan),
-            broadcast=own.broadcast + own.send_plan * num_followers if num_followers else 0.0,
+            broadcast=own.broadcast + own.send_plan * self._sends.broadcast if self._sends.broadcast else 0.0,
             deliveries=[
-                own.broadcast + own.send_plan * num_sends + own.delivery + link.seconds(size)
-                for num_sends, link in zip(self._num_sends, self._control, strict=True)
+                own.broadcast + own.send_plan * num_sends + own.delivery + link.seconds(size) if num_sends else 0.0
+                for num_sends, link in zip(self._sends.direct, self._control, strict=True)
             ],
             stages=[by_kind[self._kinds[stage]] for stage in range(num_stages)],
+            forwards=[
+                [
+                    Forward(sender, own.send_plan * num_sends + own.delivery + link.seconds(size))
+                    for sender, num_sends, link in forwards
+                ]
+                for forwards in self._forwards
+            ],
             hops=hops,
         )
 
@@ -98,10 +106,11 @@ class ClusterTimes:
         """Equal for stages of equal times; costs are compared by identity, as they are large."""
         part, topology = self._stages[stage], self._topology
         first = next(i for i, other in enumerate(self._stages) if other.costs is part.costs)
-        return first, tuple(part.layers.items()), topology.is_first(stage), topology.is_last(stage)
+        ends = topology.is_first(stage), topology.is_last(stage)
+        return first, tuple(part.layers.items()), *ends, self._sends.forwarded[stage]
 
     def _stage_times(self, kind: tuple, shape: StepShape, num_sequences: int) -> StageTimes:
-        first, layers, is_first, is_last = kind
+        first, layers, is_first, is_last, num_forwarded = kind
         costs = self._stages[first].costs
         seconds = costs.step_seconds(shape, dict(layers), is_first=is_first, is_last=False)
         sample = costs.head.at(shape.num_samples) if is_last and shape.num_samples else 0.0
@@ -111,5 +120,5 @@ class ClusterTimes:
             run=seconds - costs.fixed,
             sample=sample,
             send=own.send if self._topology.num_stages > 1 else 0.0,
-            lead=own.lead,
+            lead=own.lead + own.send_plan * num_forwarded,
         )

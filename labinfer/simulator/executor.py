@@ -8,7 +8,7 @@ al. 1992, "Synchronization and Linearity"), and needs no queue of events.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,6 +31,8 @@ class _MicroBatch:
     """When its broadcast began."""
     arrival: float = 0.0
     """When its activations reach the next stage, or its tokens rank 0."""
+    taken: dict[int, float] = field(default_factory=dict)
+    """When each stage took the plan, and began to forward it."""
 
 
 class SimulatedExecutor:
@@ -120,6 +122,7 @@ class SimulatedExecutor:
     def _progress(self) -> None:
         """Run the oldest plan on rank 0's stage, which takes rank 0's time, and on all stages behind it."""
         micro_batch, own = self._launched.popleft(), self._own_stage
+        self._take_plan(micro_batch, own)
         self._run_stage(micro_batch, own, self._clock())
         self._clock.advance_to(self._stage_free[own])
         for stage in range(own + 1, self._topology.num_stages):
@@ -130,9 +133,18 @@ class SimulatedExecutor:
 
     def _run_follower(self, micro_batch: _MicroBatch, stage: int) -> None:
         free = self._stage_free[stage]
-        ready = max(free, micro_batch.sent + micro_batch.times.deliveries[stage])
+        ready = self._take_plan(micro_batch, stage)
         self._record(self._followers[stage], "wait for a plan", free, ready, None)
         self._run_stage(micro_batch, stage, ready)
+
+    def _take_plan(self, micro_batch: _MicroBatch, stage: int) -> float:
+        """When all ranks of a stage but rank 0 have the plan, and nothing else to do."""
+        times, taken = micro_batch.times, micro_batch.taken
+        ready = max(self._stage_free[stage], micro_batch.sent + times.deliveries[stage])
+        for forward in times.forwards[stage] if times.forwards else ():
+            ready = max(ready, taken.get(forward.stage, ready) + forward.seconds)
+        taken[stage] = ready
+        return ready
 
     def _run_stage(self, micro_batch: _MicroBatch, stage: int, ready: float) -> None:
         """

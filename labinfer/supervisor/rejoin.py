@@ -114,9 +114,8 @@ class Rejoin:
             flags = smaller_layout(self._options, self._nodes, left)
         except UserError as error:
             raise UserError(f"the group cannot go on without {names}: {error}") from None
-        logger.warning(
-            "going on without %s: %d of %d ranks, with %s", names, len(left), len(self._nodes), " ".join(flags)
-        )
+        layout = " ".join(flags) or f"--layout {self._options.parallel.layout}"
+        logger.warning("going on without %s: %d of %d ranks, with %s", names, len(left), len(self._nodes), layout)
         return self._command.start(list(answers), len(left)) + flags
 
     def _call(self, hosts: Sequence[str], seconds: float) -> dict[str, str]:

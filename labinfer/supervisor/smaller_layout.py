@@ -15,6 +15,7 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
     """Flags by which ranks that are left go on: with the stages that have lost no rank, and those that spare ranks can take over.
 
     Numbers of layers that were given grow in proportion. Where a flag has a value for each stage, those of these stages stay.
+    With ``--layout`` there are none: the ranks read it, or plan, again.
 
     Args:
         nodes: machine of each rank, as all were there.
@@ -26,6 +27,8 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
     if 0 not in left:
         raise UserError(f"rank 0, which schedules, was on {nodes[0]}")
     parallel = options.parallel
+    if parallel.layout:  # a plan of before is for all machines, or names none that is gone; the ranks see to it
+        return []
     topology = make_topology(
         parallel.tensor_parallel_size,
         parallel.pipeline_parallel_size,

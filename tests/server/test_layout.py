@@ -18,6 +18,7 @@ DEMO = Path(labinfer.__file__).parent / "assets" / "demo"
 KEY = "key-for-layouts"
 LAYOUT = "/v1/cluster/layout"
 USAGE = {"include_usage": True}
+STAGE = {"machine": "a", "layers": 6, "tp_size": 1, "dtype": "float32", "quantization": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,8 @@ WRONG = [
     ({"dtype": ["float32", "bfloat16"]}, "has 2 values for 1 stage", "dtype"),
     ({"dtype": ["float8"]}, "float8", "dtype"),
     ({"quantization": "int3"}, "int3", "quantization"),
+    ({"plan": {"model": "other", "stages": [STAGE]}}, "plan is for another model", "plan"),
+    ({"plan": {"model": "other", "stages": []}}, "length", "plan"),
     ({"layer": [6]}, "did you mean 'layers'", "layer"),
     ([], "object", None),
 ]

@@ -22,7 +22,7 @@ from labinfer.terminal.options import ChatOptions
 
 ENGINE_FLAGS = {
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
-    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--device", "--transport",
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--layout", "--device", "--transport",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
@@ -50,7 +50,7 @@ COMM_FLAGS = {
     "--threads", "--log-level", "--timeout", "--fault-timeout",
 }  # fmt: skip
 ACCURACY_FLAGS = COMM_FLAGS | {
-    "--text", "--reference-dtype", "--per-layer", "--output-json",
+    "--layout", "--text", "--reference-dtype", "--per-layer", "--output-json",
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview",
@@ -89,6 +89,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
         ("generate", GENERATE_FLAGS),
         ("chat", CHAT_FLAGS),
         ("plan", ENGINE_FLAGS | {"--auto", "--cluster", "--link", "--objective", "--workload", "--save"}),
+        ("probe", FUNCTIONS_FLAGS - {"--output-json", "--plot"} | {"--save"}),
         ("cache", {"--clean"}),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),

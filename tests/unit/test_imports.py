@@ -16,7 +16,7 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "option_fields flags commands supervisor gateway terminal batch group models observe weights spmd config sampling_options sampling_params",
+    "cli": "option_fields flags commands supervisor gateway terminal batch planner group models observe weights spmd config sampling_options sampling_params",
     "flags": "planner option_fields supervisor gateway terminal simulator bench config sampling_options",
     "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl outputs executor layout group "
     "planner engine worker functions comm prompts text observe weights cache_capacity spmd config sampling_params clock",
@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
     "host": "link llm recommended_sampling outputs pooling engine comm config heartbeat rank_stats",
-    "link": "engine heartbeat rank_stats",
+    "link": "planner engine heartbeat rank_stats",
     "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_options sampling_params",
     "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
     "simulator": "option_fields outputs runs planner engine prompts observe plan cache_capacity spmd config sampling_params rank_stats",
@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "executor": "layout group planner worker models layers functions comm observe plan weights spmd config native rank_stats",
     "layout": "group worker models layers functions comm weights cache_capacity spmd config",
     "group": "comm spmd config",
-    "planner": "option_fields engine observe plan cache_capacity",
+    "planner": "option_fields engine observe plan cache_capacity config",
     "engine": "observe plan config sampling_params structured_outputs rank_stats clock",
     "worker": "layers functions comm observe plan sampling_params",
     "models": "layers functions weights",

@@ -11,10 +11,11 @@ from labinfer.commands.hosting import changed_options
 from labinfer.config import EngineOptions, ParallelOptions
 from labinfer.errors import UserError
 from labinfer.link.layout_change import LayoutChange
+from labinfer.planner.saved_plan import SavedPlan, SavedStage
 
 
 def changed(before: dict[str, Any], change: dict[str, Any], num_ranks: int) -> EngineOptions:
-    return changed_options(EngineOptions.from_flat(before), LayoutChange(**change), num_ranks)
+    return changed_options(EngineOptions.from_flat(before), LayoutChange(**change), ["node"] * num_ranks)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,19 @@ def test_precision_changes_alone():
     assert options == EngineOptions.from_flat(before | {"quantization": "int8"})
     options = changed(before, {"dtype": ["float16"]}, 2)
     assert options == EngineOptions.from_flat(before | {"dtype": "float16"})
+
+
+def test_plan_says_all():
+    stages = [
+        SavedStage(machine="node", layers=layers, tp_size=1, dtype=dtype, quantization="none")
+        for layers, dtype in ((4, "bfloat16"), (2, "float32"))
+    ]
+    plan = SavedPlan(model="digest", stages=stages)
+    options = changed({}, {"plan": plan}, 3)
+    assert (options.parallel.layers, options.parallel.ranks) == ((4, 2), (0, 1))
+    assert options.model.dtype == ("bfloat16", "float32")
+    with pytest.raises(UserError, match="plan says what all other fields say"):
+        changed({}, {"plan": plan, "layers": [4, 2]}, 3)
 
 
 def test_values_that_do_not_go_together_are_refused():

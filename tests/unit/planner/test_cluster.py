@@ -50,6 +50,24 @@ def test_files_and_flags_are_joined_and_flags_win(tmp_path):
     assert cluster.link("a", "b") == Link(1e-3, 2.5e8)
 
 
+def test_probes_of_the_same_machine_are_joined(tmp_path):
+    forms = [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"tp_size": 2}]
+    files = [
+        write(tmp_path / f"{number}.json", msgspec.structs.replace(machine("a", **form), num_ranks=2))
+        for number, form in enumerate(forms)
+    ]
+    (joined,) = Cluster.read(files).machines
+    assert joined.name == "a" and joined.ranks == 2
+    assert joined.costs == [make_costs(**form) for form in forms]
+    with pytest.raises(
+        UserError, match=r"'a' is in the cluster twice, in bfloat16 \(int8\) with tp 1; give each machine a name"
+    ):
+        Cluster.read([*files, files[2]])
+    one = msgspec.structs.replace(machine("a", dtype="float16"), num_ranks=1)
+    with pytest.raises(UserError, match="'a' was probed with 2 ranks and with 1; start as many each time"):
+        Cluster.read([*files, write(tmp_path / "one.json", one)])
+
+
 def test_equal_machines_are_counted_and_named(tmp_path):
     many = msgspec.structs.replace(machine("gpu"), count=3)
     cluster = Cluster.read([write(tmp_path / "many.json", many)], ["1gbit,0.3ms"])

@@ -11,7 +11,8 @@ from random_clusters import make_cluster, make_problem
 from labinfer.cli import main
 from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Link, PairLink
-from labinfer.planner.report import PlanReport, SavedPlan
+from labinfer.planner.report import PlanReport
+from labinfer.planner.saved_plan import SavedPlan
 from labinfer.planner.search import find_layout, judge
 
 
@@ -62,7 +63,8 @@ def test_command_prints_the_plan_and_saves_it(tmp_path, capfd):
     save = tmp_path / "plan.json"
     flags = ["plan", "--auto", "--cluster", ",".join(map(str, files)), "--link", "a:b=1gbit,0.3ms", "--save", str(save)]
     assert main(flags) == 0
-    assert "predicted:" in capfd.readouterr().out
+    text = capfd.readouterr().out
+    assert "predicted:" in text and f"start it with --layout {save}, or with -tp" in text.splitlines()[-1]
     plan = msgspec.json.decode(save.read_bytes(), type=SavedPlan)
     assert sum(stage.layers for stage in plan.stages) == 24
     assert {stage.machine for stage in plan.stages} == {"a", "b"}
@@ -71,7 +73,9 @@ def test_command_prints_the_plan_and_saves_it(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--auto"], "add --cluster"),
+        (["--auto", "--cluster", "a.json", "-tp", "2"], "plan --auto chooses --tensor-parallel-size itself"),
+        (["--auto", "--layout", "auto"], "plan --auto chooses --layout itself"),
+        (["--auto", "--link", "1gbit,1ms"], "--link is for machines of --cluster"),
         (["--save", "plan.json"], "--save is for plan --auto"),
         (["--auto", "--cluster", "absent.json"], "cannot read absent.json"),
     ],

@@ -20,6 +20,7 @@ from labinfer.planner.costs import Points
 from labinfer.planner.step_shape import StepShape
 from labinfer.simulator.cluster_times import ClusterTimes, Stage
 from labinfer.simulator.overheads import Overheads, plan_bytes
+from labinfer.simulator.plan_times import Forward
 from labinfer.simulator.simulation import Simulation, cluster_simulation
 
 FAST, SLOW = make_costs(), make_costs(0.5)
@@ -95,6 +96,21 @@ def test_tokens_come_back_over_the_link_to_rank_0(uneven):
     assert beside.deliveries[0] >= 0.5 and beside.hops[-1].latency == 0.0
     away = ClusterTimes(topology(2), stages, cluster, OVERHEADS).times(make_plan(0))
     assert away.hops[-1].latency == 0.5
+
+
+def test_many_ranks_forward_plans():
+    """64 stages of 8: rank 0 sends a plan to its stage and to stage 1, whose ranks send it to stages 1 to 9."""
+    wide = make_costs(num_layers=128, tp_size=8, all_reduce=Points([1], [1e-5]))
+    cluster = make_cluster(Machine(name="node", costs=[wide], count=64))
+    stages = [Stage(machine.name, wide, {"dense": 2}) for machine in cluster.machines]
+    times = ClusterTimes(topology(64, (8,) * 64), stages, cluster, OVERHEADS).times(make_plan(0))
+    assert times.broadcast == 0.25 + 8 * 0.5
+    link = Link(1e-3, 1e8).seconds(plan_bytes(make_plan(0)))
+    assert times.deliveries[1] == pytest.approx(0.25 + 8 * 0.5 + 0.125 + link) and not any(times.deliveries[2:])
+    assert times.forwards[1] == [Forward(0, pytest.approx(7 * 0.5 + 0.125 + link))]
+    assert [forward.stage for forward in times.forwards[9]] == [1] and times.forwards[9][0].seconds > 8 * 0.5
+    assert [[forward.stage for forward in forwards] for forwards in times.forwards[62:]] == [[7], [7]]
+    assert [stage.lead for stage in times.stages] == [2.0 + 8 * 0.5] * 8 + [2.0] * 56
 
 
 def test_step_times_are_those_that_a_start_would_measure(uneven):

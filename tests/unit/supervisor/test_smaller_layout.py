@@ -37,3 +37,8 @@ def test_stages_that_lost_no_rank_stay_and_spare_ranks_stand_in(options, left, f
 def test_rank_0_cannot_be_gone_on_without():
     with pytest.raises(UserError, match="rank 0, which schedules, was on a"):
         smaller_layout(EngineOptions(), NODES, [2, 3, 4])
+
+
+@pytest.mark.parametrize("layout", ["auto", "plan.json"])
+def test_ranks_that_follow_a_plan_read_or_make_it_again(layout):
+    assert smaller_layout(EngineOptions.from_flat({"layout": layout}), NODES, [0, 1, 4]) == []

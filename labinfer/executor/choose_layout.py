@@ -1,0 +1,89 @@
+"""choose_layout: the options of a start with the layout that ``--layout`` names."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from labinfer.config import AUTO_LAYOUT, EngineOptions
+from labinfer.errors import UserError
+from labinfer.executor.build import find_model
+from labinfer.group.rank_group import RankGroup
+from labinfer.models.config import ModelConfig
+from labinfer.planner.cluster import Cluster
+from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options
+
+logger = logging.getLogger(__name__)
+
+
+def choose_layout(
+    group: RankGroup, options: EngineOptions, on_progress: Callable[[str], None] = lambda text: None
+) -> EngineOptions:
+    """The options of a start in which ``--layout`` is followed: rank 0 reads the plan, or makes it of what all machines measure,
+    and the others are told. The ranks in it share out the cores. Collective; nothing happens without ``--layout``.
+
+    Args:
+        on_progress: called with what is measured.
+
+    Raises:
+        AgreedError: the plan cannot be read or is not for this model and these machines, or there is none.
+    """
+    layout = options.parallel.layout
+    is_auto = layout == AUTO_LAYOUT
+    if not layout or (is_auto and group.size == 1):
+        return dataclasses.replace(options, parallel=dataclasses.replace(options.parallel, layout=""))
+    from labinfer.executor.probe import model_name, probe_cluster
+
+    _, config = find_model(group, options)
+    nodes, data = [info.node for info in group.everyone], b""
+    cluster = probe_cluster(group, options, on_progress) if is_auto else None
+    with group.together(), _named(layout):
+        if group.rank == 0:
+            plan = SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0])
+            data = msgspec.msgpack.encode(plan)
+    plan = msgspec.msgpack.decode(group.comm.all_gather_bytes(data)[0], type=SavedPlan)
+    with group.together(), _named(layout):
+        if plan.model != (model := model_name(config)):
+            raise UserError(
+                f"the plan is for another model ({plan.model}) than --model {options.model.model} ({model}); plan again"
+            )
+        chosen = plan_options(plan, options, nodes)
+    if is_auto:  # these are what was measured, and other starts must not take them for others
+        chosen = dataclasses.replace(chosen, model=options.model)
+    group.take_cores(chosen.parallel.ranks, options.runtime.threads)
+    if group.rank == 0:
+        logger.info("--layout %s: %s", layout, describe_plan(plan, nodes))
+    return chosen
+
+
+def _find_plan(cluster: Cluster, options: EngineOptions, config: ModelConfig, first: str) -> SavedPlan:
+    """The best plan with rank 0's machine as the first.
+
+    Raises:
+        UserError: the model does not fit, or there are too many machines.
+    """
+    from labinfer.planner.make_problem import make_problem, no_room
+    from labinfer.planner.search import find_layout
+
+    problem = make_problem(cluster, options, first=first, max_position=config.max_position)
+    if (solution := find_layout(problem)) is None:
+        raise no_room(problem)
+    return SavedPlan.make(solution.stages)
+
+
+@contextmanager
+def _named(layout: str) -> Iterator[None]:
+    """Name ``--layout`` in errors.
+
+    Raises:
+        UserError: those of the block.
+    """
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if "--layout" in text else f"--layout {layout}: {text}") from None

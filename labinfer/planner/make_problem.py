@@ -1,0 +1,108 @@
+"""make_problem: the question to the search that the options of a start or of a command stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from labinfer.config import EngineOptions, ModelOptions
+from labinfer.errors import UserError
+from labinfer.option_fields import join
+from labinfer.planner.cluster import Cluster
+from labinfer.planner.objective import Limits
+from labinfer.planner.problem import Problem
+from labinfer.planner.saved_plan import rounding
+from labinfer.planner.workload import DEFAULT_OUTPUT, DEFAULT_PROMPT, RequestLengths, Workload, read_workload
+
+DEFAULT_LENGTH = 4096
+"""Tokens of a context where neither --max-model-len nor the workload says more."""
+
+
+def make_problem(
+    cluster: Cluster,
+    options: EngineOptions,
+    *,
+    objective: str = "throughput",
+    workload: str = "",
+    first: str = "",
+    max_position: int = 0,
+) -> Problem:
+    """The question for the best layout of these machines.
+
+    Args:
+        workload: file of ``read_workload``; empty for requests of the usual lengths, as far as the context goes.
+        first: machine of rank 0; empty for any.
+        max_position: longest context of the model; 0 where it is not known.
+
+    Raises:
+        UserError: the file is no workload or has requests that are too long, or no machine was probed as the options say.
+    """
+    requests = read_workload(workload) if workload else None
+    longest = max((request.prompt + request.output for request in requests.requests), default=0) if requests else 0
+    length = options.model.max_model_len or max(DEFAULT_LENGTH, longest)
+    if max_position:
+        length = min(length, max_position)
+    requests = requests or _usual_requests(length)
+    requests.check(length)
+    limits = Limits(
+        max_model_len=length,
+        max_num_seqs=options.scheduler.max_num_seqs,
+        max_num_batched_tokens=options.scheduler.max_num_batched_tokens,
+        chunked_prefill_size=options.scheduler.chunked_prefill_size,
+        block_size=options.cache.block_size,
+        memory_utilization=options.cache.memory_utilization,
+    )
+    return Problem(
+        cluster=cluster,
+        request=requests.mean,
+        limits=limits,
+        objective=objective,
+        first=first,
+        dtypes=allowed_dtypes(cluster, options.model),
+    )
+
+
+def no_room(problem: Problem) -> UserError:
+    """The error of a question that has no answer."""
+    return UserError(
+        f"the model fits on no layout of {', '.join(machine.name for machine in problem.cluster.machines)} with room for a "
+        f"request of {problem.limits.max_model_len} tokens; add machines, or give a smaller --max-model-len, --dtype or --quantization"
+    )
+
+
+def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, str], ...]:
+    """Pairs of dtype and quantization that --dtype and --quantization allow; empty for any. Of several dtypes the first counts
+    that a machine has.
+
+    Raises:
+        UserError: no machine was probed with one, or --quantization has to decide.
+    """
+    probed = dict.fromkeys((costs.dtype, costs.quantization) for machine in cluster.machines for costs in machine.costs)
+    if model.quantization == "auto" and len({rounding(quantization) for _, quantization in probed}) > 1:
+        raise UserError(
+            f"machines were probed in {_name_forms(probed)}, but --quantization is the same for all stages; choose with -q"
+        )
+    if model.dtype == ModelOptions.dtype and model.quantization == "auto":
+        return ()
+    pairs = [
+        pair
+        for dtype in model.dtype
+        for pair in probed
+        if dtype in ("auto", pair[0]) and model.quantization in ("auto", rounding(pair[1]))
+    ]
+    if not pairs:
+        raise UserError(
+            f"--dtype {join(model.dtype)} --quantization {model.quantization}: machines were probed in {_name_forms(probed)} only; probe "
+            "with these flags, too"
+        )
+    return tuple(dict.fromkeys(pairs))
+
+
+def _name_forms(forms: Iterable[tuple[str, str]]) -> str:
+    return " and ".join(f"{dtype} ({quantization})" for dtype, quantization in forms)
+
+
+def _usual_requests(length: int) -> Workload:
+    """Requests of the default lengths, or of as much as a short context holds of them."""
+    share = min(1.0, length / (DEFAULT_PROMPT + DEFAULT_OUTPUT))
+    prompt = max(1, int(DEFAULT_PROMPT * share))
+    return Workload((RequestLengths(prompt=prompt, output=max(1, min(DEFAULT_OUTPUT, length - prompt))),))

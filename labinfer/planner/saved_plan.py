@@ -1,0 +1,153 @@
+"""SavedPlan: the file of a plan, and the options with which a group of ranks runs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from labinfer.config import EngineOptions
+from labinfer.errors import UserError
+from labinfer.planner.objective import Stage
+
+ROUNDINGS = ("int8", "int4")
+"""Values of --quantization that round weights; see ``HostCosts.quantization``, which also names a checkpoint's own."""
+
+
+class SavedStage(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage as ``--save`` writes it."""
+
+    machine: str
+    layers: Annotated[int, msgspec.Meta(ge=1)]
+    tp_size: Annotated[int, msgspec.Meta(ge=1)]
+    dtype: str
+    quantization: str
+
+
+class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of ``launch.py plan --auto --save``, which ``--layout`` reads."""
+
+    model: str
+    """Digest of the model's shapes; see ``HostCosts``."""
+    stages: Annotated[list[SavedStage], msgspec.Meta(min_length=1)]
+    """In order; rank 0 is on the machine of the first one."""
+
+    @classmethod
+    def make(cls, stages: Sequence[Stage]) -> SavedPlan:
+        """The plan of a layout that was found."""
+        saved = [
+            SavedStage(
+                machine=stage.machine,
+                layers=stage.end - stage.begin,
+                tp_size=stage.costs.tp_size,
+                dtype=stage.costs.dtype,
+                quantization=stage.costs.quantization,
+            )
+            for stage in stages
+        ]
+        return cls(model=stages[0].costs.model, stages=saved)
+
+    @classmethod
+    def read(cls, path: str) -> SavedPlan:
+        """The plan in a file.
+
+        Raises:
+            UserError: it cannot be read, or holds no plan.
+        """
+        hint = "launch.py plan --auto --save writes such a file"
+        try:
+            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+        except OSError as error:
+            raise UserError(f"cannot read --layout {path}: {error.strerror}; {hint}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"--layout {path} holds no plan: {error}; {hint}") from None
+
+
+def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) -> EngineOptions:
+    """Options with the layout, the dtypes and the quantization of a plan; the same on every rank.
+
+    Args:
+        options: everything else.
+        nodes: machine of each rank of the group.
+
+    Raises:
+        UserError: the plan is not for these machines, or not for one start.
+    """
+    names = {stage.quantization for stage in plan.stages}
+    if len(roundings := {rounding(name) for name in names}) > 1:
+        raise UserError(
+            f"the plan has stages in {' and '.join(sorted(names))}, but --quantization is the same for all; plan again with -q"
+        )
+    ranks, dtypes = place_stages(plan, nodes), tuple(stage.dtype for stage in plan.stages)
+    chosen = replace(
+        options,
+        model=replace(
+            options.model, dtype=dtypes if len(set(dtypes)) > 1 else dtypes[:1], quantization=roundings.pop()
+        ),
+        parallel=replace(
+            options.parallel,
+            tensor_parallel_size=tuple(stage.tp_size for stage in plan.stages),
+            pipeline_parallel_size=len(plan.stages),
+            layers=tuple(stage.layers for stage in plan.stages),
+            ranks=() if ranks == tuple(range(len(nodes))) else ranks,
+            layout="",
+        ),
+    )
+    chosen.check()
+    return chosen
+
+
+def place_stages(plan: SavedPlan, nodes: Sequence[str]) -> tuple[int, ...]:
+    """The ranks of each stage in turn: the lowest of its machine that no stage before has. For arguments see ``plan_options``.
+
+    Raises:
+        UserError: a machine is not there or has too few ranks, or rank 0 is on another one than the first stage.
+    """
+    free: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        free.setdefault(node, []).append(rank)
+    needed = Counter[str]()
+    for stage in plan.stages:
+        needed[stage.machine] += stage.tp_size
+    for machine, count in needed.items():
+        if machine not in free:
+            raise UserError(
+                f"the plan has a stage on {machine}, but ranks are on {', '.join(free)} only; start {count} there, or plan again"
+            )
+        if len(free[machine]) < count:
+            raise UserError(
+                f"the plan needs {count} ranks on {machine}, which has {len(free[machine])}; start {count} there, or plan again"
+            )
+    if nodes[0] != (first := plan.stages[0].machine):
+        raise UserError(
+            f"the plan has its first stage on {first}, but rank 0 is on {nodes[0]}; start rank 0 on {first}"
+        )
+    return tuple(free[stage.machine].pop(0) for stage in plan.stages for _ in range(stage.tp_size))
+
+
+def describe_plan(plan: SavedPlan, nodes: Sequence[str]) -> str:
+    """Layers and ranks of each stage, and the spare ranks, in one line."""
+    ranks, parts, begin = iter(place_stages(plan, nodes)), [], 0
+    for stage in plan.stages:
+        own = [next(ranks) for _ in range(stage.tp_size)]
+        parts.append(f"layers {begin}-{begin + stage.layers - 1} on {stage.machine} ({_name_ranks(own)})")
+        begin += stage.layers
+    placed = place_stages(plan, nodes)
+    spare = [rank for rank in range(len(nodes)) if rank not in placed]
+    return ", ".join(parts) + (f"; spare: {_name_ranks(spare)}" if spare else "")
+
+
+def rounding(name: str) -> str:
+    """The --quantization that leads to a name of ``HostCosts.quantization``."""
+    if name == "none":
+        return name
+    last = name.rpartition(" + ")[2]
+    return last if last in ROUNDINGS else "auto"
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,61 @@
+"""``--layout`` on one rank: a plan for this machine is followed, ``auto`` does nothing, and other models' plans are refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from golden import PROMPTS, golden
+
+from labinfer import LLM, SamplingParams
+from labinfer.config import EngineOptions
+from labinfer.errors import AgreedError, UserError
+from labinfer.executor.choose_layout import choose_layout
+from labinfer.executor.probe import model_name
+from labinfer.group.rank_group import join_group
+from labinfer.models.registry import load_config
+from labinfer.planner.saved_plan import SavedPlan, SavedStage
+from labinfer.spmd.environment import detect
+
+KIND = "qwen2-tied"
+
+
+def write_plan(path, **changes) -> str:
+    """A plan of one stage on this machine."""
+    directory = golden(KIND).directory
+    stage = {"machine": detect().node_name, "layers": 4, "tp_size": 1, "dtype": "float32", "quantization": "none"}
+    model = changes.pop("model", model_name(load_config(directory)))
+    path.write_bytes(msgspec.json.encode(SavedPlan(model=model, stages=[SavedStage(**(stage | changes))])))
+    return str(path)
+
+
+def join(**flat):
+    options = EngineOptions.from_flat({"model": str(golden(KIND).directory)} | flat)
+    return join_group(detect(), options.parallel, options.runtime), options
+
+
+def test_a_rank_alone_has_nothing_to_choose():
+    group, options = join(layout="auto")
+    texts: list[str] = []
+    assert choose_layout(group, options, texts.append) == join()[1] and not texts
+
+
+def test_plan_for_this_machine_is_followed(tmp_path):
+    path = write_plan(tmp_path / "plan.json")
+    group, options = join(layout=path)
+    chosen = choose_layout(group, options)
+    assert chosen.parallel.layers == (4,) and chosen.parallel.layout == "" and chosen.model.dtype == ("float32",)
+    with LLM(str(golden(KIND).directory), layout=path, autotune=False) as llm:
+        (output,) = llm.generate(PROMPTS[:1], SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0))
+    assert output.token_ids == golden(KIND).tokens[0][:8]
+
+
+def test_plan_of_another_model_or_machine_is_refused(tmp_path):
+    for changes, text in (({"model": "other"}, "another model"), ({"machine": "elsewhere"}, "a stage on elsewhere")):
+        group, options = join(layout=write_plan(tmp_path / "plan.json", **changes))
+        with pytest.raises(AgreedError, match=rf"--layout \S+: the plan .*{text}"):
+            choose_layout(group, options)
+
+
+def test_errors_of_the_library_name_its_keywords():
+    with pytest.raises(UserError, match="layout auto says what layers is; leave one of them out"):
+        LLM(layout="auto", layers=[2, 2])

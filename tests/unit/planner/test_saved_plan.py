@@ -1,0 +1,136 @@
+"""Plans from files, and the options of a group that follows one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from random_clusters import make_cluster, make_problem
+
+from labinfer.config import EngineOptions
+from labinfer.errors import UserError
+from labinfer.planner.report import PlanReport
+from labinfer.planner.saved_plan import SavedPlan, SavedStage, describe_plan, plan_options, rounding
+
+
+def make_plan(*stages: tuple[str, int, int], dtypes: tuple[str, ...] = ("float32",), names=("none",)) -> SavedPlan:
+    """Stages (machine, tensor-parallel degree, layers)."""
+    return SavedPlan(
+        model="m",
+        stages=[
+            SavedStage(
+                machine=machine,
+                tp_size=tp_size,
+                layers=layers,
+                dtype=dtypes[number % len(dtypes)],
+                quantization=names[number % len(names)],
+            )
+            for number, (machine, tp_size, layers) in enumerate(stages)
+        ],
+    )
+
+
+def test_plan_that_is_saved_is_read_and_followed(tmp_path):
+    report = PlanReport.make(make_problem(make_cluster(1.0, 0.5, num_layers=24)))
+    (tmp_path / "plan.json").write_bytes(report.save())
+    plan = SavedPlan.read(str(tmp_path / "plan.json"))
+    stages = report.best.stages
+    assert len(stages) == 2
+    options = EngineOptions.from_flat({"max_num_seqs": 5, "layout": "plan.json"})
+    nodes = [stages[0].machine, "c", stages[1].machine]
+    chosen = plan_options(plan, options, nodes)
+    assert chosen.parallel.tensor_parallel_size == (1, 1) and chosen.parallel.pipeline_parallel_size == 2
+    assert chosen.parallel.layers == tuple(stage.end - stage.begin for stage in stages)
+    assert chosen.parallel.ranks == (0, 2) and chosen.parallel.layout == ""
+    assert chosen.model.dtype == ("float32",) and chosen.model.quantization == "none"
+    assert chosen.scheduler == options.scheduler
+
+
+@pytest.mark.parametrize(
+    ("plan", "nodes", "ranks"),
+    [
+        (make_plan(("a", 2, 3), ("b", 2, 1)), "aabb", ()),
+        (make_plan(("a", 2, 3), ("b", 1, 1)), "aba", (0, 2, 1)),
+        (make_plan(("a", 1, 1), ("b", 1, 2), ("a", 1, 1)), "aab", (0, 2, 1)),
+        (make_plan(("a", 2, 4)), "aaab", (0, 1)),
+        (make_plan(("a", 1, 4)), "a", ()),
+    ],
+)
+def test_ranks_are_those_of_the_machines_in_the_order_of_the_stages(plan, nodes, ranks):
+    assert plan_options(plan, EngineOptions(), list(nodes)).parallel.ranks == ranks
+
+
+def test_dtypes_are_given_by_stage_where_they_differ():
+    plan = make_plan(("a", 1, 3), ("b", 1, 1), dtypes=("float32", "bfloat16"), names=("gptq + int8",))
+    chosen = plan_options(plan, EngineOptions(), ["a", "b"])
+    assert chosen.model.dtype == ("float32", "bfloat16") and chosen.model.quantization == "int8"
+
+
+def test_description_has_layers_machines_and_spare_ranks():
+    plan = make_plan(("a", 1, 3), ("b", 2, 1))
+    text = "layers 0-2 on a (rank 0), layers 3-3 on b (ranks 1, 3)"
+    assert describe_plan(plan, ["a", "b", "a", "b", "c"]) == f"{text}; spare: ranks 2, 4"
+    assert describe_plan(plan, ["a", "b", "b"]) == "layers 0-2 on a (rank 0), layers 3-3 on b (ranks 1, 2)"
+
+
+@pytest.mark.parametrize(
+    ("plan", "nodes", "text"),
+    [
+        (make_plan(("a", 1, 3), ("c", 2, 1)), "ab", "a stage on c, but ranks are on a, b only; start 2 there"),
+        (make_plan(("a", 1, 1), ("b", 1, 1), ("a", 1, 2)), "ab", "needs 2 ranks on a, which has 1; start 2 there"),
+        (make_plan(("b", 1, 3), ("a", 1, 1)), "ab", "rank 0 is on a; start rank 0 on b"),
+        (make_plan(("a", 1, 3), ("b", 1, 1), names=("int8", "none")), "ab", "stages in int8 and none"),
+        (make_plan(("a", 1, 4), dtypes=("float13",)), "a", "--dtype float13: choose one of"),
+    ],
+)
+def test_plan_that_cannot_be_followed_is_refused_in_one_line(plan, nodes, text):
+    with pytest.raises(UserError, match=text) as error:
+        plan_options(plan, EngineOptions(), list(nodes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"{", "holds no plan"),
+        (b"\xff", "holds no plan"),
+        (b'{"machines": []}', "missing required field `model`"),
+        (b'{"model": "m", "stages": []}', r"length >= 1 - at `\$.stages`"),
+        (msgspec.json.encode(make_plan(("a", 0, 4))), "tp_size"),
+        (msgspec.json.encode(make_plan(("a", 1, -1))), "layers"),
+    ],
+)
+def test_file_that_is_no_plan_is_refused_by_its_name(content, text, tmp_path):
+    path = tmp_path / "plan.json"
+    with pytest.raises(UserError, match="cannot read --layout .*plan.json: No such file"):
+        SavedPlan.read(str(path))
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=text) as error:
+        SavedPlan.read(str(path))
+    assert str(error.value).startswith(f"--layout {path} holds no plan: ") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("none", "none"), ("int8", "int8"), ("gptq", "auto"), ("fp8 + int4", "int4"), ("compressed-tensors", "auto")],
+)
+def test_names_of_quantizations_lead_to_the_flag(name, flag):
+    assert rounding(name) == flag
+
+
+@pytest.mark.parametrize(
+    "more", [{"tensor_parallel_size": 1}, {"pipeline_parallel_size": 2}, {"layers": "2,2"}, {"ranks": 0}]
+)
+@pytest.mark.parametrize("layout", ["auto", "plan.json"])
+def test_layout_and_its_parts_contradict_each_other(layout, more):
+    (name,) = more
+    with pytest.raises(UserError, match=f"--layout {layout} says what --{name.replace('_', '-')} is"):
+        EngineOptions.from_flat({"layout": layout} | more)
+
+
+def test_dtype_goes_with_a_layout_that_is_measured_but_with_no_file():
+    assert EngineOptions.from_flat({"layout": "auto", "dtype": "float32", "quantization": "int8"}).model.dtype == (
+        "float32",
+    )
+    for more in ({"dtype": "float32"}, {"quantization": "int8"}):
+        with pytest.raises(UserError, match=r"--layout plan.json says what --(dtype|quantization) is"):
+            EngineOptions.from_flat({"layout": "plan.json"} | more)
