@@ -67,7 +67,13 @@ def measure(args: argparse.Namespace) -> None:
     from labinfer.observe.logs import set_up_logging
     from labinfer.spmd.environment import detect
 
-    base = {"model": args.model, "max_model_len": CONTEXT, "num_kv_blocks": 1024, "weight_cache_size": 0.0}
+    base = {
+        "model": args.model,
+        "max_model_len": CONTEXT,
+        "num_kv_blocks": 1024,
+        "weight_cache_size": 0.0,
+        "autotune": "off",
+    }
     base |= {"max_num_seqs": SEQUENCES, "enable_prefix_caching": False}
     options = EngineOptions.from_flat(base)
     group = join_group(detect(), options.parallel, options.runtime)
