@@ -6,13 +6,16 @@
 
 Hosts have 1, 0.5 and 0.25 CPUs by cgroup v1, with a period of 4 ms. Without a delay they are joined by cables of --mbit; with one, by
 a relay between TUN devices that hands every packet on after so many milliseconds: kernels without netem have no other way. One launch
-of mpirun probes hosts and links, then decodes with every layout. A round is the time from a sequence's token to its next one, the
-difference of a long and a short run.
+of mpirun probes hosts and links, then decodes with every layout. A round is the time from a sequence's token to its next one, the mean
+of all sequences and rounds but the first ones. It is predicted twice: by the planner's formula, and by a simulation of the same run.
+Where the formula with the seconds that the stages were busy comes near a round and the formula with probed ones does not, the probe is
+wrong; where neither does, the formula.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from namespace_cables import address
@@ -43,12 +47,8 @@ SPLITS = [
 """Layers of each stage, and its host; host 0 schedules."""
 LOADS = ((24, 1), (24, 0))
 """Sequences at once, and micro-batches that they are in: 0 for as many as stages. Steps take many periods of a quota."""
-PROMPT, SHORT, LONG = 8, 3, 11
-"""Tokens of each prompt, and of the answers of both runs."""
-
-
-REPEATS = 3
-"""Runs of each length, of which the fastest counts."""
+PROMPT, SKIPPED, LENGTH = 8, 4, 24
+"""Tokens of each prompt, tokens of each answer before what is measured, and of the whole answer."""
 
 
 def main() -> None:
@@ -142,8 +142,9 @@ def measure(args: argparse.Namespace) -> None:
             llm = LLM.from_options(group, EngineOptions.from_flat(flat))
             figure = {"layers": layers, "hosts": ranks, "sequences": sequences, "in_flight": in_flight or len(layers)}
             figure |= measure_round(llm, sequences)
-            figure |= predict_round(cluster, layers, ranks, sequences, in_flight=figure["in_flight"])
             if group.rank == 0:
+                figure |= predict_round(cluster, layers, ranks, sequences, in_flight=figure["in_flight"])
+                figure["simulated"] = simulate_round(cluster, flat, sequences)
                 figures.append(figure)
                 print(figure, flush=True)
             if llm._parts is not None:  # closing an LLM would end the group
@@ -157,60 +158,105 @@ def measure(args: argparse.Namespace) -> None:
     group.close()
 
 
+def make_prompts(sequences: int) -> list[dict]:
+    """Prompts of token ids."""
+    return [{"prompt_token_ids": [(17 + 7 * i + 3 * j) % 1000 for j in range(PROMPT)]} for i in range(sequences)]
+
+
+class TokenTimes:
+    """Times at which each sequence got its tokens.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock):
+        self._clock, self._times = clock, defaultdict(list)
+
+    def note(self, delta) -> None:
+        self._times[delta.key] += [self._clock()] * len(delta.token_ids)
+
+    @property
+    def round(self) -> float:
+        """Mean seconds from a token to the next one."""
+        spans = [(times[-1] - times[SKIPPED]) / (len(times) - 1 - SKIPPED) for times in self._times.values()]
+        return statistics.mean(spans)
+
+
 def measure_round(llm, sequences: int) -> dict:
     """Seconds from a token to the next one, and those in which each stage is busy in a step, on rank 0."""
     from labinfer import SamplingParams
+    from labinfer.observe.gantt import BUSY_SLICES
+    from labinfer.observe.recorder import CAPACITY
+    from labinfer.observe.trace import make_tracks
 
-    prompts = [{"prompt_token_ids": [(17 + 7 * i + 3 * j) % 1000 for j in range(PROMPT)]} for i in range(sequences)]
-    best: dict[int, tuple[float, list[tuple[float, int]]]] = {}
-    for length in (SHORT, LONG) * REPEATS:
-        begin = time.perf_counter()
-        llm.generate(prompts, SamplingParams(max_tokens=length, ignore_eos=True))
-        seconds = time.perf_counter() - begin
-        if llm.is_rank0 and (length not in best or seconds < best[length][0]):
-            workers = sorted(llm.report.workers, key=lambda worker: worker.stage)
-            best[length] = seconds, [(worker.busy_time, worker.num_steps) for worker in workers]
-    if not best:
+    prompts, times = make_prompts(sequences), TokenTimes(time.perf_counter)
+    llm.generate(prompts, SamplingParams(max_tokens=SKIPPED, ignore_eos=True))
+    llm.record_steps(CAPACITY)
+    llm.generate(prompts, SamplingParams(max_tokens=LENGTH, ignore_eos=True), times.note)
+    if not llm.is_rank0:
         return {}
-    busy = [
-        (time_ - short_time) / (steps - short_steps)
-        for (time_, steps), (short_time, short_steps) in zip(best[LONG][1], best[SHORT][1], strict=True)
-    ]
-    return {"measured": (best[LONG][0] - best[SHORT][0]) / (LONG - SHORT), "busy": busy}
+    busy = []
+    for track in sorted(make_tracks(llm.report.workers), key=lambda track: track.stage):
+        steps: dict[int, int] = defaultdict(int)
+        for part in track.slices:
+            if part.name in BUSY_SLICES and 0 < part.num_tokens == part.num_decodes:
+                steps[part.step_id] += part.end - part.begin
+        busy.append(statistics.mean(list(steps.values())[SKIPPED:]) / 1e9)
+    return {"measured": times.round, "busy": busy}
 
 
 def predict_round(
     cluster, layers: tuple[int, ...], ranks: tuple[int, ...], sequences: int, *, in_flight: int
 ) -> dict[str, float]:
     """The same from the costs: the stages one after another, or the slowest of them for each micro-batch."""
+    from labinfer.planner.objective import Criterion, Stage, stage_seconds
     from labinfer.planner.step_shape import StepShape
 
     rows = sequences / in_flight
-    context = PROMPT + (SHORT + LONG) / 2
-    shape = StepShape(rows, rows * context, (), rows)
+    step = StepShape(rows, rows * (PROMPT + (SKIPPED + LENGTH) / 2), (), rows)
     machines = [cluster.machines[rank] for rank in ranks]
-    stages, begin = [], 0
-    for index, (machine, count) in enumerate(zip(machines, layers, strict=True)):
-        costs = machine.costs[0]
-        kinds = costs.count_layers(begin, begin + count)
-        stages.append(costs.step_seconds(shape, kinds, is_first=index == 0, is_last=index == len(machines) - 1))
-        begin += count
-    hidden = rows * machines[0].costs[0].hidden_bytes
-    links = [cluster.link(a.name, b.name) for a, b in zip(machines, machines[1:], strict=False)]
-    hops = sum(link.seconds(hidden) for link in links)
-    if machines[-1] is not cluster.machines[0]:
-        hops += cluster.link(machines[-1].name, cluster.machines[0].name).latency
-    return {"predicted": max(sum(stages) + hops, in_flight * max(stages)), "stages": stages, "hops": hops}
+    ends = list(itertools.accumulate(layers))
+    stages = [
+        Stage(machine=machine.name, costs=machine.costs[0], begin=end - count, end=end)
+        for machine, count, end in zip(machines, layers, ends, strict=True)
+    ]
+    path, bottleneck = ((1.0, step),), ((float(in_flight), step),)
+    criterion = Criterion(path=path, bottleneck=bottleneck, adds=False, num_seqs=sequences, num_batches=in_flight)
+    hops, transfer = criterion.route_seconds(stages, cluster)
+    first, last, scheduler = machines[0].name, machines[-1].name, cluster.machines[0].name
+    hops += cluster.link(last, scheduler).latency + cluster.link(scheduler, first).latency
+    hops -= cluster.link(last, first).latency if len(stages) > 1 else 0.0
+    seconds = [stage_seconds(path, stages, number) for number in range(len(stages))]
+    predicted = criterion.value(sum(seconds) + hops, max(in_flight * max(seconds), transfer))
+    return {"predicted": predicted, "stages": seconds, "hops": hops}
+
+
+def simulate_round(cluster, flat: dict, sequences: int) -> float:
+    """The same from a simulation of the run."""
+    from labinfer import SamplingParams
+    from labinfer.config import EngineOptions
+    from labinfer.simulator.simulation import cluster_simulation
+
+    options = EngineOptions.from_flat({key: value for key, value in flat.items() if key != "model"})
+    model = cluster_simulation(cluster, options).make_model(options.cache, options.scheduler)
+    sampling, times = SamplingParams(max_tokens=LENGTH, ignore_eos=True), TokenTimes(model.clock)
+    requests = [model.make_request(key, prompt, sampling) for key, prompt in enumerate(make_prompts(sequences))]
+    for _ in model.run(requests, on_delta=times.note):
+        pass
+    return times.round
 
 
 def report(figures: dict) -> None:
     from labinfer.observe.table import format_table
 
-    rows, errors = [], []
+    rows, errors, simulated_errors = [], [], []
     for entry in figures["cases"]:
         layers, ranks = (",".join(map(str, entry[name])) for name in ("layers", "hosts"))
         error = entry["predicted"] / entry["measured"] - 1
+        simulated = entry["simulated"] / entry["measured"] - 1
         errors.append(abs(error))
+        simulated_errors.append(abs(simulated))
         stages = " ".join(f"{1e3 * seconds:.0f}" for seconds in entry["stages"])
         whole = max(sum(entry["busy"]) + entry["hops"], entry["in_flight"] * max(entry["busy"])) / entry["measured"] - 1
         busy = " ".join(f"{1e3 * seconds:.0f}" for seconds in entry["busy"])
@@ -221,6 +267,8 @@ def report(figures: dict) -> None:
                 f"{1e3 * entry['measured']:.1f}",
                 f"{1e3 * entry['predicted']:.1f}",
                 f"{100 * error:+.1f}",
+                f"{1e3 * entry['simulated']:.1f}",
+                f"{100 * simulated:+.1f}",
                 stages,
                 busy,
                 f"{100 * whole:+.1f}",
@@ -236,6 +284,8 @@ def report(figures: dict) -> None:
                 "measured ms",
                 "predicted ms",
                 "error %",
+                "simulated ms",
+                "error %",
                 "stages ms",
                 "busy ms",
                 "error from busy %",
@@ -243,7 +293,8 @@ def report(figures: dict) -> None:
             rows,
         )
     )
-    print(f"median error {100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %")
+    for name, each in (("predicted", errors), ("simulated", simulated_errors)):
+        print(f"{name}: median error {100 * statistics.median(each):.1f} %, worst {100 * max(each):.1f} %")
 
 
 if __name__ == "__main__":

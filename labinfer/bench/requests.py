@@ -13,7 +13,7 @@ from labinfer.bench.options import BenchOptions
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.jsonl import parse_line
-from labinfer.planner.workload import Workload, read_workload
+from labinfer.planner.workload import RequestLengths, Workload, read_workload
 from labinfer.prompts import TokensPrompt
 from labinfer.sampling_params import SamplingParams
 
@@ -76,7 +76,8 @@ class RequestMaker:
         """The first ``count`` requests of a file of lengths, by number from 0, and the seconds from the first one on at which they
         come; None where the file does not say.
 
-        Blocks of prompts that the file gives equal names have equal tokens, so that the prefix cache finds them.
+        Blocks of prompts that the file gives equal names have equal tokens, so that the prefix cache finds them; so have the parts
+        of prompts that it says were found in a cache.
 
         Raises:
             UserError: it cannot be read, or a request is too long for the model.
@@ -85,11 +86,19 @@ class RequestMaker:
         lengths.check(self._llm.facts.max_model_len)
         requests, arrivals = [], [request.arrival for request in lengths.requests]
         for key, request in enumerate(lengths.requests):
-            blocks = [self._shared_block(number) for number in request.hash_ids]
-            prompt = list(itertools.chain(*blocks))[: request.prompt]
+            prompt = self._shared_prompt(request)
             prompt += self._draw.choices(self._vocabulary, k=request.prompt - len(prompt))
             requests.append(self._llm.make_request(key, TokensPrompt(prompt), self._sampling(request.output)))
         return requests, None if None in arrivals else [when - arrivals[0] for when in arrivals]
+
+    def _shared_prompt(self, request: RequestLengths) -> list[int]:
+        """The part of a prompt that others have, too: the blocks that the file names, or as many tokens as were found in a cache, from
+        a text that all of them begin with."""
+        if request.hash_ids:
+            blocks, length = map(self._shared_block, request.hash_ids), request.prompt
+        else:
+            blocks, length = map(self._shared_block, itertools.count(step=-1, start=-1)), request.cached
+        return list(itertools.islice(itertools.chain.from_iterable(blocks), length))
 
     def _make_shared_block(self, number: int) -> list[int]:
         return random.Random(number).choices(self._vocabulary, k=SHARED_BLOCK)

@@ -1,12 +1,13 @@
 """The control channel: rank 0's commands to every other rank, and their replies.
 
-It has a communicator of its own, so that commands never queue up behind activations.
+It has a communicator of its own, so that commands never queue up behind activations. In large groups ranks forward commands
+to others. Replies go to rank 0 directly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +15,10 @@ import torch
 
 from labinfer.comm import wire
 from labinfer.comm.communicator import Communicator
-from labinfer.comm.send_queue import SendQueue
+from labinfer.comm.send_queue import MAX_SENDS, SendQueue
+
+MAX_BEHIND = 128
+"""Sends to each receiver that are kept: a rank of a later stage takes a command as many steps later as there are stages between."""
 
 
 class ControlChannel:
@@ -24,30 +28,35 @@ class ControlChannel:
         comm: a communicator used for nothing else.
         command_type: the (tagged union of) struct that commands decode to.
         reply_type: the struct that replies decode to.
-        followers: the ranks that take commands; None for all but rank 0.
+        senders: the rank that sends commands to each follower, this one among them; by default rank 0 to all of ``comm``.
     """
 
-    def __init__(self, comm: Communicator, command_type: Any, reply_type: Any, followers: Sequence[int] | None = None):
+    def __init__(
+        self, comm: Communicator, command_type: Any, reply_type: Any, senders: Mapping[int, int] | None = None
+    ):
+        senders = dict.fromkeys(range(1, comm.size), 0) if senders is None else senders
         self._comm = comm
-        self._followers = range(1, comm.size) if followers is None else followers
+        self._followers = sorted(senders)
+        self._sender = senders.get(comm.rank, 0)
+        self._receivers = [rank for rank, sender in senders.items() if sender == comm.rank]
         self._commands = msgspec.msgpack.Decoder(command_type)
         self._replies = msgspec.msgpack.Decoder(reply_type)
-        self._sends = SendQueue()
+        self._sends = SendQueue(max(MAX_SENDS, MAX_BEHIND * len(self._receivers)))
 
     def broadcast(self, command: msgspec.Struct) -> None:
         """Rank 0: begin to send a command to every follower; does not wait for them."""
-        if not self._followers:
-            return
-        for part in wire.pack(command):
-            for dest in self._followers:
-                self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to take a command")
+        if self._receivers:
+            self._send(wire.pack(command))
 
     def receive(self) -> Any:
-        """Followers: sleep until rank 0's next command."""
-        return self._receive(0, self._commands, "the next plan from rank 0", math.inf)
+        """Followers: sleep until rank 0's next command, and begin to forward it before it is looked at."""
+        parts = self._receive(self._sender, f"the next plan from rank {self._sender}", math.inf)
+        self._send(parts)
+        return wire.unpack(parts, self._commands)
 
     def reply(self, reply: msgspec.Struct) -> None:
-        """Followers: send a reply to rank 0 and wait until it is on its way."""
+        """Followers: send a reply to rank 0 and wait until it, and all that was forwarded, is on its way."""
+        self._sends.drain()
         for part in wire.pack(reply):
             self._comm.isend(part, 0).wait("rank 0 to take a report")
 
@@ -55,17 +64,24 @@ class ControlChannel:
         """Rank 0: wait for one reply from every follower; in rank order."""
         self._sends.drain()
         return [
-            self._receive(source, self._replies, f"the report of rank {source}", None) for source in self._followers
+            wire.unpack(self._receive(source, f"the report of rank {source}"), self._replies)
+            for source in self._followers
         ]
 
-    def _receive(self, source: int, decoder: msgspec.msgpack.Decoder, what: str, timeout: float | None) -> Any:
+    def _send(self, parts: list[torch.Tensor]) -> None:
+        for part in parts:
+            for dest in self._receivers:
+                self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to take a command")
+
+    def _receive(self, source: int, what: str, timeout: float | None = None) -> list[torch.Tensor]:
+        """The parts of a message."""
         first = torch.empty(wire.CHUNK, dtype=torch.uint8)
         self._comm.irecv(first, source).wait(what, timeout)
-        rest = None
+        parts = [first]
         if size := wire.rest_size(first):
-            rest = torch.empty(size, dtype=torch.uint8)
-            self._comm.irecv(rest, source).wait(what)
-        return wire.unpack(first, rest, decoder)
+            parts.append(torch.empty(size, dtype=torch.uint8))
+            self._comm.irecv(parts[1], source).wait(what)
+        return parts
 
     def close(self) -> None:
         """Wait until every command that was sent has arrived."""

@@ -12,14 +12,19 @@ nothing."""
 
 
 class SendQueue:
-    """The sends of one channel, oldest first."""
+    """The sends of one channel, oldest first.
 
-    def __init__(self) -> None:
+    Args:
+        max_sends: that are kept, on a transport as above.
+    """
+
+    def __init__(self, max_sends: int = MAX_SENDS) -> None:
         self._sends: deque[tuple[Handle, str]] = deque()
+        self._max_sends = max_sends
 
     def keep(self, handle: Handle, what: str) -> None:
         """Keep a send until it is complete; ``what`` names it in the error of a wait that takes too long."""
-        while self._sends and (self._sends[0][0].done() or len(self._sends) >= MAX_SENDS):
+        while self._sends and (self._sends[0][0].done() or len(self._sends) >= self._max_sends):
             oldest, oldest_what = self._sends.popleft()
             oldest.wait(oldest_what)
         self._sends.append((handle, what))

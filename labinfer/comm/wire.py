@@ -6,6 +6,8 @@ always knows the size of the buffer it posts, and a small message costs one tran
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import torch
 
@@ -53,17 +55,15 @@ def rest_size(first: torch.Tensor) -> int:
     return max(0, length - (CHUNK - LENGTH_BYTES))
 
 
-def unpack(first: torch.Tensor, rest: torch.Tensor | None, decoder: msgspec.msgpack.Decoder):
-    """Decode the message in one or two chunks.
+def unpack(parts: Sequence[torch.Tensor], decoder: msgspec.msgpack.Decoder):
+    """Decode a message from its parts, one or two.
 
     Raises:
         WireError: the bytes do not decode as the decoder's type.
     """
-    length = int.from_bytes(first[:LENGTH_BYTES].numpy().tobytes(), "little")
-    data = first[LENGTH_BYTES : LENGTH_BYTES + length].numpy().tobytes() + (
-        rest.numpy().tobytes() if rest is not None else b""
-    )
+    length = int.from_bytes(parts[0][:LENGTH_BYTES].numpy().tobytes(), "little")
+    pieces = [parts[0][LENGTH_BYTES : LENGTH_BYTES + length], *parts[1:]]
     try:
-        return decoder.decode(data)
+        return decoder.decode(b"".join(piece.numpy().tobytes() for piece in pieces))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"a message of {length} bytes does not decode: {error}") from None

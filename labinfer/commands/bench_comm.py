@@ -22,6 +22,7 @@ from labinfer.errors import ExitStatus, UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
+from labinfer.spmd.command_senders import command_senders
 from labinfer.spmd.machine import resolve_device
 
 SIZES = (64, 7 * 1024, 57 * 1024, 230 * 1024, 920 * 1024, 7 * 1024 * 1024)
@@ -51,7 +52,7 @@ def run(session: Session) -> int:
     device = devices[group.rank]
     comm = group.comm.split(everyone, [device.type])
     shared = share_memory(comm) if device.type == "cpu" else comm
-    channel = ControlChannel(group.comm.split(everyone), Note, Note)
+    channel = ControlChannel(group.comm.split(everyone), Note, Note, command_senders(range(group.size)))
     with contextlib.ExitStack() as at_end:
         if group.rank == 0:
             at_end.callback(Ticker(lambda: "measuring", plain_seconds=START_SECONDS).close)

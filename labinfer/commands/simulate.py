@@ -49,6 +49,10 @@ def run(
         simulation = replay_simulation(own.replay)
     else:
         simulation = cluster_simulation(Cluster.read(own.cluster, own.link), options)
+    if options.scheduler.preemption_mode == "swap" and not simulation.facts.num_host_blocks:
+        raise UserError(
+            "--preemption-mode swap: the costs of machines say nothing of host memory to swap to; give recompute, or --replay of a run that swapped"
+        )
     benchmark = ServeBenchmark(bench, load, serve)
     sources = {"--replay": own.replay} | {f"--cluster {path}": path for path in own.cluster}
     file = OutputFile(bench.output_json, "--output-json", sources) if bench.output_json else None

@@ -115,3 +115,9 @@ def phases(load: Load) -> Budget:
 
 
 SPLITS: dict[str, Split] = {"balanced": balanced, "greedy": greedy, "throttle": throttle, "phases": phases}
+
+
+def choose_split(name: str, num_stages: int, pipeline_schedule: str = "1f1b") -> Split:
+    """The split of this name; ``auto`` is ``throttle`` where stages work side by side, and ``balanced`` elsewhere."""
+    side_by_side = num_stages > 1 and pipeline_schedule == "1f1b"
+    return SPLITS[("throttle" if side_by_side else "balanced") if name == "auto" else name]

@@ -19,7 +19,7 @@ from labinfer.engine.drafts import Drafts
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
-from labinfer.engine.policies import ORDERS, SPLITS, Load, Split, balanced
+from labinfer.engine.policies import ORDERS, Load, Split, balanced, choose_split
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
@@ -64,9 +64,7 @@ class Scheduler:
         self._tables, self._blocks = tables, tables.blocks
         self._schedule = make_schedule(options.pipeline_schedule)
         self._micro_batches = MicroBatchCount(num_stages, times, options.max_inflight)
-        side_by_side = num_stages > 1 and options.pipeline_schedule == "1f1b"
-        default = "throttle" if side_by_side else "balanced"
-        self._split = SPLITS[default if options.batch_policy == "auto" else options.batch_policy]
+        self._split = choose_split(options.batch_policy, num_stages, options.pipeline_schedule)
         self._times = times
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)

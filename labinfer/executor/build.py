@@ -41,6 +41,7 @@ from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.plan import Command
 from labinfer.rank_stats import StepTimes, WorkerStats
+from labinfer.spmd.command_senders import command_senders
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import Checkpoint
@@ -149,7 +150,8 @@ def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shar
     spare = [(rank,) for rank in everyone if rank not in placed]
     carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
     if not shares_channel:
-        channel = ControlChannel(group.split([everyone]), Command, WorkerStats, placed[1:])
+        senders = command_senders(topology.command_order)
+        channel = ControlChannel(group.split([everyone]), Command, WorkerStats, senders)
     has_pipeline = topology.num_stages > 1
     by_machine: dict[str, list[int]] = {}
     for rank in sorted(placed):

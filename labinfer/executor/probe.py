@@ -8,53 +8,48 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
-import labinfer
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.links import measure_links
 from labinfer.config import EngineOptions
-from labinfer.errors import UserError
 from labinfer.executor.build import Links, build_placed, cache_folder, find_model, prepare_providers
+from labinfer.executor.cost_file import file_name, read_costs, write_costs
+from labinfer.executor.layer_fit import CHUNK_ROWS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
+from labinfer.executor.probe_layout import (
+    MIN_LAYERS,
+    kind_name,
+    make_unit_layout,
+    measured_places,
+    model_name,
+    split_nodes,
+)
 from labinfer.executor.step_timer import StepTimer
-from labinfer.functions.provider import Provider
+from labinfer.executor.stopwatch import Stopwatch
+from labinfer.functions.calls import PagedAttentionCall
 from labinfer.group.rank_group import RankGroup
-from labinfer.layout.layout import Layout, make_layout
-from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.layers.mixer import Mixer
+from labinfer.layout.layout import Layout
+from labinfer.models.config import ModelConfig
 from labinfer.native.compiler import processor
 from labinfer.plan import Command
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
 from labinfer.planner.costs import SUMS_PER_LAYER, HostCosts, LayerCosts, Points
+from labinfer.planner.merge_costs import merge_ranks
+from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import WorkerStats
-from labinfer.spmd.machine import RankInfo, free_memory
+from labinfer.spmd.cgroup import Cgroup
+from labinfer.spmd.machine import free_memory
 from labinfer.weights.loader import weight_bytes
-from labinfer.weights.weight_cache import digest
-from labinfer.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
-LAYER_BYTES = 192 << 20
-"""Weights, before they are packed, of as many layers as are loaded of each kind: more than caches hold of them."""
-MIN_LAYERS = 2
-"""Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through no more."""
-HEAD_ROWS = (1, 8, 9, 32, 64)
-DECODE_ROWS = (1, 2, 4, 8, 9, 16, 32, 33, 64)
-"""Sequences of steps that decode: both sides of every size at which implementations change."""
-CHUNK_ROWS = (128, 129, 256, 512)
-"""Tokens of chunks of a prompt."""
-FEW_TOKENS = 64
-"""Context of the sequences in steps whose attention is not what is measured."""
-CONTEXTS = ((1, 4096), (8, 1024), (64, 1024))
-"""Sequences and the context of each, in steps that measure the attention of decodes."""
-CHUNK_BEFORE = (256, 3584)
-"""Tokens of a chunk and those before it, in the step that measures the attention of chunks."""
 CACHE_TOKENS = 1 << 16
 """Tokens of the KV cache, which the sequences of the largest step share out."""
 CACHE_FRACTION = 0.25
@@ -79,7 +74,7 @@ def probe_cluster(
         layout = make_unit_layout(options, config, group.everyone, units, group.rank)
     providers = prepare_providers(group, layout.devices[group.rank])
     folder, begin = cache_folder(), time.perf_counter()
-    path = folder / _file_name(group, options, layout, config, providers) if folder is not None else None
+    path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
     costs, memory = read_costs(path) if path is not None else None, _free_memory(group, layout)
     remembered = all(group.comm.all_gather_bytes(b"" if costs is None else b"known"))
     if not remembered:
@@ -106,93 +101,13 @@ def probe_cluster(
         logger.info("costs of %d machine%s: %s", len(nodes), "s" * (len(nodes) > 1), how)
     return Cluster(
         machines=[
-            Machine(name=node, costs=[gathered[ranks[0]]], num_ranks=len(ranks)) for node, ranks in by_node.items()
+            Machine(name=node, costs=[merge_ranks([gathered[rank] for rank in ranks])], num_ranks=len(ranks))
+            for node, ranks in by_node.items()
         ],
         links=[
             PairLink(a=nodes[a], b=nodes[b], link=Link(times.latency, times.bytes_per_second))
             for (a, b), times in links.items()
         ],
-    )
-
-
-def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> list[tuple[int, ...]]:
-    """The ranks of each stage that could be: neighbours on a node, as many as the tensor-parallel degree.
-
-    Raises:
-        UserError: there are several degrees, or a node's ranks are no multiple of it.
-    """
-    degrees = options.parallel.tensor_parallel_size
-    if len(degrees) > 1:
-        raise UserError(
-            f"--tensor-parallel-size {','.join(map(str, degrees))}: a probe measures one degree at a time; give one number"
-        )
-    by_node: dict[str, list[int]] = {}
-    for info in everyone:
-        by_node.setdefault(info.node, []).append(info.rank)
-    units = []
-    for node, ranks in by_node.items():
-        if len(ranks) % degrees[0]:
-            raise UserError(
-                f"--tensor-parallel-size {degrees[0]} does not divide the number of ranks on {node}, {len(ranks)}; start a "
-                "multiple of it there"
-            )
-        units += [tuple(ranks[begin : begin + degrees[0]]) for begin in range(0, len(ranks), degrees[0])]
-    return units
-
-
-def kind_name(layer: LayerConfig) -> str:
-    """Name of a kind of layers, the same for layers of the same shape."""
-    return f"{type(layer.mixer).__name__}+{type(layer.mlp).__name__}-{digest(layer)[:6]}".replace("Config", "")
-
-
-def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) -> dict[str, list[int]]:
-    """For each kind of layers the numbers of its first ones, as many as are measured.
-
-    Args:
-        num_bytes: weights of a layer of each kind.
-    """
-    places: dict[str, list[int]] = {}
-    for number, layer in enumerate(layers):
-        places.setdefault(kind_name(layer), []).append(number)
-    return {
-        kind: numbers[: max(MIN_LAYERS, -(-LAYER_BYTES // max(1, num_bytes[kind])))] for kind, numbers in places.items()
-    }
-
-
-def measured_places(layout: Layout) -> dict[str, list[int]]:
-    """``layer_places`` of the layers of one stage, by their weights in its first rank."""
-    stage = layout.meta(layout.topology.places[0]).model.model.layers
-    num_bytes: dict[str, int] = {}
-    for number, layer in enumerate(layout.config.layers):
-        kind = kind_name(layer)
-        if kind not in num_bytes:
-            num_bytes[kind] = weight_bytes(stage[str(number)])
-    return layer_places(layout.config.layers, num_bytes)
-
-
-def make_unit_layout(
-    options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo], units: Sequence[Sequence[int]], rank: int
-) -> Layout:
-    """One stage on the ranks that measure together with this one: the first layers of the model, with both of its ends.
-
-    Raises:
-        UserError: as ``make_layout``.
-    """
-    unit = next(ranks for ranks in units if rank in ranks)
-    length = min(config.max_position, sum(CHUNK_BEFORE), options.model.max_model_len or config.max_position)
-    options = dataclasses.replace(
-        options,
-        parallel=dataclasses.replace(options.parallel, pipeline_parallel_size=1, layers=(), ranks=()),
-        model=dataclasses.replace(options.model, max_model_len=length),
-    )
-    layout = make_layout(options, config, [everyone[rank] for rank in unit])
-    last = max(numbers[-1] for numbers in measured_places(layout).values())
-    return dataclasses.replace(
-        layout,
-        config=dataclasses.replace(config, layers=config.layers[: last + 1]),
-        topology=dataclasses.replace(layout.topology, layers=((0, last + 1),), ranks=tuple(unit)),
-        devices={rank: layout.devices[number] for number, rank in enumerate(unit)},
-        _meta={},
     )
 
 
@@ -202,9 +117,9 @@ def _make_timer(
     """The layers, loaded on the ranks of each unit; collective."""
     place = layout.topology.place(group.rank)
     carrier = layout.carrier(layout.topology.ranks, group.everyone)
-    own = dataclasses.replace(group, comm=group.split(units), ranks=layout.topology.ranks)
+    unit = dataclasses.replace(group, comm=group.split(units), ranks=layout.topology.ranks)
     links = Links(
-        placed=own,
+        placed=unit,
         stage=group.split(units, [carrier] * len(units)),
         activations=None,
         results=None,
@@ -231,7 +146,7 @@ def _make_timer(
             is_whole=False,
         )
     return StepTimer(
-        comm=own.comm,
+        comm=unit.comm,
         tp=parts.tp,
         runner=parts.worker.runner,
         device=layout.devices[group.rank],
@@ -240,51 +155,47 @@ def _make_timer(
         vocab_size=layout.config.vocab_size,
         num_states=parts.capacity.num_states,
         length=parts.capacity.max_model_len,
+        stopwatch=Stopwatch(_cpu_share(group)),
     )
 
 
 def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]) -> HostCosts:
     """Costs of this rank's unit. Its name and its memory are not known yet."""
-    decoder, place = timer.runner.model, layout.topology.places[0]
+    decoder, place, few = timer.runner.model, layout.topology.places[0], min(FEW_TOKENS, timer.length)
     timer.fill_cache(min(FILL_TOKENS, timer.length))
     most = min(max(DECODE_ROWS), timer.num_states or max(DECODE_ROWS))
     decode_rows = [rows for rows in DECODE_ROWS if rows <= most]
     chunk_rows = [rows for rows in CHUNK_ROWS if rows <= timer.length]
-    few = min(FEW_TOKENS, timer.length)
     on_progress("embedding and head")
-    embed = _points({rows: timer.time_embedding(timer.chunk(rows, 0)) for rows in (1, *chunk_rows[-1:])})
-    head = _points({rows: timer.time_head(timer.decodes(rows, few)) for rows in HEAD_ROWS if rows <= most})
+    embed = make_points({rows: timer.time_embedding(timer.chunk(rows, 0)) for rows in (1, *chunk_rows[-1:])})
+    head = make_points({rows: timer.time_head(timer.decodes(rows, few)) for rows in HEAD_ROWS if rows <= most})
     places = measured_places(layout)
-    fixed = timer.time_inputs(timer.decodes(1, few))
-    hidden_bytes = config.hidden_size * layout.dtype(place).itemsize
+    layers = {kind: decoder.model.layers[str(numbers[0])] for kind, numbers in places.items()}
+    fixed, overheads = _measure_inputs(timer, few, most)
+    width, dtype = config.hidden_size, layout.dtype(place)
     sums = Points([], [])
     if place.tp_size > 1:
         sizes = (1, decode_rows[-1], *chunk_rows[-1:])
-        width, dtype = config.hidden_size, layout.dtype(place)
-        sums = _points({rows * hidden_bytes: timer.time_sum(rows, width, dtype) for rows in sizes})
+        sums = make_points({rows * width * dtype.itemsize: timer.time_sum(rows, width, dtype) for rows in sizes})
     kinds: dict[str, LayerCosts] = {}
+    skipped = Points([], [])
     for kind, numbers in places.items():
         on_progress(f"layers of kind {len(kinds) + 1} of {len(places)}")
-        all_layers, few_layers = timer.runner.part(numbers), timer.runner.part(numbers[:MIN_LAYERS])
+        seconds = _layer_timer(timer, numbers, embed)
 
-        def seconds(
-            shape: StepShape,
-            runners: tuple[ModelRunner, ModelRunner] = (all_layers, few_layers),
-            counts: tuple[int, int] = (len(numbers), len(numbers[:MIN_LAYERS])),
-        ) -> float:
-            """A layer's part of a step, without sums."""
-            runner, count = runners[bool(shape.chunks)], counts[bool(shape.chunks)]
-            layers = timer.time_layers(timer.plan(shape), runner) - embed.at(shape.rows)
-            return layers / count - SUMS_PER_LAYER * sums.at(shape.rows * hidden_bytes)
+        def without_sums(shape: StepShape, seconds: Callable[[StepShape], float] = seconds) -> float:
+            return seconds(shape) - SUMS_PER_LAYER * sums.at(shape.rows * width * dtype.itemsize)
 
-        kinds[kind] = fit_layer(seconds, most_decodes=decode_rows[-1], length=timer.length)
-    layers = [decoder.model.layers[str(numbers[0])] for numbers in places.values()]
-    specs = [layer.self_attn.cache_spec() for layer in layers]
+        window = _window(layers[kind].self_attn)
+        kinds[kind] = fit_layer(without_sums, most_decodes=decode_rows[-1], length=timer.length, window=window)
+        if kind == kind_name(config.layers[-1]):
+            skipped = _measure_skipped(timer, numbers, chunk_rows[:1] + chunk_rows[1:][-1:], seconds, embed)
+    specs = {kind: layer.self_attn.cache_spec() for kind, layer in layers.items()}
     kv_dtype = layout.kv_dtype(place)
     return HostCosts(
         name="",
         model=model_name(config),
-        dtype=str(layout.dtype(place)).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
         quantization=layout.quantization_name,
         tp_size=place.tp_size,
         memory=0,
@@ -294,69 +205,77 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
         embed=embed,
         fixed=fixed,
         all_reduce=sums,
-        hidden_bytes=hidden_bytes,
-        layer_bytes={kind: weight_bytes(layer) for kind, layer in zip(places, layers, strict=True)},
+        skipped=skipped,
+        overheads=overheads,
+        hidden_bytes=width * dtype.itemsize,
+        layer_bytes={kind: weight_bytes(layer) for kind, layer in layers.items()},
         embedding_bytes=weight_bytes(decoder.model.embed_tokens),
         head_bytes=weight_bytes(decoder.lm_head),
         shared_bytes=weight_bytes(decoder.lm_head) if decoder.lm_head is decoder.model.embed_tokens else 0,
-        kv_bytes={kind: spec.bytes_per_token(kv_dtype) for kind, spec in zip(places, specs, strict=True)},
-        state_bytes={kind: spec.bytes_per_sequence for kind, spec in zip(places, specs, strict=True)},
+        kv_bytes={kind: spec.bytes_per_token(kv_dtype) for kind, spec in specs.items()},
+        state_bytes={kind: spec.bytes_per_sequence for kind, spec in specs.items()},
     )
 
 
-def fit_layer(seconds: Callable[[StepShape], float], *, most_decodes: int, length: int) -> LayerCosts:
-    """Costs of a layer, from steps of which each differs from another one in one thing.
-
-    What a decode's or a chunk's attention takes however few tokens are seen counts as work by rows.
+def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overheads]:
+    """Seconds of the inputs of a step of one sequence, and what a plan and further sequences take.
 
     Args:
-        seconds: a layer's part of a step of decodes that see as many tokens each, or of one chunk.
-        most_decodes: sequences that a step can have.
-        length: tokens that a sequence can have.
+        few: tokens that each sequence sees.
+        most: sequences of a step.
     """
-    few = min(FEW_TOKENS, length)
-    by_rows = {rows: seconds(StepShape(rows, rows * few)) for rows in DECODE_ROWS if rows <= most_decodes}
-    per_token = _slope(
-        [
-            (rows * (context - few), seconds(StepShape(rows, rows * context)) - by_rows[rows], by_rows[rows])
-            for rows, context in ((rows, min(context, length)) for rows, context in CONTEXTS)
-            if rows in by_rows and context > few
-        ]
-    )
-    chunks = {rows: seconds(StepShape(chunks=((rows, 0),))) for rows in CHUNK_ROWS if rows <= length}
-    size, before = CHUNK_BEFORE[0], min(CHUNK_BEFORE[1], length - CHUNK_BEFORE[0])
-    per_pair = 0.0
-    if size in chunks and before > 0:
-        more = seconds(StepShape(chunks=((size, before),))) - chunks[size]
-        per_pair = _slope([(size * before, more, chunks[size])])
-    linear = {rows: time - per_token * rows * few for rows, time in by_rows.items()}
-    linear |= {rows: time - per_pair * rows * rows / 2 for rows, time in chunks.items()}
-    return LayerCosts(_points(linear), Points([], []), decode=(0.0, 0.0, per_token), chunk=(0.0, 0.0, per_pair))
+    single = timer.decodes(1, few)
+    fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)
+    sequence = 0.0
+    if most > 1:
+        sequence = max(0.0, timer.time_inputs(timer.decodes(most, few)) - fixed) / (most - 1)
+    return fixed, Overheads(broadcast=encode, decode=decode, prepare_sequence=sequence)
 
 
-def _slope(points: Sequence[tuple[float, float, float]]) -> float:
-    """Slope of the line through 0 with the least squares of relative errors, at least 0.
+def _layer_timer(timer: StepTimer, numbers: Sequence[int], embed: Points) -> Callable[[StepShape], float]:
+    """A function of a layer's seconds in a step, sums included; each step is measured once.
 
     Args:
-        points: size, seconds, and the seconds that the error of these is compared with.
+        numbers: of the layers that are measured, all of a kind.
     """
-    points = [(size / base, time / base) for size, time, base in points]
-    return max(0.0, sum(x * y for x, y in points) / (sum(x * x for x, _ in points) or 1.0))
+    runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:MIN_LAYERS])}
+    counts = {False: len(numbers), True: len(numbers[:MIN_LAYERS])}
+
+    @cache
+    def seconds(shape: StepShape) -> float:
+        is_chunk = bool(shape.chunks)
+        return (timer.time_layers(timer.plan(shape), runners[is_chunk]) - embed.at(shape.rows)) / counts[is_chunk]
+
+    return seconds
 
 
-def _points(seconds: Mapping[int, float]) -> Points:
-    return Points([float(size) for size in seconds], [max(0.0, time) for time in seconds.values()])
+def _measure_skipped(
+    timer: StepTimer, numbers: Sequence[int], rows: Sequence[int], seconds: Callable[[StepShape], float], embed: Points
+) -> Points:
+    """``HostCosts.skipped``, from chunks of which one row is sampled.
+
+    Args:
+        numbers: of the layers that are measured, all of the kind of the model's last one.
+        rows: tokens of the chunks.
+        seconds: of such a layer that computes all rows.
+    """
+    runner, count, saved = timer.runner.part(numbers[:MIN_LAYERS]), len(numbers[:MIN_LAYERS]), {0: 0.0}
+    for size in rows:
+        shape = StepShape(chunks=((size, 0),))
+        less = timer.time_layers(timer.plan(shape), runner, all_rows=False) - embed.at(size)
+        saved[size - 1] = count * seconds(shape) - less
+    return make_points(saved) if len(saved) > 1 else Points([], [])
 
 
-def model_name(config: ModelConfig) -> str:
-    """Name of the shapes of a model's layers and ends."""
-    shapes = (
-        config.vocab_size,
-        config.hidden_size,
-        config.tied_embeddings,
-        [kind_name(layer) for layer in config.layers],
-    )
-    return f"{config.architecture}-{digest(shapes)[:8]}"
+def _window(mixer: Mixer) -> int:
+    """Tokens that a token of a layer sees at most; 0 for all, and where the layer has no attention."""
+    return max((call.window for call in mixer.calls() if isinstance(call, PagedAttentionCall)), default=0)
+
+
+def _cpu_share(group: RankGroup) -> float:
+    """CPUs' worth of time that a quota grants this rank, where ranks on the same CPUs share it; infinity without one."""
+    here = group.everyone[group.rank]
+    return Cgroup().cpu_quota() / sum(info.node == here.node and bool(info.cpus & here.cpus) for info in group.everyone)
 
 
 def describe_hardware(group: RankGroup) -> str:
@@ -374,47 +293,3 @@ def _free_memory(group: RankGroup, layout: Layout) -> int:
     on_node = sum(info.node == here.node for info in group.everyone)
     sharing = on_node if device.type == "cpu" else -(-on_node // max(1, here.num_accelerators))
     return free_memory(device) // sharing
-
-
-# Costs are remembered, one file for each unit's circumstances.
-
-
-def read_costs(path: Path) -> HostCosts | None:
-    """Costs from a file; None where there is none, or it is not one of this version's."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=HostCosts)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def write_costs(path: Path, costs: HostCosts) -> None:
-    """Write the file as a whole, so that several processes may write it at once; nowhere where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-            unfinished = Path(directory) / path.name
-            unfinished.write_bytes(msgspec.json.encode(costs))
-            os.replace(unfinished, path)
-    except OSError as error:
-        logger.info("the costs could not be kept: %s", error)
-
-
-def _file_name(
-    group: RankGroup, options: EngineOptions, layout: Layout, config: ModelConfig, providers: Sequence[Provider]
-) -> str:
-    """Name of the file for costs of these circumstances."""
-    here, place = group.everyone[group.rank], layout.topology.place(group.rank)
-    circumstances = digest(
-        labinfer.__version__,
-        [provider.fingerprint() for provider in providers],
-        model_name(config),
-        [kind_name(layer) for layer in config.layers],
-        (layout.dtype(place), layout.kv_dtype(place), layout.quantization_name, layout.quantization_group_size),
-        (options.model.functions, options.model.autotune == "off", layout.experts[place.stage], layout.head_preview),
-        (options.cache.block_size, layout.max_model_len),
-        (layout.weights, place.tp_size, place.tp_rank, layout.devices[group.rank].type),
-        (group.threads.count, len(group.threads.bound_to), here.cpu_limit),
-        sum(info.node == here.node for info in group.everyone),  # they share the memory
-        (LAYER_BYTES, MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
-    )
-    return f"host-{circumstances}.json"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
@@ -12,14 +11,16 @@ import torch
 from labinfer.comm import wire
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.executor.stopwatch import Stopwatch
 from labinfer.layers.input_batch import ModelInputBatch
 from labinfer.plan import BatchEntry, BatchPlan, CacheMove, Command, SequenceStart, TokenSampling
 from labinfer.planner.step_shape import StepShape
 from labinfer.worker.model_runner import ModelRunner
 
 BATCH_SECONDS = 0.06
-"""Steps are repeated for so long at least, and their mean is taken: a CPU quota runs and stops a rank every few milliseconds."""
-MAX_STEPS = 30
+"""Steps are repeated for so long at least, and their mean is taken …"""
+MAX_STEPS = 200
+"""… unless they are this many."""
 NUM_BATCHES = 2
 """Batches of steps of which the fastest counts: others run on the machine too."""
 SLOW_SECONDS = 0.3
@@ -40,6 +41,7 @@ class StepTimer:
         vocab_size: token ids.
         num_states: slots for states of sequences; 0 where no layer keeps any.
         length: tokens of the longest sequence.
+        stopwatch: that knows this rank's CPU quota.
     """
 
     comm: Communicator
@@ -51,6 +53,7 @@ class StepTimer:
     vocab_size: int
     num_states: int
     length: int
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def plan(self, shape: StepShape) -> BatchPlan:
         """A step of decodes that see as many tokens each, or of one chunk."""
@@ -104,25 +107,32 @@ class StepTimer:
         self._run(self.runner, msgspec.structs.replace(plan, moves=[copies] if dest else []), batch)
         self._forget(plan)
 
-    def time_layers(self, plan: BatchPlan, runner: ModelRunner | None = None) -> float:
+    def time_layers(self, plan: BatchPlan, runner: ModelRunner, all_rows: bool = True) -> float:
         """Seconds that a step spends in the embedding and the layers.
 
         Args:
-            runner: with only some of the layers; all by default.
+            runner: with only some of the layers.
+            all_rows: whether the last of them computes all rows, and not only those that are sampled.
         """
-        runner = runner or self.runner
-        batch = self.runner.prepare(plan, all_rows=True)
+        batch = self.runner.prepare(plan, all_rows=all_rows)
         seconds = self._time(lambda: self._run(runner, plan, batch))
         self._forget(plan)
         return seconds
 
     def time_inputs(self, plan: BatchPlan) -> float:
-        """Seconds of a step before its layers: the plan as a rank receives it, and the inputs that are made of it."""
+        """Seconds to build a step's inputs."""
         self.runner.prepare(plan)
         later = self._later(plan)
-        seconds = self._time(lambda: self._receive(later))
+        seconds = self._time(lambda: self.runner.prepare(later))
         self._forget(plan)
         return seconds
+
+    def time_plan(self, plan: BatchPlan) -> tuple[float, float]:
+        """Seconds to encode a plan on rank 0, and to decode it where it arrives."""
+        later = self._later(plan)
+        parts = wire.pack(later)
+        encode = self._time(lambda: wire.pack(later))
+        return encode, self._time(lambda: wire.unpack(parts, _decode_command))
 
     def time_head(self, plan: BatchPlan) -> float:
         """Seconds from a step's last hidden states to its sampled tokens."""
@@ -149,11 +159,6 @@ class StepTimer:
         hidden_TD = runner.run(plan, batch, None)
         hidden_TD.flatten()[:1].tolist()  # an accelerator is done when its numbers are here
 
-    def _receive(self, plan: BatchPlan) -> None:
-        parts = wire.pack(plan)
-        plan = wire.unpack(parts[0], parts[1] if len(parts) > 1 else None, _decode_command)
-        self.runner.prepare(plan)
-
     def _later(self, plan: BatchPlan) -> BatchPlan:
         """The same step of sequences that are known by now, as most are."""
         entries = [
@@ -176,12 +181,11 @@ class StepTimer:
         if estimate > SLOW_SECONDS:
             return estimate
         count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / estimate)))
-        return min(
-            self._time_batch(step, count) for _ in range(NUM_BATCHES)
-        )  # a rank that has rested runs one step faster
+        return min(self._time_batch(step, count) for _ in range(NUM_BATCHES))
 
     def _time_batch(self, step: Callable[[], object], count: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(count):
-            step()
-        return (time.perf_counter() - begin) / count
+        def repeat() -> None:
+            for _ in range(count):
+                step()
+
+        return self.stopwatch.time(repeat) / count

@@ -11,6 +11,8 @@ from labinfer.gateway.call import Call
 from labinfer.gateway.call_requests import CallRequests
 from labinfer.gateway.event_stream import OPENAI_FORM, EventStream, StreamForm
 from labinfer.gateway.limits import RETRY_SECONDS, Lease
+from labinfer.gateway.metrics import COMPLETE
+from labinfer.gateway.recent_requests import RequestSize
 from labinfer.gateway.refusals import refused_field
 from labinfer.gateway.service import Model
 from labinfer.gateway.submission import (
@@ -26,7 +28,7 @@ from labinfer.gateway.submission import (
 from labinfer.openai import api_errors
 from labinfer.openai.answer import Usage, count_usage
 from labinfer.openai.api_errors import ApiError
-from labinfer.outputs import Delta, RequestOutput, RequestState
+from labinfer.outputs import Answer, Delta, RequestOutput, RequestState
 from labinfer.pooling import EmbeddingOutput
 
 ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone, EngineFailed)
@@ -209,4 +211,18 @@ class ActiveCall:
                     queue_seconds=answer.queue_seconds,
                     first_token_seconds=first,
                 )
+                self._keep(request, answer, reasons[-1])
         call.facts["finish_reason"] = ",".join(dict.fromkeys(reasons))
+
+    def _keep(self, request: RequestState, answer: Answer, reason: str) -> None:
+        """Keep the size of an answer that ran to its end. The further ones of a request found its prompt in the cache."""
+        prompt, service = len(request.request.prompt_token_ids), self._call.service
+        if reason not in COMPLETE or not answer.token_ids:
+            return
+        size = RequestSize(
+            timestamp=round((service.wall_clock() - service.clock() + self._call.begin) * 1000),
+            prompt_tokens=prompt,
+            cached_tokens=prompt - 1 if answer.index else request.num_cached_tokens,
+            output_tokens=len(answer.token_ids),
+        )
+        service.recent_requests.add(self._model.info.name, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from labinfer.link.frames import RankFacts
+from labinfer.link.frames import MachineLink, RankFacts
 from labinfer.openai.answer import Answer, Count
 
 
@@ -56,6 +56,17 @@ class StageLoad(Answer):
     step_seconds: float
 
 
+class StageSpeed(Answer):
+    """Mean seconds in which the slowest rank of a stage computed in a step, in the last minute with work; the seconds that its costs
+    predict for the same steps, and the first as a multiple of the second. The last two are null where no costs are known."""
+
+    stage: Count
+    rank: Count
+    step_seconds: float
+    predicted_seconds: float | None
+    slowdown: float | None
+
+
 class Verdict(Answer, kw_only=True):
     """The bound of a model's speed, by what was measured in the last seconds in which it had work.
 
@@ -89,6 +100,8 @@ class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     """The same as an event, with what is told of the present alone."""
 
     links: list[Link]
+    stages: list[StageSpeed]
+    """Empty until there has been work."""
     verdict: Verdict | None
     """Null until there has been work for some seconds."""
 
@@ -181,6 +194,12 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     expert_reads: list[RankExpertReads]
     """One entry for each rank that keeps experts in a file."""
     links: list[Link]
+    stages: list[StageSpeed]
+    """Empty until there has been work."""
+    machine_links: list[MachineLink]
+    """Empty where they were not measured."""
+    plan: str | None
+    """The layout and its alternatives, as a table; null where the start was not planned."""
     verdict: Verdict | None
     """Null until there has been work for some seconds."""
     history: list[StatsPoint]

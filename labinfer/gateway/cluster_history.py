@@ -16,6 +16,7 @@ from labinfer.gateway.cluster_answers import (
     Link,
     RankPoint,
     RankTrace,
+    StageSpeed,
     StatsEvent,
     StatsPoint,
     Step,
@@ -24,6 +25,7 @@ from labinfer.gateway.cluster_answers import (
     Verdict,
 )
 from labinfer.gateway.event_stream import event
+from labinfer.gateway.stage_speeds import find_stage_speeds
 from labinfer.gateway.verdict import find_verdict
 from labinfer.link.frames import ModelFacts, RankFacts, Trace
 from labinfer.link.stats import EngineStats, RankStats, TracedStep
@@ -36,6 +38,8 @@ POINT_SECONDS = 0.4
 """Between two points. An engine sends stats more often where requests are short: whenever work begins and ends."""
 VERDICT_SECONDS = 10.0
 """Time that verdicts and the speeds of links are about."""
+SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
+"""Time that speeds of stages are about, and between two stats that are kept for them."""
 KEPT_BYTES = 4 << 20
 """Bytes of a model's slices: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0
@@ -80,6 +84,8 @@ class ModelHistory:
     points: deque[StatsPoint] = field(default_factory=deque)
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
     """Stats of the points of the last ``VERDICT_SECONDS`` up to the latest one, each with the time when it came."""
+    minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
+    """Some stats of the last ``SPEED_SECONDS``, and the last ones before, each with the time when it came."""
     verdict: Verdict | None = None
     slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
     """Each with the time when it came, and its rank."""
@@ -112,6 +118,7 @@ class ClusterHistory:
         for name, model in self._models.items():
             model.last, model.last_time = EngineStats(model=name), self._clock()
             model.recent.clear()
+            model.minute.clear()
             model.verdict = None
         if self._is_watched:
             self._watch(True)
@@ -136,9 +143,20 @@ class ClusterHistory:
         model.recent.append((now, stats))
         while model.recent[0][0] < now - VERDICT_SECONDS:
             model.recent.popleft()
+        minute = model.minute
+        if minute and minute[-1][0] > now:
+            minute.clear()
+        if not minute or minute[-1][0] <= now - MARK_SECONDS:
+            minute.append((now, stats))
+        while len(minute) > 1 and minute[1][0] <= now - SPEED_SECONDS:
+            minute.popleft()
         model.verdict = self._judge(model, point.time_us) or model.verdict
         if model.watchers:
-            present = {"links": self.links(stats.model), "verdict": model.verdict}
+            present = {
+                "links": self.links(stats.model),
+                "stages": self.stages(stats.model),
+                "verdict": model.verdict,
+            }
             _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **present))
 
     def add_trace(self, trace: Trace) -> None:
@@ -177,6 +195,11 @@ class ClusterHistory:
         before = {rank.rank: rank for rank in recent[0][1].ranks} if recent else {}
         ranks = self._models[name].last.ranks
         return [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)]
+
+    def stages(self, name: str) -> list[StageSpeed]:
+        """Times of steps of each stage in the last minute with work."""
+        model = self._models[name]
+        return find_stage_speeds(model.minute[0][1], model.last) if model.minute else []
 
     def verdict(self, name: str) -> Verdict | None:
         """The latest verdict on a model, as long as its engine lives."""

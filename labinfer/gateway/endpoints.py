@@ -100,6 +100,17 @@ API = (
     ),
     Endpoint(
         method="GET",
+        path="/v1/cluster/workload",
+        handler=cluster.workload,
+        logged=False,
+        summary="Arrivals and lengths of the last 4096 requests of a model that ran to their ends, one JSON object in each line.",
+        answer=str,
+        content_type=cluster.JSONL,
+        query=(("model", STRING),),
+        errors=LOOKING,
+    ),
+    Endpoint(
+        method="GET",
         path="/health",
         handler=health.health,
         needs_key=False,

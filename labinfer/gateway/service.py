@@ -20,6 +20,7 @@ from labinfer.gateway.limits import RETRY_SECONDS, Limits
 from labinfer.gateway.metrics import Metrics
 from labinfer.gateway.options import ServerOptions
 from labinfer.gateway.preparation import Preparation
+from labinfer.gateway.recent_requests import RecentRequests
 from labinfer.gateway.request_log import RequestLog
 from labinfer.gateway.stored_responses import StoredResponses
 from labinfer.input_processor import InputProcessor
@@ -113,6 +114,7 @@ class Service:
         self.stored_responses = StoredResponses(options)
         self.metrics = Metrics(model_names, LONGEST, clock)
         self.history = ClusterHistory(model_names, engine.watch, wall_clock)
+        self.recent_requests = RecentRequests(model_names)
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
         self.log = RequestLog(log or sys.stderr, options.log_json, wall_clock)

@@ -115,8 +115,8 @@ def trace_text(tracks: Iterable[Track], facts: dict[str, Any] | None = None) -> 
     """
     tracks = list(tracks)
     start = min((track.slices[0].begin for track in tracks if track.slices), default=0)
-    told = f'"otherData": {json.dumps({"facts": facts})}, ' if facts else ""
-    opening = f'{{"displayTimeUnit": "ms", {told}"traceEvents": [\n'
+    other = f'"otherData": {json.dumps({"facts": facts})}, ' if facts else ""
+    opening = f'{{"displayTimeUnit": "ms", {other}"traceEvents": [\n'
     for track in tracks:
         yield opening + ",\n".join(_events(track, start))
         opening = ",\n"
@@ -145,7 +145,7 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
         trace = msgspec.json.decode(Path(path).read_bytes(), type=_TraceFile)
     except OSError as error:
         raise UserError(f"cannot read the trace {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no trace that --trace wrote: {error}") from None
     places: dict[int, tuple[int, int]] = {}
     slices: defaultdict[int, list[Slice]] = defaultdict(list)
@@ -154,17 +154,7 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
             if match := TRACK_NAME.fullmatch(str(event.args.get("name"))):
                 places[event.pid] = int(match[1]), int(match[2])
         elif event.ph == "X":
-            begin = round(event.ts * 1000)
-            slices[event.pid].append(
-                Slice(
-                    name=event.name,
-                    begin=begin,
-                    end=begin + round(event.dur * 1000),
-                    step_id=event.args.get("step", -1),
-                    num_tokens=event.args.get("tokens", 0),
-                    num_decodes=event.args.get("decodes", 0),
-                )
-            )
+            slices[event.pid].append(_read_slice(path, event))
     if not places or not any(slice.step_id >= 0 for track in slices.values() for slice in track):
         raise UserError(f"{path} is no trace that --trace wrote: it has no step of any rank")
     tracks = [
@@ -174,6 +164,29 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
     return tracks, trace.otherData.get("facts") or {}
 
 
+def _read_slice(path: str, event: _Event) -> Slice:
+    """Raises:
+    UserError: its numbers are none.
+    """
+    values = [event.args.get(name, default) for name, default in (("step", -1), ("tokens", 0), ("decodes", 0))]
+    if not all(type(value) is int for value in values) or not (abs(event.ts) < LATEST and 0 <= event.dur < LATEST):
+        raise UserError(
+            f"{path} is no trace that --trace wrote: the slice {event.name!r} at {event.ts:g} has {event.args} and lasts {event.dur:g}; give "
+            "whole numbers, and times in microseconds"
+        )
+    begin, (step_id, num_tokens, num_decodes) = round(event.ts * 1000), values
+    return Slice(
+        name=event.name,
+        begin=begin,
+        end=begin + round(event.dur * 1000),
+        step_id=step_id,
+        num_tokens=num_tokens,
+        num_decodes=num_decodes,
+    )
+
+
+LATEST = 1e15
+"""Microseconds that a time in a trace may have at most: decades."""
 TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
 """Name of a rank's track."""
 

@@ -12,10 +12,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from labinfer.planner.fitting_orders import FittingOrders
 from labinfer.planner.objective import Criterion, Parts, Room, Stage, has_room, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.routes import Routes, State, StateGraph
-from labinfer.planner.segments import cut_layers
+from labinfer.planner.segments import cut_layers, most_layers
 from labinfer.planner.units import UnitClass
 
 NEAR = 1.1
@@ -26,7 +27,8 @@ MAX_ORDERS = 24
 
 @dataclass(frozen=True)
 class _Line:
-    """Seconds of a stage by its layers: fixed + layers * per_layer, and more at the ends of the model."""
+    """Seconds of a stage by its layers: fixed + layers * per_layer, and more at the ends of the model; less at the last one, where its
+    layer saves more than the head takes."""
 
     fixed: float
     per_layer: float
@@ -39,16 +41,21 @@ class _Line:
         fixed = first = last = per_layer = 0.0
         kinds = costs.count_layers(0, len(costs.layers))
         for weight, shape in parts:
-            fixed += weight * costs.fixed
-            first += weight * costs.embed.at(shape.rows)
-            last += weight * (costs.head.at(shape.num_samples) if shape.num_samples else 0.0)
+            fixed += weight * (costs.fixed + costs.between_seconds(shape))
+            first += weight * (costs.embed.at(shape.rows) + costs.overheads.plan_seconds(shape.num_sequences))
+            last += weight * costs.last_seconds(shape)
             total = sum(count * costs.layer_seconds(kind, shape) for kind, count in kinds.items())
             per_layer += weight * total / len(costs.layers)
         return cls(fixed, per_layer, first, last)
 
+    @property
+    def least_fixed(self) -> float:
+        """Seconds beside its layers, wherever it stands."""
+        return self.fixed + min(0.0, self.last)
+
     def layers_below(self, bound: float, cap: int) -> int:
-        """Layers of a stage at neither end such that its time stays below the bound."""
-        return _layers_below(bound, self.fixed, self.per_layer, cap)
+        """Most layers of a stage, wherever it stands, such that its time stays below the bound."""
+        return _layers_below(bound, self.least_fixed, self.per_layer, cap)
 
 
 def _layers_below(bound: float, fixed: float, per_layer: float, cap: int) -> int:
@@ -82,7 +89,7 @@ class _Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Costs:
+class _CriterionLines:
     """Lines and room of every class for one criterion."""
 
     criterion: Criterion
@@ -118,12 +125,12 @@ class ClassSearch:
         self.graph = StateGraph(classes)
         num_units = min(self.num_layers, sum(each.count for each in classes))
         self.states = [state for state in self.graph.states if sum(state) <= num_units and self._is_allowed(state)]
-        criteria = make_criteria(problem.objective, problem.request, problem.limits, num_units)
-        prepared = [costs for criterion in criteria if (costs := self._prepare(criterion)) is not None]
-        for costs in sorted(prepared, key=lambda costs: costs.least_value):
-            if costs.least_value >= self.target * self._slack:
+        self.criteria = list(make_criteria(problem.objective, problem.request, problem.limits, num_units))
+        prepared = [lines for criterion in self.criteria if (lines := self._prepare(criterion)) is not None]
+        for lines in sorted(prepared, key=lambda lines: lines.least_value):
+            if lines.least_value >= self.target * self._slack:
                 break
-            self._search(costs)
+            self._search(lines)
         if self.is_alike:
             return self.best
         return self._cut_unlike_layers()
@@ -137,9 +144,9 @@ class ClassSearch:
         needed = {*self.problem.required, self.problem.first}
         return all(count >= len({*each.machines} & needed) for count, each in zip(state, self.classes, strict=True))
 
-    def _prepare(self, criterion: Criterion) -> _Costs | None:
-        """Costs of the classes for a criterion; None where the model does not fit."""
-        room = self._least_room(criterion)
+    def _prepare(self, criterion: Criterion) -> _CriterionLines | None:
+        """Lines and room of the classes for a criterion; None where the model does not fit."""
+        room = self.problem.least_room(criterion.num_seqs)
         if room not in self._room_caps:
             self._room_caps[room] = {
                 (number, first, last): self._count_layers(each, room, first, last)
@@ -157,7 +164,7 @@ class ClassSearch:
         total += min(path[number].fixed for number in usable) * criterion.num_stages[0]
         total += min(path[number].last for number in usable)
         least = criterion.value(total, self._least_most(most, free))
-        return _Costs(
+        return _CriterionLines(
             criterion=criterion,
             path=path,
             most=most,
@@ -166,10 +173,6 @@ class ClassSearch:
             least_value=least,
         )
 
-    def _least_room(self, criterion: Criterion) -> Room:
-        tokens = criterion.num_seqs * self.problem.request.decode_context
-        return Room(max(tokens, self.problem.kv_tokens), criterion.num_seqs)
-
     def _least_most(self, most: list[_Line], caps: list[int]) -> float:
         """A time that the slowest stage exceeds in every layout, by bisection."""
         low, high = 0.0, max(line.fixed + self.num_layers * line.per_layer for line in most)
@@ -177,32 +180,34 @@ class ClassSearch:
             middle = (low + high) / 2
             layers = 0
             for line, cap, each in zip(most, caps, self.classes, strict=True):
-                if line.per_layer * cap + line.fixed <= middle:
+                if line.per_layer * cap + line.least_fixed <= middle:
                     layers += cap * each.count
-                elif line.fixed < middle:
-                    layers += int((middle - line.fixed) / line.per_layer) * each.count
+                elif line.least_fixed < middle:
+                    layers += int((middle - line.least_fixed) / line.per_layer) * each.count
             low, high = (low, middle) if layers >= self.num_layers else (middle, high)
         return low
 
     def _count_layers(self, unit: UnitClass, room: Room, is_first: bool, is_last: bool) -> int:
-        """Layers, mean ones where they are unlike, for which a unit has room."""
-        low, high, kinds = 0, self.num_layers, unit.costs.count_layers(0, self.num_layers)
+        """Layers for which a unit has room, in the best place for it where they are unlike."""
+        ends = {"is_first": is_first, "is_last": is_last}
+        if not self.is_alike:
+            return most_layers(unit.costs, self.problem.limits, room, **ends)
+        low, high = 0, self.num_layers
         while low < high:
             middle = (low + high + 1) // 2
-            layers = {kind: middle * count / self.num_layers for kind, count in kinds.items()}
-            if has_room(unit.costs, layers, self.problem.limits, room, is_first=is_first, is_last=is_last):
+            if has_room(unit.costs, unit.costs.count_layers(0, middle), self.problem.limits, room, **ends):
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def _search(self, costs: _Costs) -> None:
+    def _search(self, lines: _CriterionLines) -> None:
         """Look through all states for layouts below the target."""
-        criterion, path = costs.criterion, costs.path
+        criterion, path = lines.criterion, lines.path
         fewest, most_stages = criterion.num_stages
         numbers = range(len(self.classes))
-        free = [costs.caps[number, False, False] for number in numbers]
-        hops = costs.routes.least_hops
+        free = [lines.caps[number, False, False] for number in numbers]
+        hops = lines.routes.least_hops
         single = [line.fixed + line.per_layer for line in path]
         target, below = None, []
         for state in self.states:
@@ -212,7 +217,7 @@ class ClassSearch:
             if target != self.target * self._slack:
                 target = self.target * self._slack
                 bound = criterion.largest_bound(target, 0.0)
-                below = [costs.most[n].layers_below(bound, free[n]) for n in numbers]
+                below = [lines.most[n].layers_below(bound, free[n]) for n in numbers]
             used = [number for number in numbers if state[number]]
             if sum(state[n] * below[n] for n in used) < self.num_layers or not all(below[n] for n in used):
                 continue
@@ -224,7 +229,7 @@ class ClassSearch:
             if criterion.value(total, 0.0) >= target:
                 continue
             for first, last in self._ends(state, used):
-                self._improve(costs, state, first, last)
+                self._improve(lines, state, first, last)
 
     def _ends(self, state: State, used: list[int]) -> Iterator[tuple[int, int]]:
         """Classes of the first and last stage."""
@@ -235,7 +240,7 @@ class ClassSearch:
                 if (first != last) == (sum(state) > 1) or state[first] > 1:
                     yield first, last
 
-    def _groups(self, costs: _Costs, state: State, first: int, last: int) -> list[_Group]:
+    def _groups(self, lines: _CriterionLines, state: State, first: int, last: int) -> list[_Group]:
         """Units by class and role, cheapest layers first."""
         roles: dict[tuple[int, bool, bool], int] = {(n, False, False): count for n, count in enumerate(state)}
         ends = [(first, True, True)] if sum(state) == 1 else [(first, True, False), (last, False, True)]
@@ -245,7 +250,7 @@ class ClassSearch:
         groups = []
         for (number, is_first, is_last), count in roles.items():
             if count:
-                path, most = costs.path[number], costs.most[number]
+                path, most = lines.path[number], lines.most[number]
                 groups.append(
                     _Group(
                         role=(number, is_first, is_last),
@@ -254,15 +259,15 @@ class ClassSearch:
                         path_layer=path.per_layer,
                         most_fixed=most.fixed + most.first * is_first + most.last * is_last,
                         most_layer=most.per_layer,
-                        cap=costs.caps[number, is_first, is_last],
+                        cap=lines.caps[number, is_first, is_last],
                     )
                 )
         return sorted(groups, key=lambda group: group.path_layer)
 
-    def _improve(self, costs: _Costs, state: State, first: int, last: int) -> None:
+    def _improve(self, lines: _CriterionLines, state: State, first: int, last: int) -> None:
         """Find the best layout of a state with such ends, if it is below the target."""
-        criterion = costs.criterion
-        groups = self._groups(costs, state, first, last)
+        criterion = lines.criterion
+        groups = self._groups(lines, state, first, last)
         size = sum(state)
         least = sum(group.count * (group.path_fixed + group.path_layer) for group in groups)
         least += (self.num_layers - size) * groups[0].path_layer
@@ -271,7 +276,7 @@ class ClassSearch:
         target = self.target * self._slack
         bound = criterion.largest_bound(target, least)
         while True:
-            route = costs.routes.shortest(state, first, last, bound)
+            route = lines.routes.shortest(state, first, last, bound)
             if route is None or criterion.value(least + route.seconds, 0.0) >= target:
                 return
             layers = _share_layers(groups, self.num_layers, bound)
@@ -330,16 +335,42 @@ class ClassSearch:
         return [left[unit].pop(0) for unit in order]
 
     def _cut_unlike_layers(self) -> Solution | None:
-        """The best cuts of the real layers, for the orders that are nearly the best with mean layers."""
+        """The best cuts of the real layers, for the orders that are nearly the best with mean layers.
+
+        Where none of these fits, and nothing else is known, for orders that do.
+        """
         target = self.known.value if self.known else float("inf")
         best = None
         for solution in sorted(self.near.values(), key=lambda solution: solution.value)[:MAX_ORDERS]:
             criterion, problem = solution.criterion, self.problem
-            room = self._least_room(criterion)
+            room = problem.least_room(criterion.num_seqs)
             stages = cut_layers(solution.stages, criterion, problem.cluster, problem.limits, room=room, target=target)
             if stages is not None:
                 target = criterion.evaluate(stages, problem.cluster)
                 best = replace(solution, value=target, stages=stages)
+        return best if best or self.known else self._cut_fitting_orders()
+
+    def _cut_fitting_orders(self) -> Solution | None:
+        """The best cuts of the real layers for orders in which they fit; None where they fit in none."""
+        problem, best = self.problem, None
+        firsts = [n for n, each in enumerate(self.classes) if problem.first in ("", *each.machines)]
+        orders: dict[Room, list[tuple[int, ...]]] = {}
+        for criterion in self.criteria:
+            room = problem.least_room(criterion.num_seqs)
+            if room not in orders:
+                fitting = FittingOrders(self.classes, self.graph, problem.limits, room, firsts=firsts)
+                orders[room] = list(itertools.islice(fitting.orders({*self.states}), MAX_ORDERS))
+            for order in orders[room]:
+                if not criterion.num_stages[0] <= len(order) <= criterion.num_stages[1]:
+                    continue
+                units = [
+                    Stage(machine=name, costs=self.classes[n].costs, begin=0, end=0)
+                    for n, name in zip(order, self._names(order), strict=True)
+                ]
+                target = best.value if best else float("inf")
+                stages = cut_layers(units, criterion, problem.cluster, problem.limits, room=room, target=target)
+                if stages is not None:
+                    best = Solution(criterion.evaluate(stages, problem.cluster), criterion, stages)
         return best
 
 

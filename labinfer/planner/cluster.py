@@ -91,12 +91,21 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return cluster
 
     def expand(self) -> Cluster:
-        """The same with one entry for each machine."""
+        """The same with one entry for each machine.
+
+        Raises:
+            UserError: there are fewer than one of a machine.
+        """
         machines = []
         for machine in self.machines:
+            if machine.count < 1:
+                raise UserError(
+                    f"machine {machine.name} has a count of {machine.count}; give at least 1, or leave it out"
+                )
             if machine.count == 1:
                 machines.append(machine)
-            for number in range(machine.count if machine.count > 1 else 0):
+                continue
+            for number in range(machine.count):
                 machines.append(msgspec.structs.replace(machine, name=f"{machine.name}-{number}", count=1))
         return msgspec.structs.replace(self, machines=machines)
 
@@ -129,7 +138,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """Check what came from files and flags, with one entry for each machine.
 
         Raises:
-            UserError: there is no machine, a name is there twice, a cost or link is wrong, absent or of an unknown machine, or
+            UserError: there is no machine, one has no name or that of another, a cost or link is wrong, absent or of an unknown machine, or
                 the machines were measured with different models.
         """
         if not self.machines:
@@ -154,8 +163,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _check_machine(machine: Machine, names: Sequence[str]) -> None:
-        if not machine.name or names.count(machine.name) > 1:
+        if not machine.name:
+            raise UserError("a machine of the cluster has no name; give each one of its own")
+        if names.count(machine.name) > 1:
             raise UserError(f"machine {machine.name!r} is in the cluster twice; give each a name of its own")
+        if machine.num_ranks < 0:
+            raise UserError(
+                f"machine {machine.name} has {machine.num_ranks} ranks; give at least 1, or 0 for as many as its largest tp_size"
+            )
         if not machine.costs:
             raise UserError(f"machine {machine.name} has no costs; probe it")
         for costs in machine.costs:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import msgspec
 
 from labinfer.errors import UserError
-from labinfer.planner.step_shape import StepShape
+from labinfer.planner.overheads import Overheads
+from labinfer.planner.step_shape import StepShape, tokens_seen
 
 SUMS_PER_LAYER = 2
 """Sums over the tensor-parallel ranks in a layer: after attention, and after the MLP."""
@@ -65,6 +66,8 @@ class LayerCosts(msgspec.Struct, frozen=True):
     """Attention of decodes: a0 + a1 * sequences + a2 * tokens that they see."""
     chunk: tuple[float, float, float]
     """Attention of a chunk of q tokens with some before it: b0 + b1 * q + b2 * q * (before + q / 2)."""
+    window: int = 0
+    """Tokens that a token sees at most, itself included; 0 for all."""
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds of a step, without sums over tensor-parallel ranks."""
@@ -72,11 +75,19 @@ class LayerCosts(msgspec.Struct, frozen=True):
         total = self.linear.at(rows) + self.small.at(rows) if rows else 0.0
         if shape.num_decodes:
             a0, a1, a2 = self.decode
-            total += a0 + a1 * shape.num_decodes + a2 * shape.decode_context
+            total += a0 + a1 * shape.num_decodes + a2 * shape.seen_by_decodes(self.window)
         b0, b1, b2 = self.chunk
         for tokens, before in shape.chunks:
-            total += b0 + b1 * tokens + b2 * tokens * (before + tokens / 2)
+            total += b0 + b1 * tokens + b2 * tokens_seen(tokens, before, self.window)
         return total
+
+    def context_seconds(self, shape: StepShape) -> float:
+        """The part of them in which chunks see what is before them."""
+        window = self.window
+        pairs = [
+            tokens_seen(tokens, before, window) - tokens_seen(tokens, 0, window) for tokens, before in shape.chunks
+        ]
+        return self.chunk[2] * sum(pairs)
 
     def check(self, name: str) -> None:
         """Raises:
@@ -86,6 +97,7 @@ class LayerCosts(msgspec.Struct, frozen=True):
         self.small.check(f"small of {name}")
         if not self.linear.sizes:
             raise UserError(f"linear of {name} has no points; give seconds for at least one number of rows")
+        _check_number(self.window, f"window of {name}")
         for number in self.decode:
             _check_number(number, f"decode of {name}")
         for number in self.chunk:
@@ -134,8 +146,12 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of every step, however small, on any stage."""
     all_reduce: Points = Points([], [])
     """A sum over the tensor-parallel ranks, by bytes; no points where ``linear`` has it."""
+    skipped: Points = Points([], [])
+    """Seconds that the model's last layer saves in a step with chunks, by rows of which no token is sampled: it computes them no
+    further than their keys and values."""
+    overheads: Overheads = Overheads()
     measured: bool = True
-    """Whether all of this was measured, not estimated."""
+    """Whether all of this was measured, not estimated; of the overheads it says nothing."""
 
     def step_seconds(self, shape: StepShape, layers: Mapping[str, int], *, is_first: bool, is_last: bool) -> float:
         """Seconds of a step.
@@ -146,9 +162,29 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         total = self.fixed + sum(count * self.layer_seconds(kind, shape) for kind, count in layers.items())
         if is_first:
             total += self.embed.at(shape.rows)
-        if is_last and shape.num_samples:
-            total += self.head.at(shape.num_samples)
-        return total
+        return total + self.last_seconds(shape) if is_last else total
+
+    def stage_seconds(self, shape: StepShape, layers: Mapping[str, int], *, is_first: bool, is_last: bool) -> float:
+        """Seconds for which a step keeps a stage: the step, and what lies between steps; on the first stage, where rank 0 is, also its
+        scheduling. For the arguments see ``step_seconds``."""
+        total = self.step_seconds(shape, layers, is_first=is_first, is_last=is_last) + self.between_seconds(shape)
+        return total + self.overheads.plan_seconds(shape.num_sequences) if is_first else total
+
+    def between_seconds(self, shape: StepShape) -> float:
+        """Seconds from one step to the next, and of inputs beyond those of one sequence."""
+        return self.overheads.lead + self.overheads.prepare_seconds(shape.num_sequences)
+
+    def head_seconds(self, shape: StepShape) -> float:
+        """Seconds of logits and sampling."""
+        return self.head.at(shape.num_samples) if shape.num_samples else 0.0
+
+    def last_seconds(self, shape: StepShape) -> float:
+        """Seconds by which a step takes longer on the last stage: its head, less what its last layer need not compute."""
+        rows = shape.rows - shape.num_samples
+        if not (self.skipped.sizes and shape.chunks and rows > 0):
+            return self.head_seconds(shape)
+        skipped = self.skipped.at(rows) + self.layer_kinds[self.layers[-1]].context_seconds(shape)
+        return self.head_seconds(shape) - skipped
 
     def layer_seconds(self, kind: str, shape: StepShape) -> float:
         """Seconds of one layer, sums over tensor-parallel ranks included."""
@@ -161,6 +197,10 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         for kind in self.layers[begin:end]:
             counts[kind] = counts.get(kind, 0) + 1
         return counts
+
+    def sent_bytes(self, rows: float, receiver: HostCosts) -> float:
+        """Bytes of so many tokens' activations on their way to the next stage, each of whose ranks is sent all of them."""
+        return rows * self.hidden_bytes * receiver.tp_size
 
     def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:
         """Bytes of a stage's weights on a rank; for ``layers`` see ``step_seconds``."""
@@ -183,8 +223,11 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
                     raise UserError(f"{owner} have no {field} for layers of kind {kind!r}; probe the host again")
         for kind, costs in self.layer_kinds.items():
             costs.check(f"layers of kind {kind!r} in the {owner}")
-        for field in ("head", "embed", "all_reduce"):
-            getattr(self, field).check(f"{field} in the {owner}")
+        for field in ("head", "embed", "all_reduce", "skipped"):
+            points = getattr(self, field)
+            points.check(f"{field} in the {owner}")
+            if not points.sizes and field in ("head", "embed"):
+                raise UserError(f"{field} in the {owner} has no points; give seconds for at least one number of rows")
         numbers = {
             "memory": self.memory,
             "hidden_bytes": self.hidden_bytes,
@@ -195,6 +238,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         }
         for field in ("layer_bytes", "kv_bytes", "state_bytes"):
             numbers |= {f"{field} of {kind!r}": number for kind, number in getattr(self, field).items()}
+        numbers |= {
+            f"{field} of the overheads": number for field, number in msgspec.structs.asdict(self.overheads).items()
+        }
         for field, number in numbers.items():
             _check_number(number, f"{field} in the {owner}")
         if self.tp_size < 1:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from labinfer.cache_capacity import blocks_that_fit, states_that_fit
-from labinfer.engine.policies import MIN_PREFILL_TOKENS, TURNS
 from labinfer.planner.cluster import Cluster, Link
 from labinfer.planner.costs import HostCosts
+from labinfer.planner.prompt_chunks import prompt_chunks
 from labinfer.planner.step_shape import StepShape
 from labinfer.planner.workload import MeanRequest
 
@@ -83,6 +83,15 @@ def has_room(
     return blocks * limits.block_size >= least.kv_tokens and states >= least.num_seqs
 
 
+def fits(stages: Sequence[Stage], limits: Limits, least: Room) -> bool:
+    """Whether every stage of a layout has the room that is asked for."""
+    last = len(stages) - 1
+    return all(
+        has_room(stage.costs, stage.layers, limits, least, is_first=number == 0, is_last=number == last)
+        for number, stage in enumerate(stages)
+    )
+
+
 def kv_tokens(stages: Sequence[Stage], limits: Limits) -> int:
     """KV tokens for which every stage of a layout has room."""
     last = len(stages) - 1
@@ -127,18 +136,23 @@ class Criterion:
         """The most of any stage must be below this for a value below ``target``."""
         return target / self.scale - (least_total if self.adds else 0.0)
 
-    def hop_seconds(self, sender: HostCosts, link: Link) -> float:
+    def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: Link) -> float:
         """Seconds of a hop between two stages."""
-        return sum(weight * link.seconds(shape.rows * sender.hidden_bytes) for weight, shape in self.path)
+        return sum(weight * link.seconds(sender.sent_bytes(shape.rows, receiver)) for weight, shape in self.path)
 
-    def transfer_seconds(self, sender: HostCosts, link: Link) -> float:
+    def transfer_seconds(self, sender: HostCosts, receiver: HostCosts, link: Link) -> float:
         """Seconds for which the link is busy, as the most of any stage or hop counts them."""
         rows = sum(weight * shape.rows for weight, shape in self.bottleneck)
-        return rows * sender.hidden_bytes / link.bytes_per_second
+        return sender.sent_bytes(rows, receiver) / link.bytes_per_second
 
     def return_seconds(self, link: Link) -> float:
         """Seconds that sampled tokens take from the last stage to the first."""
         return sum(weight for weight, _ in self.path) * link.latency
+
+    def busy_share(self, stages: Sequence[Stage], number: int, value: float) -> float:
+        """Part of the time in which a stage of a layout with this value computes."""
+        parts = (*self.path, *self.bottleneck) if self.adds else self.bottleneck
+        return self.scale * stage_seconds(parts, stages, number) / value
 
     def evaluate(self, stages: Sequence[Stage], cluster: Cluster) -> float:
         """Value of a layout, in which rank 0 is on the first stage."""
@@ -152,8 +166,8 @@ class Criterion:
         hops = transfer = 0.0
         for sender, receiver in itertools.pairwise(stages):
             link = cluster.link(sender.machine, receiver.machine)
-            hops += self.hop_seconds(sender.costs, link)
-            transfer = max(transfer, self.transfer_seconds(sender.costs, link))
+            hops += self.hop_seconds(sender.costs, receiver.costs, link)
+            transfer = max(transfer, self.transfer_seconds(sender.costs, receiver.costs, link))
         if len(stages) > 1:
             hops += self.return_seconds(cluster.link(stages[-1].machine, stages[0].machine))
         return hops, transfer
@@ -163,7 +177,7 @@ def stage_seconds(parts: Parts, stages: Sequence[Stage], number: int) -> float:
     """Seconds that a stage of a layout takes for steps."""
     stage = stages[number]
     ends = {"is_first": number == 0, "is_last": number == len(stages) - 1}
-    return sum(weight * stage.costs.step_seconds(shape, stage.layers, **ends) for weight, shape in parts)
+    return sum(weight * stage.costs.stage_seconds(shape, stage.layers, **ends) for weight, shape in parts)
 
 
 def make_criteria(objective: str, request: MeanRequest, limits: Limits, num_stages: int) -> Iterator[Criterion]:
@@ -195,23 +209,13 @@ def _throughput(
     generating = min(share * request.output / (request.output + 1), max(share - 1, request.output))
     budget, ratio = limits.max_num_batched_tokens, request.prompt / request.output
     decodes = min(generating, budget / (1 + ratio))
-    due = decodes * ratio
-    most = min(limits.chunked_prefill_size, request.prompt, budget - decodes)
-    if num_stages[1] > 1:
-        most = min(most, max(MIN_PREFILL_TOKENS, request.prompt / (TURNS * num_batches)))
-    tokens = max(due, most)
-    often = due / tokens if tokens > 0 else 0.0
     context = decodes * request.decode_context
-    pieces = math.ceil(tokens / request.prompt) if tokens > 0 else 0
-    before = max(0.0, request.prompt_context - tokens / max(1, pieces) / 2)
-    chunks = ((tokens / pieces, before),) * pieces if pieces else ()
-    steps: Parts = (
-        (1 - often, StepShape(decodes, context, (), decodes)),
-        (often, StepShape(decodes, context, chunks, decodes + tokens / max(1.0, request.prompt))),
-    )
-    steps = tuple((weight, shape) for weight, shape in steps if weight > 0)
+    steps = [
+        (weight, StepShape(decodes, context, chunks, decodes + num_samples))
+        for weight, chunks, num_samples in _chunk_steps(request, limits, decodes, num_batches, num_stages[0])
+    ]
     return Criterion(
-        path=steps,
+        path=tuple(steps),
         bottleneck=tuple((num_batches * weight, shape) for weight, shape in steps),
         adds=False,
         scale=request.output / (decodes * num_batches),
@@ -222,13 +226,45 @@ def _throughput(
     )
 
 
+def _chunk_steps(
+    request: MeanRequest, limits: Limits, decodes: float, num_batches: int, num_stages: int
+) -> Iterator[tuple[float, tuple[tuple[float, float], ...], float]]:
+    """Parts of all steps: how often, with which chunks, and how many of these are sampled.
+
+    Args:
+        decodes: generated tokens of each step.
+    """
+    chunks = prompt_chunks(
+        request.prompt,
+        limits,
+        num_stages=num_stages,
+        num_batches=num_batches,
+        num_decodes=decodes,
+        others_wait=True,
+    )
+    prompts = decodes / request.output  # that come in with each step
+    longer = max(0.0, request.prompt_context - request.prompt / 2)  # tokens before a chunk where prompts are unlike
+    if prompts * len(chunks) >= 1:
+        pieces = math.ceil(prompts)
+        size = prompts * request.prompt / pieces
+        yield 1.0, ((size, longer + (request.prompt - size) / 2),) * pieces, prompts
+        return
+    yield 1 - prompts * len(chunks), (), 0.0
+    first, others = chunks[0], len(chunks) - 1
+    yield prompts, ((first, longer),), float(not others)
+    if others:
+        rest = request.prompt - first
+        yield prompts * others, ((rest / others, longer + first + rest * (others - 1) / (2 * others)),), 1 / others
+
+
 def _latency(request: MeanRequest, limits: Limits, num_stages: int) -> Criterion:
     """Seconds of one answer, with nothing else to do: its chunks follow each other through the stages, then its tokens go
     round one by one."""
-    most = min(limits.chunked_prefill_size, limits.max_num_batched_tokens, request.prompt)
-    if num_stages > 1:
-        most = min(most, max(MIN_PREFILL_TOKENS, request.prompt / (TURNS * num_stages)))
-    count = math.ceil(request.prompt / most)
+    count = len(
+        prompt_chunks(
+            request.prompt, limits, num_stages=num_stages, num_batches=num_stages, num_decodes=0, others_wait=False
+        )
+    )
     chunks = ((request.prompt / count, max(0.0, request.prompt_context - request.prompt / count / 2)),)
     token = StepShape(1, request.decode_context, (), 1)
     path: Parts = ((1.0, StepShape(chunks=chunks, num_samples=1)), (max(0.0, request.output - 1), token))

@@ -1,4 +1,4 @@
-"""Options of ``launch.py probe`` and ``launch.py plan --auto``."""
+"""Options of ``launch.py probe`` and ``launch.py plan --auto``, and of machines that need not be there."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ class ProbeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class ClusterOptions:
+    """Machines that were probed, and their links."""
+
+    cluster: tuple[str, ...] = option(
+        (), "costs of machines: files that launch.py probe --save wrote", metavar="FILE[,FILE…]"
+    )
+    link: tuple[str, ...] = option(
+        (),
+        "network between two machines, such as a:b=1gbit,0.3ms, or 1gbit,0.3ms between all others; may be given several times",
+        metavar="[A:B=]RATE,LATENCY",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ClusterOptions):
     """Choice of a layout by measured costs."""
 
     auto: bool = option(
         False,
         "choose machines, their order, tensor-parallel degrees and layers by measured costs: for the machines of --cluster, or for those "
         "of this launch, which measure first",
-    )
-    cluster: tuple[str, ...] = option(
-        (),
-        "machines to plan for: files that launch.py probe --save wrote (default: those of this launch)",
-        metavar="FILE[,FILE…]",
-    )
-    link: tuple[str, ...] = option(
-        (),
-        "network between two machines, such as a:b=1gbit,0.3ms, or 1gbit,0.3ms between all others; may be given several times",
-        metavar="[A:B=]RATE,LATENCY",
     )
     objective: str = option(
         "throughput",

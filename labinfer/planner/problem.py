@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.objective import Criterion, Limits, Stage
+from labinfer.planner.objective import Criterion, Limits, Room, Stage
 from labinfer.planner.workload import MeanRequest
 
 
@@ -39,4 +39,9 @@ class Problem:
     dtypes: tuple[tuple[str, str], ...] = ()
     """See ``choose_units``."""
     kv_tokens: float = 0
-    """Least room for KV tokens, beside that of the sequences at once."""
+    """Least room for KV tokens, beside that of the longest request and of the sequences at once."""
+
+    def least_room(self, num_seqs: int) -> Room:
+        """Room that every stage must have for so many sequences at once: also for one as long as requests may be."""
+        tokens = max(self.limits.max_model_len, num_seqs * self.request.decode_context, self.kv_tokens)
+        return Room(tokens, num_seqs)

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from labinfer.observe.table import format_bytes, format_seconds, format_table
+from labinfer.planner.costs import HostCosts
 from labinfer.planner.make_problem import no_room
-from labinfer.planner.objective import Stage, kv_room, kv_tokens, stage_seconds
+from labinfer.planner.objective import Stage, kv_room, kv_tokens
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.saved_plan import SavedPlan, rounding
 from labinfer.planner.search import find_layout, judge
+from labinfer.planner.units import allowed_costs, choose_units
+from labinfer.spmd.topology import shard_range
 
 HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "without it")
 
@@ -24,13 +27,16 @@ class PlanReport:
     problem: Problem
     best: Solution
     even: Solution | None
-    """Layout with as many layers on each machine, in the order of the cluster; None where they do not fit."""
+    """Layout of a start without flags: a stage for each rank, with as many layers each; None where they do not fit, or costs of
+    single ranks are not known."""
     alone: Mapping[str, Solution]
     """Each machine on its own, where the model fits."""
     without: Mapping[str, Solution | None]
     """The best layouts without each of the machines in use."""
     left_out: Mapping[str, Solution | None]
     """The best layouts in which each of the other machines has a stage."""
+    num_unseen: int = 0
+    """See ``UnitChoices.num_left_out``."""
 
     @classmethod
     def make(cls, problem: Problem) -> PlanReport:
@@ -49,6 +55,7 @@ class PlanReport:
             problem=problem,
             best=best,
             even=_split_evenly(problem),
+            num_unseen=choose_units(problem.cluster, problem.dtypes).num_left_out,
             alone={name: solution for name, solution in alone.items() if solution is not None},
             without={
                 name: find_layout(replace(problem, excluded=frozenset({name})))
@@ -67,11 +74,10 @@ class PlanReport:
             path: file that the plan is saved to, if any.
         """
         best, limits = self.best, self.problem.limits
-        slowest = max(stage_seconds(best.criterion.bottleneck, best.stages, n) for n in range(len(best.stages)))
         rows = []
         for number, stage in enumerate(best.stages):
             costs, room = stage.costs, _stage_tokens(self.problem, best.stages, number)
-            busy = stage_seconds(best.criterion.bottleneck, best.stages, number) / slowest if slowest else 1.0
+            busy = best.criterion.busy_share(best.stages, number, best.value)
             rows.append(
                 (
                     stage.machine,
@@ -97,6 +103,11 @@ class PlanReport:
         for name, solution in self.left_out.items():
             text = "the model does not fit" if solution is None else self._describe_value(solution)
             lines.append(f"{name} is left out; with it: {text}")
+        if self.num_unseen:
+            lines.append(
+                f"choices of tensor-parallel degrees that were not looked at: {self.num_unseen}, of which one may do more; leave out machines, "
+                "or degrees that a cluster file has costs for"
+            )
         if not all(stage.costs.measured for stage in best.stages):
             lines.append("some costs are estimated, not measured")
         sizes = [stage.end - stage.begin for stage in best.stages]
@@ -151,14 +162,20 @@ def _stage_tokens(problem: Problem, stages: tuple[Stage, ...], number: int) -> i
 
 
 def _split_evenly(problem: Problem) -> Solution | None:
-    """Layout with as many layers on each machine, as far as they go, at the largest tp_size that each was measured with."""
+    """Layout of a start without flags on all ranks, which count up from machine to machine."""
     machines = sorted(problem.cluster.machines, key=lambda machine: machine.name != problem.first)
-    costs = [max(machine.costs, key=lambda costs: costs.tp_size) for machine in machines]
-    count = len(costs[0].layers)
-    size = min(count, len(machines))
-    bounds = [number * count // size for number in range(size + 1)]
+    ranks: list[tuple[str, HostCosts]] = []
+    for machine in machines:
+        costs = next((costs for costs in allowed_costs(machine, problem.dtypes) if costs.tp_size == 1), None)
+        if costs is None:
+            return None
+        ranks += [(machine.name, costs)] * machine.ranks
+    num_layers = len(ranks[0][1].layers)
+    if len(ranks) > num_layers:
+        return None
+    bounds = shard_range(num_layers, len(ranks))
     stages = [
-        Stage(machine=machine.name, costs=each, begin=begin, end=end)
-        for machine, each, begin, end in zip(machines, costs, bounds, bounds[1:], strict=False)
+        Stage(machine=name, costs=costs, begin=begin, end=end)
+        for (name, costs), (begin, end) in zip(ranks, bounds, strict=True)
     ]
     return judge(problem, stages)

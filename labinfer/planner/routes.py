@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from labinfer.planner.cluster import Link
+from labinfer.planner.costs import HostCosts
 from labinfer.planner.objective import Criterion
 from labinfer.planner.units import UnitClass
 
@@ -65,16 +66,11 @@ class Routes:
 
     @cached_property
     def _hops(self) -> dict[tuple[int, int], float]:
-        return {
-            pair: self._criterion.hop_seconds(self._classes[pair[0]].costs, self._link(*pair)) for pair in self._pairs
-        }
+        return {pair: self._criterion.hop_seconds(*self._hop(*pair)) for pair in self._pairs}
 
     @cached_property
     def _transfers(self) -> dict[tuple[int, int], float]:
-        return {
-            pair: self._criterion.transfer_seconds(self._classes[pair[0]].costs, self._link(*pair))
-            for pair in self._pairs
-        }
+        return {pair: self._criterion.transfer_seconds(*self._hop(*pair)) for pair in self._pairs}
 
     @cached_property
     def _is_even(self) -> bool:
@@ -108,6 +104,10 @@ class Routes:
             order = self._trace(table, state, last)
         transfer = max(self._transfers[pair] for pair in itertools.pairwise(order))
         return Route(seconds + back, transfer, order) if transfer < bound else None
+
+    def _hop(self, a: int, b: int) -> tuple[HostCosts, HostCosts, Link]:
+        """Sender, receiver and their link."""
+        return self._classes[a].costs, self._classes[b].costs, self._link(a, b)
 
     def _link(self, a: int, b: int) -> Link:
         return self._classes[a].link(self._classes[b], self._links)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from labinfer.planner.class_search import ClassSearch
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.objective import Stage, kv_tokens, make_criteria
+from labinfer.planner.objective import Stage, fits, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.units import choose_units
 
@@ -20,7 +20,7 @@ def find_layout(problem: Problem) -> Solution | None:
     if problem.objective == "memory":
         return _find_roomiest(problem)
     best: Solution | None = None
-    for classes in choose_units(_without(problem.cluster, problem.excluded), problem.dtypes):
+    for classes in choose_units(_without(problem.cluster, problem.excluded), problem.dtypes).choices:
         solution = ClassSearch(problem=problem, classes=classes, known=best).run()
         best = solution or best
     return best
@@ -55,10 +55,10 @@ def _find_roomiest(problem: Problem) -> Solution | None:
 def judge(problem: Problem, stages: Sequence[Stage]) -> Solution | None:
     """The value of a given layout, with as many sequences and micro-batches as suit it; None where the model does not fit."""
     objective = "throughput" if problem.objective == "memory" else problem.objective
-    room, best = kv_tokens(stages, problem.limits), None
+    best = None
     for criterion in make_criteria(objective, problem.request, problem.limits, len(stages)):
         fewest, most = criterion.num_stages
-        if fewest <= len(stages) <= most and criterion.num_seqs * problem.request.decode_context <= room:
+        if fewest <= len(stages) <= most and fits(stages, problem.limits, problem.least_room(criterion.num_seqs)):
             value = criterion.evaluate(stages, problem.cluster)
             if best is None or value < best.value:
                 best = Solution(value, criterion, tuple(stages))

@@ -31,7 +31,7 @@ def cut_layers(
         _Spans(stage.costs, criterion.bottleneck, number == 0, number == last) for number, stage in enumerate(order)
     ]
     ends = [
-        _last_ends(stage.costs, limits, room, is_first=number == 0, is_last=number == last)
+        last_ends(stage.costs, limits, room, is_first=number == 0, is_last=number == last)
         for number, stage in enumerate(order)
     ]
     hops, transfer = criterion.route_seconds(order, cluster)
@@ -61,7 +61,7 @@ class _Spans:
 
     def __init__(self, costs: HostCosts, parts: Parts, is_first: bool, is_last: bool):
         self.fixed = sum(
-            weight * costs.step_seconds(shape, {}, is_first=is_first, is_last=is_last) for weight, shape in parts
+            weight * costs.stage_seconds(shape, {}, is_first=is_first, is_last=is_last) for weight, shape in parts
         )
         by_kind = {
             kind: sum(weight * costs.layer_seconds(kind, shape) for weight, shape in parts)
@@ -73,7 +73,7 @@ class _Spans:
         return self.fixed + self.sums[end] - self.sums[begin]
 
 
-def _last_ends(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
+def last_ends(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
     """By its first layer, the layer up to before which a stage has room."""
     count, end, ends = len(costs.layers), 0, []
     for begin in range(count):
@@ -84,6 +84,14 @@ def _last_ends(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, 
             end += 1
         ends.append(end)
     return ends
+
+
+def most_layers(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> int:
+    """Layers of a stage at most, wherever in the model it may stand."""
+    count = len(costs.layers)
+    ends = last_ends(costs, limits, room, is_first=is_first, is_last=is_last)
+    begins = range(1) if is_first else range(count)
+    return max((ends[begin] - begin for begin in begins if not is_last or ends[begin] == count), default=0)
 
 
 def _cut_below(

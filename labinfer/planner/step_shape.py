@@ -25,6 +25,14 @@ class StepShape:
         """Tokens of the micro-batch."""
         return self.num_decodes + sum(tokens for tokens, _ in self.chunks)
 
+    @property
+    def num_sequences(self) -> float:
+        return self.num_decodes + len(self.chunks)
+
+    def seen_by_decodes(self, window: int = 0) -> float:
+        """Tokens that the decodes see, summed over them, each a window at most; 0 for none."""
+        return min(self.decode_context, self.num_decodes * window) if window else self.decode_context
+
     @classmethod
     def from_plan(cls, plan: BatchPlan) -> StepShape:
         num_decodes = context = 0
@@ -36,3 +44,13 @@ class StepShape:
             else:
                 chunks.append((entry.num_tokens, entry.position))
         return cls(num_decodes, context, tuple(chunks), plan.num_samples)
+
+
+def tokens_seen(tokens: float, before: float, window: int = 0) -> float:
+    """Tokens that those of a chunk see, summed over them: each what is before the chunk and half of it, and at most a window.
+
+    Args:
+        window: 0 for none.
+    """
+    inside = min(tokens, max(0.0, window - before)) if window else tokens
+    return inside * (before + inside / 2) + (tokens - inside) * window

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,9 +14,9 @@ from labinfer.planner.cluster import Cluster, Link, Machine
 from labinfer.planner.costs import HostCosts
 
 MAX_STATES = 20_000
-"""Numbers of units of each class that are looked through at most."""
+"""Sets of units that are looked through for each choice of tp_sizes."""
 MAX_CHOICES = 256
-"""Ways to choose a tp_size for each machine that are tried at most."""
+"""Ways to choose a tp_size for each kind of machine that are looked through."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,28 @@ class UnitClass:
         return links[self.machines[0], other.machines[-1]]
 
 
-def choose_units(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Iterator[list[UnitClass]]:
-    """The ways to make units of a cluster's machines: one for each choice of a tp_size on each kind of machine.
+@dataclass(frozen=True)
+class UnitChoices:
+    """The ways to make units of a cluster's machines: one for each choice of a tp_size on each kind of machine."""
+
+    choices: list[list[UnitClass]]
+    num_left_out: int = 0
+    """Choices that are not among them: they are more than ``MAX_CHOICES``, or make more than ``MAX_STATES`` sets."""
+
+
+def choose_units(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> UnitChoices:
+    """All choices, or as many as are looked through; those with the largest tp_sizes, and so the fewest units, first.
 
     Args:
         dtypes: pairs of dtype and quantization that are allowed, the first that a machine has is taken; empty for any.
 
     Raises:
-        UserError: the machines are too many, and too unlike, to look through all sets of them.
+        UserError: even the fewest units are too many, and too unlike, to look through all sets of them.
     """
     groups = _group_machines(cluster)
-    options = [list(_options(machines[0], dtypes)) for machines in groups]
-    sizes = []
+    options = [allowed_costs(machines[0], dtypes) or [None] for machines in groups]
+    total = math.prod(len(costs) for costs in options)
+    choices, sizes = [], []
     for choice in itertools.islice(itertools.product(*options), MAX_CHOICES):
         classes: list[UnitClass] = []
         for machines, costs in zip(groups, choice, strict=True):
@@ -58,24 +68,31 @@ def choose_units(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> It
                 classes.append(UnitClass(tuple(machine.name for machine in machines), costs))
             else:  # units of a machine are nearer to each other than to those of the next
                 classes += [UnitClass((machine.name,) * units, costs) for machine in machines]
+        if not classes:  # no machine has a dtype that is allowed
+            return UnitChoices([])
         sizes.append(math.prod(each.count + 1 for each in classes))
-        if classes and sizes[-1] <= MAX_STATES:
-            yield classes
-    if sizes and min(sizes) > MAX_STATES:
+        if sizes[-1] <= MAX_STATES:
+            choices.append(classes)
+    if sizes and not choices:
         raise UserError(
-            f"{len(cluster.machines)} machines make {min(sizes)} sets, but {MAX_STATES} are looked through; leave machines out, or "
-            "give equal ones the same costs and links"
+            f"{len(cluster.machines)} machines make {min(sizes)} sets of stages, but {MAX_STATES} are looked through; leave machines out, "
+            "give equal ones the same costs and links, or probe those of many ranks with a larger -tp"
         )
+    return UnitChoices(choices, total - len(choices))
 
 
-def _options(machine: Machine, dtypes: Sequence[tuple[str, str]]) -> Iterator[HostCosts | None]:
-    """The costs of a machine among which a plan may choose, the largest tp_size first; None where it has none."""
+def allowed_costs(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> list[HostCosts]:
+    """The costs of a machine among which a plan may choose, the largest tp_size first.
+
+    Args:
+        dtypes: see ``choose_units``.
+    """
     fitting = machine.costs
     if dtypes:
         ranked = [costs for pair in dtypes for costs in machine.costs if (costs.dtype, costs.quantization) == pair]
         fitting = [costs for costs in ranked if costs.dtype == ranked[0].dtype] if ranked else []
         fitting = [costs for costs in fitting if costs.quantization == fitting[0].quantization]
-    yield from sorted(fitting, key=lambda costs: -costs.tp_size) or [None]
+    return sorted(fitting, key=lambda costs: -costs.tp_size)
 
 
 def _group_machines(cluster: Cluster) -> list[list[Machine]]:
@@ -105,10 +122,10 @@ def _digest(machine: Machine) -> bytes:
 def _is_alike(name: str, group: list[str], names: list[str], links: dict[tuple[str, str], Link]) -> bool:
     """Whether a machine has the links of a group's members, to all others and to each other."""
     others = [other for other in names if other != name and other not in group]
-    inner = [links[a, b] for a, b in itertools.combinations([*group, name], 2)]
-    own = [links[member, member] for member in (*group, name)]
+    between = [links[a, b] for a, b in itertools.combinations([*group, name], 2)]
+    inside = [links[member, member] for member in (*group, name)]
     return (
         all(links[name, other] == links[group[0], other] for other in others)
-        and len(set(inner)) == 1
-        and len(set(own)) == 1
+        and len(set(between)) == 1
+        and len(set(inside)) == 1
     )

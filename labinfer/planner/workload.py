@@ -35,6 +35,8 @@ class RequestLengths:
     """Tokens that are generated, at least 1."""
     arrival: float | None = None
     """Seconds since the first request; None where all are there from the beginning."""
+    cached: int = 0
+    """Tokens of the prompt that were found in the KV cache, of which the model computes nothing."""
     hash_ids: tuple[int, ...] = ()
     """Blocks of 512 prompt tokens as Mooncake's traces name them: equal ids stand for equal tokens."""
 
@@ -44,11 +46,12 @@ class MeanRequest:
     """Means over the requests of a workload, as far as the time of steps depends on them."""
 
     prompt: float
+    """Tokens of the prompt that are computed."""
     output: float
     decode_context: float
     """Tokens that a generated token sees, which are those that a request has in the KV cache meanwhile."""
     prompt_context: float
-    """Tokens that stand before a token of a prompt."""
+    """Tokens that stand before a token of a prompt that is computed."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,14 @@ class Workload:
     def mean(self) -> MeanRequest:
         """Means in which long requests count by the tokens that they bring."""
         count = len(self.requests)
-        prompts = sum(request.prompt for request in self.requests)
+        prompts = sum(request.prompt - request.cached for request in self.requests)
         outputs = sum(request.output for request in self.requests)
         decoded = sum(r.output * (r.prompt + r.output / 2) for r in self.requests)
         return MeanRequest(
             prompt=prompts / count,
             output=outputs / count,
             decode_context=decoded / outputs,
-            prompt_context=sum(r.prompt * r.prompt / 2 for r in self.requests) / max(1, prompts),
+            prompt_context=sum((r.prompt**2 - r.cached**2) / 2 for r in self.requests) / max(1, prompts),
         )
 
     def check(self, max_model_len: int) -> None:
@@ -158,9 +161,13 @@ def _read_jsonl(
                 if count_tokens is None or not values.keys() & {"prompt", "prompt_token_ids", "messages"}:
                     raise ValueError
                 prompt = count_tokens(values)
+            prompt, cached = _count(prompt), values.get("cached_tokens") or 0
+            if not isinstance(cached, int) or not 0 <= cached < prompt:
+                raise ValueError
             output = _first(values, "output_length", "output_tokens", "max_completion_tokens", "max_tokens")
             request = RequestLengths(
-                prompt=_count(prompt),
+                prompt=prompt,
+                cached=cached,
                 output=_count(default_output if output is None else output),
                 arrival=None if (when := values.get("timestamp")) is None else float(when) / 1000,
                 hash_ids=tuple(map(int, values.get("hash_ids", ()))),

@@ -8,7 +8,7 @@ al. 1992, "Synchronization and Linearity"), and needs no queue of events.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,6 +31,8 @@ class _MicroBatch:
     """When its broadcast began."""
     arrival: float = 0.0
     """When its activations reach the next stage, or its tokens rank 0."""
+    taken: dict[int, float] = field(default_factory=dict)
+    """When each stage took the plan, and began to forward it."""
 
 
 class SimulatedExecutor:
@@ -52,7 +54,7 @@ class SimulatedExecutor:
         self._topology, self._source, self._clock = topology, source, clock
         self._vocab_size = vocab_size
         num_stages = topology.num_stages
-        self._own_stage = topology.place(0).stage
+        self._rank0_stage = topology.place(0).stage
         self._results_travel = topology.sampling_rank != 0
         self._stage_free, self._link_free = [0.0] * num_stages, [0.0] * num_stages
         self._launched: deque[_MicroBatch] = deque()
@@ -70,12 +72,12 @@ class SimulatedExecutor:
         self._wait_on_rank0("schedule", times.schedule, plan)
         micro_batch = _MicroBatch(plan, times, clock())
         self._wait_on_rank0("broadcast", times.broadcast, plan)
-        for stage in range(self._own_stage):
+        for stage in range(self._rank0_stage):
             self._run_follower(micro_batch, stage)
         self._launched.append(micro_batch)
         self._in_flight.append(micro_batch)
         self._num_steps += 1
-        if self._own_stage == 0:
+        if self._rank0_stage == 0:
             self._progress()
 
     def wait_result(self) -> BatchResult:
@@ -119,10 +121,11 @@ class SimulatedExecutor:
 
     def _progress(self) -> None:
         """Run the oldest plan on rank 0's stage, which takes rank 0's time, and on all stages behind it."""
-        micro_batch, own = self._launched.popleft(), self._own_stage
-        self._run_stage(micro_batch, own, self._clock())
-        self._clock.advance_to(self._stage_free[own])
-        for stage in range(own + 1, self._topology.num_stages):
+        micro_batch, number = self._launched.popleft(), self._rank0_stage
+        self._take_plan(micro_batch, number)
+        self._run_stage(micro_batch, number, self._clock())
+        self._clock.advance_to(self._stage_free[number])
+        for stage in range(number + 1, self._topology.num_stages):
             self._run_follower(micro_batch, stage)
         if not self._results_travel:
             micro_batch.arrival = self._clock()
@@ -130,9 +133,18 @@ class SimulatedExecutor:
 
     def _run_follower(self, micro_batch: _MicroBatch, stage: int) -> None:
         free = self._stage_free[stage]
-        ready = max(free, micro_batch.sent + micro_batch.times.deliveries[stage])
+        ready = self._take_plan(micro_batch, stage)
         self._record(self._followers[stage], "wait for a plan", free, ready, None)
         self._run_stage(micro_batch, stage, ready)
+
+    def _take_plan(self, micro_batch: _MicroBatch, stage: int) -> float:
+        """When all ranks of a stage but rank 0 have the plan, and nothing else to do."""
+        times, taken = micro_batch.times, micro_batch.taken
+        ready = max(self._stage_free[stage], micro_batch.sent + times.deliveries[stage])
+        for forward in times.forwards[stage] if times.forwards else ():
+            ready = max(ready, taken.get(forward.stage, ready) + forward.seconds)
+        taken[stage] = ready
+        return ready
 
     def _run_stage(self, micro_batch: _MicroBatch, stage: int, ready: float) -> None:
         """
@@ -162,7 +174,7 @@ class SimulatedExecutor:
             bounds.append(("sample", ran, left))
         if self._topology.num_stages > 1 and (self._results_travel or stage < self._topology.num_stages - 1):
             bounds.append(("send", left, end))
-        recorders = [self._followers[stage]] + [self._rank0] * (stage == self._own_stage)
+        recorders = [self._followers[stage]] + [self._rank0] * (stage == self._rank0_stage)
         for recorder in recorders:
             for name, slice_begin, slice_end in bounds:
                 self._record(recorder, name, slice_begin, slice_end, micro_batch.plan)

@@ -33,6 +33,15 @@ class Hop(NamedTuple):
     """From the end of the transfer to its arrival."""
 
 
+class Forward(NamedTuple):
+    """The way of a plan from ranks of a stage to those of the same or a later one."""
+
+    stage: int
+    """Number of the first. Rank 0 is no part of it: what it sends are deliveries."""
+    seconds: float
+    """From when that stage takes the plan until the last of these ranks has it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTimes:
     """Seconds of one micro-batch."""
@@ -40,12 +49,14 @@ class PlanTimes:
     schedule: float
     """Rank 0's own work since the step or the result before, until the plan is sent."""
     broadcast: float
-    """Sending it to all ranks, on rank 0."""
+    """Sending it, on rank 0."""
     deliveries: Sequence[float]
-    """From the begin of the broadcast until the last rank of each stage has the plan."""
+    """From the begin of the broadcast until the last rank of each stage that rank 0 sends the plan to has it."""
     stages: Sequence[StageTimes]
     hops: Sequence[Hop]
     """From each stage to the next one; the last is the way of the tokens to rank 0."""
+    forwards: Sequence[Sequence[Forward]] = ()
+    """Ways of the plan to ranks of each stage that others send it to; none where rank 0 sends it to all."""
     collect: float = 0.0
     """Rank 0's own work since the launch or the result before, until it waits for this result."""
 

@@ -60,7 +60,7 @@ class RecordedTimes:
         rank0 = next((track for track in tracks if track.rank == 0), None)
         if rank0 is None or [track.stage for track in tracks] != list(range(len(tracks))):
             raise UserError("the trace lacks rank 0 or a stage")
-        self.num_stages, self._own_stage = len(tracks), rank0.stage
+        self.num_stages, self._rank0_stage = len(tracks), rank0.stage
         self._steps = [_read_steps(track) for track in tracks]
         schedules, collects, broadcasts, waits = _read_rank0(rank0)
         ids = sorted(set(broadcasts).intersection(waits, *self._steps))
@@ -76,9 +76,9 @@ class RecordedTimes:
             self._times[i] = PlanTimes(
                 schedule=schedules[i] / SECOND,
                 broadcast=(broadcasts[i].end - broadcasts[i].begin) / SECOND,
-                deliveries=[of_stage[i] / SECOND for of_stage in deliveries],
+                deliveries=[ways[i] / SECOND for ways in deliveries],
                 stages=stages,
-                hops=[Hop(0.0, of_stage[i] / SECOND) for of_stage in hops],
+                hops=[Hop(0.0, ways[i] / SECOND) for ways in hops],
                 collect=collects[i] / SECOND,
             )
             self._shapes[broadcasts[i].num_tokens, broadcasts[i].num_decodes].append(i)
@@ -100,7 +100,7 @@ class RecordedTimes:
     def _stage_times(self, stage: int, step_id: int, broadcast: Slice, deliveries: dict[int, int]) -> StageTimes:
         step = self._steps[stage][step_id]
         ready = step.before
-        if stage == self._own_stage:
+        if stage == self._rank0_stage:
             ready = max(ready, broadcast.end) if stage == 0 else step.step.begin
         else:
             ready = max(ready, min(step.step.begin, broadcast.begin + deliveries[step_id]))
@@ -119,7 +119,7 @@ class RecordedTimes:
 
     def _deliveries(self, stage: int, broadcasts: dict[int, Slice], ids: Iterable[int]) -> dict[int, int]:
         """Nanoseconds from the begin of each broadcast until the stage had the plan."""
-        if stage == self._own_stage:
+        if stage == self._rank0_stage:
             return dict.fromkeys(ids, 0)
         waits = {i: self._steps[stage][i].plan_wait for i in ids}
         return _clip({i: (wait.begin, wait.end, broadcasts[i].begin) for i, wait in waits.items()})
@@ -190,8 +190,7 @@ def _read_rank0(track: Track) -> tuple[dict[int, int], dict[int, int], dict[int,
         else:
             if before is None:
                 before = engine.begin if engine is not None else slice.begin
-            own = slice.begin - before - idle
-            (schedules if slice.name == "broadcast" else collects)[slice.step_id] = max(0, own)
+            (schedules if slice.name == "broadcast" else collects)[slice.step_id] = max(0, slice.begin - before - idle)
             (broadcasts if slice.name == "broadcast" else waits)[slice.step_id] = slice
             before, idle = slice.end, 0
     return schedules, collects, broadcasts, waits

@@ -15,8 +15,8 @@ from labinfer.observe.table import format_bytes
 from labinfer.observe.trace import Track, read_trace
 from labinfer.planner.cluster import Cluster, Machine
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import Limits, kv_room
-from labinfer.simulator.cluster_times import ClusterTimes, Stage
+from labinfer.planner.objective import Limits, Stage, kv_room
+from labinfer.simulator.cluster_times import ClusterTimes
 from labinfer.simulator.model import SimulatedModel
 from labinfer.simulator.plan_times import TimeSource
 from labinfer.simulator.recorded_times import RecordedTimes
@@ -114,7 +114,8 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
     for stage, tp_size in enumerate(topology.tp_sizes):
         machine = machines[nodes[topology.stage_ranks(stage)[0]]]
         costs = _choose_costs(machine, tp_size, dtypes[stage], options.model.quantization)
-        stages.append(Stage(machine.name, costs, costs.count_layers(*topology.layers[stage])))
+        begin, end = topology.layers[stage]
+        stages.append(Stage(machine=machine.name, costs=costs, begin=begin, end=end))
     limits = Limits(
         max_model_len=options.model.max_model_len
         or scheduler.max_num_seqs * max(stage.costs.memory for stage in stages),

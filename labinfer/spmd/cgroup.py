@@ -12,6 +12,8 @@ from pathlib import Path
 
 CGROUP_V2 = "cgroup2"
 """Name of version 2 as a type of file system."""
+THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
+"""Counters of stopped time in ``cpu.stat`` of versions 2 and 1, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,15 @@ class Cgroup:
             if quota > 0 and 0 < period < math.inf:  # a quota of -1 (version 1) or max (version 2) is none
                 shares.append(quota / period)
         return min(shares)
+
+    def throttled_time(self) -> float:
+        """Seconds for which quotas have stopped the process's groups, summed over CPUs; 0 where nothing is counted."""
+        times = [0.0]
+        for folder in self._folders("cpu"):
+            words = _words(folder / "cpu.stat")
+            counters = dict(zip(words[::2], words[1::2], strict=False))
+            times += [float(counters[name]) * unit for name, unit in THROTTLED.items() if name in counters]
+        return max(times)
 
     def memory_limit(self) -> float:
         """Bytes that the process's group may use; infinity without a limit."""

@@ -82,6 +82,12 @@ class Topology:
         """All places, in order of their ranks."""
         return [self.place(rank) for rank in self.placed_ranks]
 
+    @property
+    def command_order(self) -> tuple[int, ...]:
+        """Rank 0, which gives commands, then all others that have a place, in the order of their stages."""
+        placed = (rank for stage in range(self.num_stages) for rank in self.stage_ranks(stage))
+        return (0, *(rank for rank in placed if rank))
+
     def is_first(self, stage: int) -> bool:
         return stage == 0
 

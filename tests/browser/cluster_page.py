@@ -83,6 +83,9 @@ def cluster(*ranks: Event, **fields: Any) -> Event:
         "pipeline_schedule": "1f1b",
         "ranks": list(ranks) or [rank(0, 0), rank(1, 1)],
         "links": [],
+        "stages": [],
+        "machine_links": [],
+        "plan": None,
         "verdict": None,
         "history": [],
     } | fields
@@ -105,6 +108,7 @@ def stats(seconds: float, **fields: Any) -> Event:
             for number in (0, 1)
         ],
         "links": [],
+        "stages": [],
         "verdict": None,
     } | fields
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from axe_findings import findings
-from cluster_page import MS, cluster, picture, push, see, stats, step, steps, wait_streams
+from cluster_page import MS, cluster, come_back_to, picture, push, see, stats, step, steps, wait_streams
 from playwright.sync_api import expect
 
 VERDICT = {
@@ -26,6 +26,10 @@ VERDICT = {
     "full": None,
 }
 ONE_STAGE = {"stages": [{"stage": 0, "busy": 0.5, "step_seconds": 0.002}], "busiest": 0, "lead": 1.0, "move_to": None}
+LINKS = [
+    {"a": "node-a", "b": "node-b", "latency": 0.0003, "bytes_per_second": 125e6},
+    {"a": "node-c", "b": "node-a", "latency": 0.03, "bytes_per_second": 1.25e6},
+]
 SAYINGS = [
     (
         {},
@@ -120,6 +124,78 @@ def test_present_is_told_as_it_comes(opened):
     expect(rank.locator(".busy .more")).to_have_text("22:13:21")
 
 
+def stage(number: int, seconds: float, predicted: float | None = None, slowdown: float | None = None) -> dict:
+    return {
+        "stage": number,
+        "rank": number,
+        "step_seconds": seconds,
+        "predicted_seconds": predicted,
+        "slowdown": slowdown,
+    }
+
+
+def test_stages_are_compared_with_what_was_predicted_or_with_each_other(opened):
+    cases = [
+        [stage(0, 0.01)],
+        [stage(0, 0.01, 0.008)],
+        [stage(0, 0.002), stage(1, 0.004), stage(2, 0.012)],
+        [stage(0, 0.004, 0.002, 2.0), stage(1, 0.004, 0.004, 1.0)],
+        [stage(0, 0.0), stage(1, 0.0)],
+    ]
+    compared = opened.evaluate(
+        """async (cases) => {
+            const { compare } = await import("/webui/cluster/speeds_view.js");
+            return cases.map((stages) => compare(stages).map(({ expected, ratio, isSlow }) => [expected, ratio, isSlow]));
+        }""",
+        cases,
+    )
+    assert compared == [
+        [[None, None, False]],
+        [[0.008, pytest.approx(1.25), False]],
+        [
+            [pytest.approx(0.008), pytest.approx(0.25), False],
+            [pytest.approx(0.007), pytest.approx(4 / 7), False],
+            [pytest.approx(0.003), pytest.approx(4), True],
+        ],
+        [[0.002, 2.0, True], [0.004, 1.0, False]],
+        [[0, None, False], [0, None, False]],
+    ]
+
+
+def test_slow_stage_is_seen_at_a_glance(opened):
+    expect(opened.locator("#speeds")).to_be_hidden()
+    push(opened, stats(0, stages=[stage(0, 0.002), stage(1, 0.002)]))
+    rows = opened.locator("#speeds tbody tr")
+    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms2 msmean of the others1 ×")
+    expect(opened.locator("#speeds [data-slow]")).to_have_count(0)
+    drift = {"slow_stage": 1, "better_layers": [5, 3], "gain": 0.31}
+    push(opened, stats(1, stages=[stage(0, 0.002, 0.0018, 1.111), stage(1, 0.004, 0.002, 2.0)], drift=drift))
+    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms1.8 msas measured at the start1.11 ×")
+    expect(rows.nth(1)).to_have_text("Stage 1node-1 · layers 4–74 ms2 msas measured at the start2 ×slow")
+    expect(opened.locator("#speeds-try")).to_have_text("Try: --layers 5,3, which would do 31 % more.")
+    bars = [bar.bounding_box()["width"] for bar in opened.locator("#speeds .bar").all()]
+    assert bars[1] == pytest.approx(2 * bars[0], rel=0.05)
+    colours = opened.locator("#speeds .bar").evaluate_all(
+        "(bars) => bars.map((bar) => getComputedStyle(bar).backgroundColor)"
+    )
+    assert colours[0] != colours[1]
+    push(opened, stats(2, stages=[]))
+    expect(opened.locator("#speeds")).to_be_hidden()
+
+
+def test_links_of_machines_and_the_plan_are_shown_where_they_are_known(opened):
+    for place in ("#machines", "#plan"):
+        expect(opened.locator(place)).to_be_hidden()
+    come_back_to(opened, cluster(machine_links=LINKS, plan="host    layers\nnode-a  0-13"))
+    rows = opened.locator("#machines tbody tr")
+    expect(opened.locator("#machines thead th")).to_have_text(["From, to", "node-a", "node-b", "node-c"])
+    expect(rows.nth(0)).to_have_text("node-a–300 µs119 MiB/s30 ms1.19 MiB/s")
+    expect(rows.nth(1)).to_have_text("node-b300 µs119 MiB/s––")
+    levels = rows.nth(0).locator("td").evaluate_all("(cells) => cells.map((cell) => cell.dataset.level ?? null)")
+    assert levels == [None, "0", "3"]
+    expect(opened.locator("#plan-text")).to_have_text("host    layers\nnode-a  0-13", use_inner_text=True)
+
+
 def test_requests_are_told_and_ones_own_cancelled(opened):
     expect(opened.locator("#requests p.hint")).to_have_text("No request is open.")
     others = request(3, own=False, generated_tokens=0, prompt_tokens=2000)
@@ -187,7 +263,16 @@ def test_telephone_has_room_for_all_of_several_models(opened, language, theme, t
         "models": names,
         "requests": [request(1, id="x" * 64)],
         "refusal": "out of order " * 5,
-        "cluster": cluster(model=names[0], verdict=VERDICT, links=[link], experts=experts, expert_reads=[]),
+        "cluster": cluster(
+            model=names[0],
+            verdict=VERDICT,
+            links=[link],
+            experts=experts,
+            expert_reads=[],
+            stages=[stage(0, 0.002, 0.0018, 1.1), stage(1, 0.004, 0.002, 2.0)],
+            machine_links=LINKS,
+            plan="node-a  0-13 " * 20,
+        ),
     }
     opened.emulate_media(color_scheme=theme, reduced_motion="reduce")
     opened.add_init_script(
@@ -201,5 +286,7 @@ def test_telephone_has_room_for_all_of_several_models(opened, language, theme, t
     expect(opened.locator("#requests").get_by_role("alert")).to_contain_text("out of order")
     expect(opened.locator("#experts")).to_be_visible()
     expect(opened.locator("#links")).to_be_visible()
+    for place in ("#speeds", "#machines", "#plan"):
+        expect(opened.locator(place)).to_be_visible()
     assert opened.evaluate("document.documentElement.scrollWidth") == 390
     assert findings(opened) == []

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import pytest
 from serving import Reply, Server, serving
 
+from labinfer.planner.workload import read_workload
+
 SMALL = ("--dtype", "float32", "--num-kv-blocks", "512")
 COMPUTES = {"prepare", "run", "sample"}
 
@@ -157,6 +159,9 @@ def test_figures_of_the_last_minutes_are_there_for_who_comes_later(server, looke
     _, cluster = server.get("/v1/cluster")
     assert max(one["generation_tokens_per_second"] for one in cluster["history"]) > 10
     assert [one["time_us"] for one in cluster["history"]] == sorted(one["time_us"] for one in cluster["history"])
+    assert [(one["stage"], one["rank"]) for one in cluster["stages"]] == [(0, 0), (1, 1)]
+    assert all(0 < one["step_seconds"] < 1 and one["slowdown"] is None for one in cluster["stages"])
+    assert (cluster["machine_links"], cluster["plan"]) == ([], None)
     assert [(one["threads"], bool(one["cpus"])) for one in cluster["ranks"]] == [(1, True)] * 2
 
 
@@ -168,9 +173,28 @@ def test_seconds_that_are_none(server, path, seconds):
     assert reply.error["param"] == "seconds" and repr(seconds) in reply.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/cluster", "/v1/cluster/events", "/v1/cluster/trace"])
+@pytest.mark.parametrize("path", ["/v1/cluster", "/v1/cluster/events", "/v1/cluster/trace", "/v1/cluster/workload"])
 def test_model_that_is_not_served(server, path):
     server.ask("GET", f"{path}?model=other").check_error(404, "invalid_request_error", "model_not_found")
+
+
+def test_sizes_of_requests_are_a_workload(server, tmp_path):
+    text = "the sea and the sky and the wind over the water " * 3
+    for fields in ({}, {"max_tokens": 5, "n": 2}, {"stream": True}):
+        server.post(
+            "/v1/completions", {"prompt": text, "max_tokens": 3, "temperature": 1.0, "ignore_eos": True} | fields
+        )
+    server.post("/v1/embeddings", {"input": text})  # for which nothing is generated
+    reply = server.ask("GET", "/v1/cluster/workload")
+    assert reply.status == 200 and reply.headers["Content-Type"] == "application/jsonl"
+    assert "sea" not in reply.body
+    path = tmp_path / "day.jsonl"
+    path.write_text(reply.body)
+    requests = read_workload(str(path)).requests[-4:]
+    length = requests[0].prompt
+    assert length > 20 and [(r.prompt, r.output) for r in requests] == [(length, n) for n in (3, 5, 5, 3)]
+    assert [r.arrival for r in requests] == sorted(r.arrival for r in requests)
+    assert requests[0].cached == 0 < requests[1].cached == requests[3].cached < requests[2].cached == length - 1
 
 
 @pytest.mark.parametrize("query", ["?models=demo", "?model=demo&model=demo", "?=1"])

@@ -23,6 +23,8 @@ from labinfer.gateway.routes.cluster import MAX_EVENTS_SECONDS
 VOCAB_SIZE = 3072
 """Of the demo model."""
 MAX_PROMPTS, MAX_TOKENS = 2, 4
+LOOKING = ("/v1/cluster/events", "/v1/cluster/trace")
+"""Paths whose answers take as many seconds as they are asked for."""
 LISTS = ("prompt", "input", "text_1", "text_2", "queries", "documents")
 """Fields with several texts."""
 NEEDED = {
@@ -213,7 +215,7 @@ def ask(server: Server, case, *unchecked):
             body["max_output_tokens"] = body.get("max_output_tokens") or MAX_TOKENS
     if case.operation.path.startswith(("/v1/cluster", "/v1/requests")):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
-        if case.operation.path.startswith("/v1/cluster/") and can_look(query.get("seconds", 1)):
+        if case.operation.path in LOOKING and can_look(query.get("seconds", 1)):
             query["seconds"] = "0"  # not for a minute, or until this goes
         case.query = query  # in which an empty list would leave no trace
     response = case.call(base_url=server.url, timeout=60)

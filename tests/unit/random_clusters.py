@@ -83,7 +83,8 @@ def try_all(problem: Problem) -> Solution | None:
     for stages in all_layouts(problem):
         for criterion in criteria:
             fewest, most = criterion.num_stages
-            tokens = max(criterion.num_seqs * problem.request.decode_context, problem.kv_tokens)
+            context = criterion.num_seqs * problem.request.decode_context
+            tokens = max(context, problem.limits.max_model_len, problem.kv_tokens)
             if not fewest <= len(stages) <= most or not fits(stages, problem.limits, Room(tokens, criterion.num_seqs)):
                 continue
             value = criterion.evaluate(stages, problem.cluster)
@@ -111,6 +112,11 @@ def points(draw, most: float) -> Points:
     return Points([1, 2, 3, 512], [low, low, low + step, low + 20 * step])
 
 
+def part_of(linear: Points, part: float) -> Points:
+    """So much of the seconds, and nothing for no rows."""
+    return Points([0, *linear.sizes], [0.0, *(part * seconds for seconds in linear.seconds)])
+
+
 @st.composite
 def layer_costs(draw) -> LayerCosts:
     decode = (draw(seconds(1e-3)), draw(seconds(1e-4)), draw(seconds(1e-6)))
@@ -123,7 +129,7 @@ def problems(draw, kinds: tuple[str, ...] = ("dense",), most_machines: int = 4, 
     classes = draw(
         st.lists(
             st.builds(
-                lambda costs, memory, fixed, head, embed: make_costs(
+                lambda costs, memory, fixed, head, embed, part, tp_size: make_costs(
                     layers=layers,
                     layer_kinds=dict(zip(kinds, costs, strict=True)),
                     layer_bytes={kind: 100 + 50 * number for number, kind in enumerate(kinds)},
@@ -135,12 +141,16 @@ def problems(draw, kinds: tuple[str, ...] = ("dense",), most_machines: int = 4, 
                     fixed=fixed,
                     head=head,
                     embed=embed,
+                    skipped=part_of(costs[kinds.index(layers[-1])].linear, part),
+                    tp_size=tp_size,
                 ),
                 st.lists(layer_costs(), min_size=len(kinds), max_size=len(kinds)),
                 st.sampled_from((250, 500, 1000, 5000)),
                 seconds(2e-3),
                 points(2e-2),
                 points(1e-4),
+                st.sampled_from((0.0, 0.5, 0.9)),
+                st.sampled_from((1, 1, 3)),
             ),
             min_size=1,
             max_size=most_machines,

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "executor": "layout group planner worker models layers functions comm observe plan weights spmd config native rank_stats",
     "layout": "group worker models layers functions comm weights cache_capacity spmd config",
     "group": "comm spmd config",
-    "planner": "option_fields engine observe plan cache_capacity config",
+    "planner": "option_fields engine observe plan cache_capacity spmd config",
     "engine": "observe plan config sampling_params structured_outputs rank_stats clock",
     "worker": "layers functions comm observe plan sampling_params",
     "models": "layers functions weights",

@@ -22,6 +22,7 @@ MAX_EVENTS_SECONDS = 86_400.0
 LATE_SECONDS = 1.25
 """Delay of what has been recorded: rank 0 sends it with the stats after next, see ``Telemetry``."""
 TRACE_NAME = "labinfer-trace.json"
+JSONL = "application/jsonl"
 
 
 async def show(call: Call) -> Response:
@@ -43,6 +44,9 @@ async def show(call: Call) -> Response:
             experts=_describe_experts(stats.values()),
             expert_reads=_describe_reads(stats.values()),
             links=history.links(info.name),
+            stages=history.stages(info.name),
+            machine_links=info.machine_links,
+            plan=info.plan or None,
             verdict=history.verdict(info.name),
             history=history.points(info.name),
         )
@@ -74,6 +78,12 @@ async def trace(call: Call) -> Response:
         text = await asyncio.to_thread(lambda: "".join(trace_text(history.tracks(info.name, info.ranks, **span))))
     headers = call.headers | {"content-disposition": f'attachment; filename="{TRACE_NAME}"'}
     return Response(text, headers=headers, media_type=JSON)
+
+
+async def workload(call: Call) -> Response:
+    """``GET /v1/cluster/workload``: sizes of the last requests that ran to their ends, for ``launch.py plan`` and ``simulate``."""
+    name = call.service.loaded_model(call.query("model").get("model")).info.name
+    return Response(call.service.recent_requests.lines(name), headers=call.headers, media_type=JSONL)
 
 
 def _describe_rank(info: ModelFacts, rank: RankFacts, stats: RankStats | None) -> ClusterRank:

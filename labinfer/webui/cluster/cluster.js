@@ -10,8 +10,10 @@ import { GanttView } from "./gantt_view.js";
 import { fittingSpan, SPANS } from "./geometry.js";
 import { History } from "./history.js";
 import { LinksView } from "./links_view.js";
+import { MachinesView } from "./machines_view.js";
 import { RanksView } from "./ranks_view.js";
 import { RequestsView } from "./requests_view.js";
+import { SpeedsView } from "./speeds_view.js";
 import { describe, StepView } from "./step_view.js";
 import { StepsView } from "./steps_view.js";
 import { Timeline } from "./timeline.js";
@@ -45,6 +47,8 @@ export class Cluster {
     this._charts = new ChartsView(byId("charts"), this._history);
     this._ranks = new RanksView(byId("ranks"), this._history);
     this._links = new LinksView(byId("links"));
+    this._speeds = new SpeedsView(byId("speeds"));
+    this._machines = new MachinesView(byId("machines"));
     this._verdict = new VerdictView();
     this._requests = new RequestsView(byId("requests"), (id) => this._cancel(id));
     this._open = { data: [], total: 0 }; // requests
@@ -203,8 +207,8 @@ export class Cluster {
 
   _take(event) {
     if (event.object === "cluster.stats") {
-      const { links, verdict, ...point } = event;
-      Object.assign(this._cluster, { links, verdict });
+      const { links, stages, verdict, drift, ...point } = event;
+      Object.assign(this._cluster, { links, stages, verdict, drift });
       this._history.add([point]);
       this._charts.render(this._words);
       this._renderPresent();
@@ -276,6 +280,9 @@ export class Cluster {
     this._gantt.setRanks(cluster.ranks, words);
     this._ranks.render(cluster, words);
     this._experts.render(cluster, words);
+    this._machines.render(cluster.machine_links ?? [], words);
+    byId("plan").hidden = !cluster.plan;
+    byId("plan-text").textContent = cluster.plan ?? "";
     this._renderPresent();
     this._renderRequests();
     this._showStep(this._gantt.selected);
@@ -286,6 +293,7 @@ export class Cluster {
     const words = this._words;
     this._ranks.update(words);
     this._links.render(this._cluster.links, this._cluster, words);
+    this._speeds.render(this._cluster.stages ?? [], this._cluster, words);
     this._verdict.render(this._cluster.verdict, words);
   }
 

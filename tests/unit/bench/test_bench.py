@@ -296,6 +296,18 @@ def test_workload_has_the_lengths_arrivals_and_shared_prefixes_of_its_file(llm, 
     assert values["request_rate"] == 20.0 and values["duration"] < 0.5
 
 
+def test_prompts_of_a_server_s_workload_share_what_was_found_in_its_cache(llm, tmp_path):
+    path = tmp_path / "day.jsonl"
+    lines = [(1000, 40, 0, 3), (1500, 50, 32, 2), (2500, 30, 16, 4)]
+    keys = ("timestamp", "prompt_tokens", "cached_tokens", "output_tokens")
+    path.write_text("\n".join(json.dumps(dict(zip(keys, line, strict=True))) for line in lines), encoding="utf-8")
+    first, second, third = (
+        request.prompt_token_ids for request in RequestMaker(llm, OPTIONS).workload(str(path), 3)[0]
+    )
+    assert [len(prompt) for prompt in (first, second, third)] == [40, 50, 30]
+    assert second[:16] == third[:16] and second[16:24] != third[16:24] and first[:8] != second[:8]
+
+
 def test_workload_that_does_not_fit_the_context_is_refused(llm, tmp_path):
     path = tmp_path / "lengths.jsonl"
     path.write_text('{"prompt_tokens": 120, "output_tokens": 9}\n', encoding="utf-8")

@@ -15,7 +15,9 @@ from labinfer import LLM
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.executor import probe
-from labinfer.executor.probe import fit_layer, kind_name, layer_places, probe_cluster, split_nodes
+from labinfer.executor.layer_fit import fit_layer
+from labinfer.executor.probe import probe_cluster
+from labinfer.executor.probe_layout import LAYER_BYTES, kind_name, layer_places, split_nodes
 from labinfer.group.rank_group import join_group
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
@@ -67,6 +69,7 @@ def test_costs_can_be_read_from_the_file_that_is_saved(probed, tmp_path):
     assert read == cluster and len(read.machines) == 1 and read.links == []
     costs = read.machines[0].costs[0]
     assert costs.measured and costs.memory > 0 and costs.fixed > 0 and costs.hardware
+    assert 0 < costs.overheads.broadcast < 0.1 and 0 < costs.overheads.decode < 0.1
     for kind in set(costs.layers):
         shape = StepShape(num_decodes=2, decode_context=40, num_samples=2)
         assert 0 < costs.layer_seconds(kind, shape) < costs.step_seconds(shape, {kind: 2}, is_first=True, is_last=True)
@@ -86,12 +89,17 @@ def test_bytes_are_those_of_the_loaded_model(probed):
     assert costs.hidden_bytes == config.hidden_size * layout.dtypes[0].itemsize
 
 
+def test_last_layer_is_measured_with_the_rows_that_are_sampled(probed):
+    costs = probed.cluster.machines[0].costs[0]
+    assert costs.skipped.sizes[:1] == ([0] if probed.layout.max_model_len >= 128 else [])
+
+
 def test_each_kind_of_layers_is_measured_in_its_first_layers(probed):
     first = probed.config.layers[0]
     alike = dataclasses.replace(first, mlp=dataclasses.replace(first.mlp))
     other = dataclasses.replace(first, mlp=probed.config.layers[-1].mixer)
     kind, other_kind = kind_name(first), kind_name(other)
-    sizes = {kind: probe.LAYER_BYTES // 3, other_kind: probe.LAYER_BYTES * 9}
+    sizes = {kind: LAYER_BYTES // 3, other_kind: LAYER_BYTES * 9}
     assert layer_places([first, alike, other] * 5, sizes) == {kind: [0, 1, 3], other_kind: [2, 5]}
     assert layer_places([first, other], sizes) == {kind: [0], other_kind: [1]}
 
@@ -110,6 +118,20 @@ def test_fit_gives_back_the_costs_that_steps_were_made_of():
         assert fitted.seconds(shape) == pytest.approx(line.seconds(shape), rel=1e-6)
     few = fit_layer(line.seconds, most_decodes=2, length=40)
     assert few.linear.sizes == [1, 2] and few.decode[2] == few.chunk[2] == 0
+
+
+def test_fit_of_a_layer_with_a_window_gives_back_its_costs():
+    line = LayerCosts(Points([1, 1000], [1e-3, 1.1]), Points([], []), (0, 0, 3e-8), (0, 0, 2e-9), window=512)
+    fitted = fit_layer(line.seconds, most_decodes=64, length=3840, window=512)
+    shapes = [
+        StepShape(num_decodes=1, decode_context=3000),
+        StepShape(num_decodes=40, decode_context=40 * 300),
+        StepShape(chunks=((200, 1000),)),
+        StepShape(chunks=((512, 100),)),
+    ]
+    for shape in shapes:
+        assert fitted.seconds(shape) == pytest.approx(line.seconds(shape), rel=1e-6)
+    assert fit_layer(line.seconds, most_decodes=64, length=3840, window=16).decode[2] == 0
 
 
 def test_noise_gives_no_negative_costs():

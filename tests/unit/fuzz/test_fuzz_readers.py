@@ -126,10 +126,10 @@ STATS = WorkerStats(
 
 
 class Sender(LocalCommunicator):
-    """A peer that sends these bytes, whatever is asked for, and zeros behind them."""
+    """A rank of two, whom the other one sends these bytes, whatever is asked for, and zeros behind them."""
 
-    def __init__(self, data: bytes):
-        super().__init__()
+    def __init__(self, rank: int, data: bytes):
+        super().__init__(rank=rank, size=2)
         self._data = data
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
@@ -139,20 +139,20 @@ class Sender(LocalCommunicator):
 
 
 @pytest.mark.parametrize(
-    ("messages", "receive"),
+    ("rank", "messages", "receive"),
     [
-        ((PLAN, EndRun([1]), structs.replace(PLAN, finished=list(range(3000)))), ControlChannel.receive),
-        ((STATS,), ControlChannel.collect),
+        (1, (PLAN, EndRun([1]), structs.replace(PLAN, finished=list(range(3000)))), ControlChannel.receive),
+        (0, (STATS,), ControlChannel.collect),
     ],
     ids=("commands", "reports"),
 )
-def test_control_channel_reads_what_ranks_send_or_refuses_it(messages, receive, cases):
+def test_control_channel_reads_what_ranks_send_or_refuses_it(rank, messages, receive, cases):
     seeds = [torch.cat(wire.pack(message)).numpy().tobytes().rstrip(b"\0") for message in messages]
 
     def read(data: bytes) -> None:
         if int.from_bytes(data[: wire.LENGTH_BYTES], "little") > 1 << 20:
             raise wire.WireError  # as much as is announced is waited for, up to MAX_MESSAGE
-        receive(ControlChannel(Sender(data), Command, WorkerStats, followers=[1]))
+        receive(ControlChannel(Sender(rank, data), Command, WorkerStats))
 
     counts = fuzz(read, seeds, refusals=(wire.WireError,), **cases(300))
     assert counts["taken"] > counts.total() // 20, "the seeds are refused before anything is read"

@@ -7,6 +7,7 @@ import json
 import sys
 from array import array
 
+import msgspec
 import pytest
 
 from labinfer.gateway import cluster_history
@@ -96,6 +97,37 @@ def test_figures_are_over_the_time_since_the_last_ones(history, clock):
     assert busy == [0.25, None], "rank 1 has told nothing new"
     assert history.points("b") == []
     assert history.rank_stats("a")[1].cpus == "1" and history.rank_stats("b") == {}
+
+
+def steps_of(number: int, steps: int, busy: float, stage: int | None = None) -> RankStats:
+    fields = {"num_steps": steps, "stage": number if stage is None else stage}
+    return msgspec.structs.replace(rank(number, busy, 0.0), **fields)
+
+
+def test_stages_are_told_by_their_slowest_ranks_over_the_last_minute(history, clock):
+    assert history.stages("a") == []
+    for second in range(200):
+        clock.now += 1
+        ranks = [steps_of(0, 10 * second, second), steps_of(1, 10 * second, 2 * second, 1)]
+        busy = second if second < 120 else 4 * second - 360  # 0.1 seconds a step, and 0.4 later
+        ranks.append(steps_of(2, 10 * second, busy, 1))
+        history.add_stats(stats(steps=10 * second, ranks=ranks))
+    first, second = history.stages("a")
+    assert (first.stage, first.rank, first.step_seconds) == (0, 0, pytest.approx(0.1))
+    assert (second.stage, second.rank, second.step_seconds) == (1, 2, pytest.approx(0.4))
+    assert second.predicted_seconds is None and second.slowdown is None
+    history.begin()
+    assert history.stages("a") == []
+
+
+def test_stages_keep_their_times_in_a_pause(history, clock):
+    for second in range(10):
+        clock.now += 1
+        history.add_stats(stats(ranks=[steps_of(0, 10 * second, 2.0 * second)]))
+    clock.now += 1000
+    assert [stage.step_seconds for stage in history.stages("a")] == [pytest.approx(0.2)]
+    history.add_stats(stats(ranks=[steps_of(0, 100, 20.0)]))  # the first steps after it
+    assert [stage.step_seconds for stage in history.stages("a")] == [pytest.approx(0.2)]
 
 
 def test_history_goes_back_some_minutes(history, clock):

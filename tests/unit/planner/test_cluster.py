@@ -26,7 +26,7 @@ def make_costs(**changes) -> HostCosts:
         "embedding_bytes": 5,
         "head_bytes": 5,
         "head": Points([1], [1e-3]),
-        "embed": Points([], []),
+        "embed": Points([1], [1e-5]),
         "fixed": 1e-4,
     }
     return HostCosts(**values | changes)
@@ -108,6 +108,10 @@ def test_link_without_a_rate_is_refused():
         ([machine("a"), machine("b", model="other")], ["1gbit,1ms"], "a and b were measured with different models"),
         ([machine("a", fixed=-1.0)], [], "fixed in the costs of kind has -1"),
         ([Machine(name="a", costs=[])], [], "machine a has no costs"),
+        ([machine("a"), machine("")], ["1gbit,1ms"], "a machine of the cluster has no name"),
+        ([msgspec.structs.replace(machine("a"), count=0)], [], "machine a has a count of 0"),
+        ([machine("a"), msgspec.structs.replace(machine("b"), count=-1)], [], "machine b has a count of -1"),
+        ([msgspec.structs.replace(machine("a"), num_ranks=-2)], [], "machine a has -2 ranks"),
         (
             [Machine(name="a", costs=[make_costs(tp_size=2, all_reduce=Points([1], [0.0]))], num_ranks=1)],
             [],

@@ -8,7 +8,8 @@ import pytest
 from labinfer.errors import UserError
 from labinfer.plan import BatchEntry, BatchPlan
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
-from labinfer.planner.step_shape import StepShape
+from labinfer.planner.overheads import Overheads
+from labinfer.planner.step_shape import StepShape, tokens_seen
 
 LAYER = LayerCosts(
     Points([1, 8, 9, 64], [1e-3, 1e-3, 2e-3, 4e-3]), Points([1], [1e-5]), (1e-4, 1e-5, 1e-7), (2e-4, 1e-6, 1e-9)
@@ -74,6 +75,27 @@ def test_step_without_samples_has_no_head():
     assert parts[0] == parts[1]
 
 
+def test_last_layer_leaves_out_rows_that_are_not_sampled():
+    host = msgspec.structs.replace(HOST, skipped=Points([0, 63], [0.0, 1e-3]))
+    shape = StepShape(8, 800, ((56, 100),), 9)
+    for is_last in (False, True):
+        whole, less = (each.step_seconds(shape, {"dense": 2}, is_first=False, is_last=is_last) for each in (HOST, host))
+        assert whole - less == pytest.approx(is_last * (55 / 63 * 1e-3 + 1e-9 * 56 * 100), abs=1e-9)
+    decodes = StepShape(8, 800, (), 8)
+    whole, less = (each.step_seconds(decodes, {"dense": 2}, is_first=False, is_last=True) for each in (HOST, host))
+    assert whole == less
+
+
+def test_tokens_see_no_more_than_their_window():
+    layer = msgspec.structs.replace(LAYER, window=50)
+    shape = StepShape(2, 110, ((3, 20), (56, 100)), 2)
+    seen = 1e-7 * 10 + 1e-9 * 56 * (128 - 50)
+    assert LAYER.seconds(shape) - layer.seconds(shape) == pytest.approx(seen, rel=1e-6)
+    exact = sum(min(30 + number, 50) for number in range(1, 41))
+    assert tokens_seen(40, 30, 50) == pytest.approx(exact, rel=0.01)
+    assert tokens_seen(40, 30) == 40 * (30 + 20)
+
+
 def test_sums_of_tensor_parallel_ranks_are_two_a_layer_by_their_bytes():
     host = msgspec.structs.replace(HOST, tp_size=2, all_reduce=Points([0, 1792], [0.0, 1e-3]))
     shape = StepShape(2, 20, (), 2)
@@ -92,6 +114,9 @@ def test_sums_of_tensor_parallel_ranks_are_two_a_layer_by_their_bytes():
         ({"head": Points([1, 1], [1.0, 1.0])}, "do not ascend"),
         ({"head": Points([1, 2], [1.0])}, "2 sizes for 1 times"),
         ({"tp_size": 0}, "tp_size"),
+        ({"head": Points([], [])}, "head in the costs of node has no points"),
+        ({"embed": Points([], [])}, "embed in the costs of node has no points"),
+        ({"overheads": Overheads(lead=-1.0)}, "lead of the overheads in the costs of node has -1"),
     ],
 )
 def test_costs_that_cannot_be_are_refused_in_one_line(changes, text):

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from random_clusters import make_cluster, make_problem
+from random_clusters import make_cluster, make_costs, make_problem
 
 from labinfer.cli import main
 from labinfer.errors import UserError
-from labinfer.planner.cluster import Cluster, Link, PairLink
+from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
+from labinfer.planner.objective import Stage
 from labinfer.planner.report import PlanReport
 from labinfer.planner.saved_plan import SavedPlan
 from labinfer.planner.search import find_layout, judge
@@ -26,6 +27,55 @@ def test_report_names_what_each_machine_adds_and_what_others_would_give():
     text = report.describe()
     for words in ("predicted:", "even split:", "a alone:", "rank 0 on", "--layers"):
         assert words in text
+
+
+def test_even_split_is_the_layout_of_a_start_without_flags():
+    single, pair = make_costs(1.0, 24), make_costs(1.8, 24, tp_size=2)
+    wide = Machine(name="a", costs=[pair, single], num_ranks=2)
+    slow = Machine(name="b", costs=[make_costs(0.5, 24)])
+    even = PlanReport.make(make_problem(Cluster(machines=[wide, slow], default_link=Link(1e-4, 1e9)))).even
+    assert [(stage.machine, stage.costs.tp_size, stage.begin, stage.end) for stage in even.stages] == [
+        ("a", 1, 0, 8),
+        ("a", 1, 8, 16),
+        ("b", 1, 16, 24),
+    ]
+    only_pairs = Machine(name="a", costs=[pair])
+    assert PlanReport.make(make_problem(Cluster(machines=[only_pairs]))).even is None
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_stage_is_busy_for_its_part_of_the_round(objective):
+    best = PlanReport.make(make_problem(make_cluster(1.0, 0.5, num_layers=24), objective=objective)).best
+    alone = PlanReport.make(make_problem(make_cluster(1.0, num_layers=24), objective=objective)).best
+    shares = [best.criterion.busy_share(best.stages, number, best.value) for number in range(len(best.stages))]
+    assert all(0 < share <= 1 + 1e-9 for share in shares)
+    assert alone.criterion.busy_share(alone.stages, 0, alone.value) == pytest.approx(1.0)
+
+
+def test_stages_that_wait_for_a_slow_link_are_less_busy():
+    stages = [Stage(machine=name, costs=make_costs(), begin=4 * n, end=4 * n + 4) for n, name in enumerate("ab")]
+    near, far = (
+        judge(make_problem(replace_link(make_cluster(1.0, 1.0), Link(latency, 1e9))), stages) for latency in (1e-4, 1.0)
+    )
+    busy = [solution.criterion.busy_share(stages, 0, solution.value) for solution in (near, far)]
+    assert busy[0] > 0.7 and busy[1] < 0.5
+
+
+def replace_link(cluster: Cluster, link: Link) -> Cluster:
+    return Cluster(machines=cluster.machines, default_link=link)
+
+
+def test_choices_that_were_not_looked_at_are_told(monkeypatch):
+    monkeypatch.setattr("labinfer.planner.units.MAX_CHOICES", 3)
+    both = [
+        Machine(name=name, costs=[make_costs(speed), make_costs(2 * speed, tp_size=2)])
+        for name, speed in (("a", 1.0), ("b", 0.5))
+    ]
+    text = PlanReport.make(make_problem(Cluster(machines=both, default_link=Link(1e-4, 1e9)))).describe()
+    assert "degrees that were not looked at: 1" in text
+    monkeypatch.undo()
+    text = PlanReport.make(make_problem(Cluster(machines=both, default_link=Link(1e-4, 1e9)))).describe()
+    assert "not looked at" not in text
 
 
 def test_machine_that_is_left_out_is_told_with_what_it_would_cost():

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from dataclasses import replace
 
 import pytest
+from effort import effort
 from hypothesis import HealthCheck, given, settings
 from random_clusters import all_layouts, fits, make_cluster, make_costs, make_problem, problems, try_all
 
 from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
-from labinfer.planner.costs import Points
-from labinfer.planner.objective import Limits, Room, kv_tokens, make_criteria
+from labinfer.planner.costs import HostCosts, Points
+from labinfer.planner.objective import Limits, Room, Stage, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem
-from labinfer.planner.search import find_layout
+from labinfer.planner.search import find_layout, judge
 
 
 def compare(problem: Problem) -> None:
@@ -27,7 +27,7 @@ def compare(problem: Problem) -> None:
         return
     assert best.value == pytest.approx(expected.value, rel=1e-9)
     assert best.criterion.evaluate(best.stages, problem.cluster) == pytest.approx(best.value, rel=1e-9)
-    assert fits(best.stages, problem.limits, Room(best.criterion.num_seqs * problem.request.decode_context, 1))
+    assert fits(best.stages, problem.limits, Room(problem.limits.max_model_len, best.criterion.num_seqs))
     assert [stage.begin for stage in best.stages[1:]] == [stage.end for stage in best.stages[:-1]]
     assert problem.first in ("", best.stages[0].machine)
     assert problem.required <= {stage.machine for stage in best.stages}
@@ -53,11 +53,10 @@ def test_search_equals_trying_every_layout_of_2000_clusters(problem):
 @given(problems(kinds=("dense", "moe"), most_machines=3, most_layers=6))
 def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
     best = find_layout(problem)
+    assert (best is None) == (try_all(problem) is None)
     if best is None:
         return
-    room = Room(
-        max(best.criterion.num_seqs * problem.request.decode_context, problem.kv_tokens), best.criterion.num_seqs
-    )
+    room = problem.least_room(best.criterion.num_seqs)
     values = [
         best.criterion.evaluate(stages, problem.cluster)
         for stages in all_layouts(problem)
@@ -65,6 +64,25 @@ def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
         and fits(stages, problem.limits, room)
     ]
     assert best.value == pytest.approx(min(values), rel=1e-9)
+
+
+def test_unlike_layers_fit_where_mean_ones_would_not():
+    layers = ["dense"] * 4 + ["moe"] * 4
+    kinds = {"layers": layers, "layer_kinds": dict.fromkeys(layers, make_costs().layer_kinds["dense"])}
+    kinds |= {"layer_bytes": {"dense": 10 << 20, "moe": 100 << 20}, "kv_bytes": {"dense": 1 << 10, "moe": 1 << 10}}
+    machines = [
+        Machine(name=name, costs=[make_costs(memory=memory << 20, **kinds)]) for name, memory in (("a", 420), ("b", 60))
+    ]
+    problem = make_problem(Cluster(machines=machines, default_link=Link(1e-4, 1e9)))
+    for objective in ("throughput", "latency"):
+        best = find_layout(replace(problem, objective=objective))
+        assert [(stage.machine, stage.begin, stage.end) for stage in best.stages] == [("b", 0, 4), ("a", 4, 8)]
+    assert find_layout(replace(problem, first="a")) is None
+
+
+def make_stage(costs: HostCosts) -> Stage:
+    """All layers on one machine."""
+    return Stage(machine="a", costs=costs, begin=0, end=len(costs.layers))
 
 
 def layers_by_machine(solution) -> dict[str, int]:
@@ -103,7 +121,7 @@ def test_machine_without_memory_gets_what_it_has_room_for():
 
 
 def test_memory_balances_kv_tokens_at_little_cost():
-    limits = Limits(max_model_len=1 << 20)
+    limits = Limits(max_model_len=4096)
     machines = [
         Machine(name="a", costs=[make_costs(1.0, 24, memory=400 << 20)]),
         Machine(name="b", costs=[make_costs(0.9, 24, memory=200 << 20)]),
@@ -119,11 +137,29 @@ def test_memory_balances_kv_tokens_at_little_cost():
             criterion.evaluate(stages, problem.cluster)
             for criterion in make_criteria("throughput", problem.request, limits, 2)
             if criterion.num_stages[0] <= len(stages) <= criterion.num_stages[1]
-            and fits(stages, limits, Room(criterion.num_seqs * problem.request.decode_context, criterion.num_seqs))
+            and fits(stages, limits, problem.least_room(criterion.num_seqs))
         )
         <= fastest.value / 0.9
     ]
     assert kv_tokens(roomiest.stages, limits) == max(allowed)
+
+
+def test_layout_has_room_for_the_longest_request():
+    limits = Limits(max_model_len=4096, max_num_seqs=4)
+    costs = make_costs(memory=(8 + 2 + 16) << 20)  # layers, both ends, and 2,048 tokens
+    problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
+    assert find_layout(problem) is None and judge(problem, [make_stage(costs)]) is None
+    shorter = replace(problem, limits=replace(limits, max_model_len=2048))
+    assert judge(shorter, [make_stage(costs)]).value == pytest.approx(find_layout(shorter).value)
+
+
+def test_layout_that_is_judged_has_states_for_its_sequences():
+    costs = make_costs(
+        memory=1 << 26, state_bytes={"dense": 1 << 20}
+    )  # 54 MiB beside the weights, half of them for states
+    limits = Limits(max_model_len=256, max_num_seqs=64)
+    problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
+    assert judge(problem, [make_stage(costs)]).criterion.num_seqs == find_layout(problem).criterion.num_seqs <= 3
 
 
 def test_model_that_fits_nowhere_has_no_layout():
@@ -135,10 +171,9 @@ def test_equal_machines_are_a_class_so_that_many_are_quick():
         machines=[Machine(name=f"m{number}", costs=[make_costs(1.0, 80)]) for number in range(64)],
         default_link=Link(1e-4, 1e9),
     )
-    begin = time.perf_counter()
-    best = find_layout(make_problem(cluster))
+    best, yardsticks = effort(lambda: find_layout(make_problem(cluster)))
     assert len(best.stages) > 8 and max(layers_by_machine(best).values()) <= 6
-    assert time.perf_counter() - begin < 20
+    assert yardsticks < 400  # 12 s on the machine on which it takes 2
 
 
 def test_ten_unlike_machines_and_80_layers_are_quick():
@@ -148,14 +183,13 @@ def test_ten_unlike_machines_and_80_layers_are_quick():
         PairLink(a=a.name, b=b.name, link=Link(rng.uniform(1e-4, 5e-3), rng.uniform(1e7, 1e9)))
         for a, b in itertools.combinations(machines, 2)
     ]
-    begin = time.process_time()
-    assert len(find_layout(make_problem(Cluster(machines=machines, links=links))).stages) > 4
-    assert time.process_time() - begin < 8  # 0.4 to 0.8 s on a quiet machine
+    best, yardsticks = effort(lambda: find_layout(make_problem(Cluster(machines=machines, links=links))))
+    assert len(best.stages) > 4 and yardsticks < 200  # 6 s on the machine on which it takes 0.8
 
 
 def test_too_many_unlike_machines_are_refused():
     machines = [Machine(name=f"m{number}", costs=[make_costs(1 + number / 100)]) for number in range(15)]
-    with pytest.raises(UserError, match="15 machines make 32768 sets"):
+    with pytest.raises(UserError, match="15 machines make 32768 sets of stages"):
         find_layout(make_problem(Cluster(machines=machines, default_link=Link(1e-4, 1e9))))
 
 

@@ -56,6 +56,14 @@ def test_lines_of_a_job_are_counted_and_take_the_default_output(tmp_path):
     ]
 
 
+def test_tokens_that_were_found_in_a_cache_are_not_computed(tmp_path):
+    text = '{"timestamp": 5000, "prompt_tokens": 40, "cached_tokens": 16, "output_tokens": 2}\n'
+    workload = read_workload(write(tmp_path, text + '{"timestamp": 6000, "prompt_tokens": 8, "output_tokens": 2}\n'))
+    assert workload.requests[0] == RequestLengths(prompt=40, cached=16, output=2, arrival=0.0)
+    assert workload.mean.prompt == 16 and workload.mean.decode_context == pytest.approx((41 + 9) / 2)
+    assert workload.mean.prompt_context == pytest.approx((24 * 28 + 8 * 4) / 32)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -67,6 +75,8 @@ def test_lines_of_a_job_are_counted_and_take_the_default_output(tmp_path):
         ('{"input_length": 5, "output_length": 1}\n{"input_length": -5}\n', ":2 is no request"),
         ('{"prompt": "text"}\n', ":1 is no request"),
         ('{"input_length": true}\n', ":1 is no request"),
+        ('{"prompt_tokens": 5, "cached_tokens": 5}\n', ":1 is no request"),
+        ('{"prompt_tokens": 5, "cached_tokens": -1}\n', ":1 is no request"),
         ('{"input_length"\n', ":1 is no request"),
     ],
 )

@@ -113,18 +113,26 @@ def test_trace_without_rank_0_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("no JSON", "is no trace"),
+        ('{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": "x"}}]}', "the slice 'run' at 0 has"),
+        (
+            '{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": 1, "tokens": 1.5}}]}',
+            "the slice 'run' at 0 has",
+        ),
+        ('{"traceEvents": [{"ph": "X", "name": "run", "ts": 1e308}]}', "the slice 'run' at 1e\\+308 has"),
+        ('{"traceEvents": [{"ph": "X", "name": "run", "dur": -1}]}', "lasts -1"),
+        ('{"traceEvents": [{"ph": "X", "name": "run", "ts": "x"}]}', "is no trace"),
         ("{}", "is no trace"),
         ('{"traceEvents": []}', "no step of any rank"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "pid": 0, "args": {"step": 1}}]}', "no step of any rank"),
     ],
 )
-def test_file_that_is_no_trace_is_refused(tmp_path, text, told):
+def test_file_that_is_no_trace_is_refused(tmp_path, text, expected):
     path = tmp_path / "trace.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=expected):
         read_trace(str(path))
 
 

@@ -50,8 +50,8 @@ def test_replay_says_how_near_it_is(recorded, capfd):
     assert values["working_time"] == pytest.approx(values["recorded_working_time"], rel=1e-3)
     assert values["bubbles"] == pytest.approx(values["recorded_bubbles"], abs=1e-3)
     assert values["stages"][1]["busy"] == pytest.approx(2 * values["stages"][0]["busy"], abs=1e-3)
-    told = capfd.readouterr().out
-    assert "TTFT" in told and "bubble of rank 1" in told
+    printed = capfd.readouterr().out
+    assert "TTFT" in printed and "bubble of rank 1" in printed
 
 
 def test_same_seed_gives_the_same_bytes(recorded):
@@ -85,7 +85,7 @@ def test_goal_that_no_rate_keeps_is_refused(recorded):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ((), "simulate needs times"),
         (("--replay", "none.json"), "cannot read the trace none.json"),
@@ -95,12 +95,12 @@ def test_goal_that_no_rate_keeps_is_refused(recorded):
         (("--replay", "{trace}", "--dataset", "{dataset}"), "has no tokenizer"),
     ],
 )
-def test_what_makes_no_simulation_is_refused_in_a_line(recorded, capfd, flags, told):
+def test_what_makes_no_simulation_is_refused_in_a_line(recorded, capfd, flags, expected):
     dataset = recorded.parent / "dataset.jsonl"
     dataset.write_text('{"prompt": "Hello"}\n', encoding="utf-8")
     assert main(["simulate", *(flag.format(trace=recorded, dataset=dataset) for flag in flags)]) == 2
     error = capfd.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert expected in error and error.count("\n") == 1
 
 
 def test_trace_without_facts_is_refused(recorded, capfd):

@@ -13,7 +13,7 @@ from labinfer.prompts import TokensPrompt
 from labinfer.sampling_params import SamplingParams
 from labinfer.simulator.clock import VirtualClock
 from labinfer.simulator.executor import SimulatedExecutor
-from labinfer.simulator.plan_times import Hop, PlanTimes, StageTimes
+from labinfer.simulator.plan_times import Forward, Hop, PlanTimes, StageTimes
 
 TWO_STAGES = PlanTimes(
     schedule=1.0,
@@ -99,6 +99,24 @@ def test_rank_0_in_a_middle_stage_runs_all_its_plans_before_it_waits(virtual_clo
     assert virtual_clock() == 9.0
     executor.wait_result()
     assert virtual_clock() == 10.0
+
+
+def test_forwarded_plan_comes_when_the_stage_before_has_taken_it(virtual_clock):
+    times = PlanTimes(
+        schedule=0.0,
+        broadcast=1.0,
+        deliveries=[0.0, 2.0, 0.0],
+        stages=[StageTimes(prepare=0.0, run=1.0), StageTimes(prepare=0.0, run=9.0), StageTimes(prepare=5.0, run=1.0)],
+        hops=[Hop(0.0, 0.0)] * 3,
+        forwards=[[], [], [Forward(1, 8.0)]],
+    )
+    executor = make_executor(times, virtual_clock)
+    executor.launch(make_plan(0))  # sent at 0, taken by the middle stage at 2, which is done at 11; by the last at 10
+    executor.launch(make_plan(1))  # sent at 2, taken by the middle stage at 11, which is done at 20; by the last at 19
+    executor.wait_result()
+    assert virtual_clock() == 16.0
+    executor.wait_result()
+    assert virtual_clock() == 25.0
 
 
 def test_every_row_that_samples_gets_a_token(virtual_clock):

@@ -139,3 +139,19 @@ def test_process_in_a_real_group_of_version_1_sees_its_quota():
     finally:
         group.rmdir()
     assert float(done.stdout) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("mount", "line", "text"),
+    [
+        ("cgroup2 rw", "0::", "usage_usec 7\nnr_throttled 3\nthrottled_usec 1500000\n"),
+        ("cgroup rw,cpu", "1:cpu:", "nr_periods 9\nnr_throttled 3\nthrottled_time 1500000000\n"),
+    ],
+)
+def test_stopped_time_is_read_of_both_versions(tmp_path, mount, line, text):
+    group = make(tmp_path, f"{line}/job\n", {"cg": f"/ {mount}"}, {"cg/job/cpu.stat": text})
+    assert group.throttled_time() == 1.5
+
+
+def test_stopped_time_is_none_where_nothing_counts_it(tmp_path):
+    assert make(tmp_path, "0::/job\n", {"cg": "/ cgroup2 rw"}, {"cg/job/cpu.stat": "odd\n"}).throttled_time() == 0.0

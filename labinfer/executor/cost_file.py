@@ -1,0 +1,68 @@
+"""Files that keep the costs of a unit's circumstances for the next probe."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import labinfer
+from labinfer.config import EngineOptions
+from labinfer.executor.layer_fit import CHUNK_BEFORE, CHUNK_ROWS, CONTEXTS, DECODE_ROWS, HEAD_ROWS
+from labinfer.executor.probe_layout import LAYER_BYTES, MIN_LAYERS, kind_name, model_name
+from labinfer.functions.provider import Provider
+from labinfer.group.rank_group import RankGroup
+from labinfer.layout.layout import Layout
+from labinfer.models.config import ModelConfig
+from labinfer.planner.costs import HostCosts
+from labinfer.weights.weight_cache import digest
+
+logger = logging.getLogger(__name__)
+
+FORM = 2
+"""Counts the ways in which costs were measured: files of an earlier one are not found."""
+
+
+def read_costs(path: Path) -> HostCosts | None:
+    """Costs from a file; None where there is none, or it is not one of this version's."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=HostCosts)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def write_costs(path: Path, costs: HostCosts) -> None:
+    """Write the file as a whole, so that several processes may write it at once; nowhere where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+            unfinished = Path(directory) / path.name
+            unfinished.write_bytes(msgspec.json.encode(costs))
+            os.replace(unfinished, path)
+    except OSError as error:
+        logger.info("the costs could not be kept: %s", error)
+
+
+def file_name(
+    group: RankGroup, options: EngineOptions, layout: Layout, config: ModelConfig, providers: Sequence[Provider]
+) -> str:
+    """Name of the file for costs of these circumstances."""
+    here, place = group.everyone[group.rank], layout.topology.place(group.rank)
+    circumstances = digest(
+        (labinfer.__version__, FORM),
+        [provider.fingerprint() for provider in providers],
+        model_name(config),
+        [kind_name(layer) for layer in config.layers],
+        (layout.dtype(place), layout.kv_dtype(place), layout.quantization_name, layout.quantization_group_size),
+        (options.model.functions, options.model.autotune == "off", layout.experts[place.stage], layout.head_preview),
+        (options.cache.block_size, layout.max_model_len),
+        (layout.weights, place.tp_size, place.tp_rank, layout.devices[group.rank].type),
+        (group.threads.count, len(group.threads.bound_to), here.cpu_limit),
+        sum(info.node == here.node for info in group.everyone),  # they share the memory
+        (LAYER_BYTES, MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
+    )
+    return f"host-{circumstances}.json"

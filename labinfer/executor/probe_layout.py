@@ -1,0 +1,112 @@
+"""The stage on which a probe measures: a few layers of every kind, with both ends of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from labinfer.config import EngineOptions
+from labinfer.errors import UserError
+from labinfer.executor.layer_fit import CHUNK_BEFORE
+from labinfer.layout.layout import Layout, make_layout
+from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.spmd.machine import RankInfo
+from labinfer.weights.loader import weight_bytes
+from labinfer.weights.weight_cache import digest
+
+LAYER_BYTES = 192 << 20
+"""Weights, before they are packed, of as many layers as are loaded of each kind: more than caches hold of them."""
+MIN_LAYERS = 2
+"""Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through no more."""
+
+
+def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> list[tuple[int, ...]]:
+    """The ranks of each stage that could be: neighbours on a node, as many as the tensor-parallel degree.
+
+    Raises:
+        UserError: there are several degrees, or a node's ranks are no multiple of it.
+    """
+    degrees = options.parallel.tensor_parallel_size
+    if len(degrees) > 1:
+        raise UserError(
+            f"--tensor-parallel-size {','.join(map(str, degrees))}: a probe measures one degree at a time; give one number"
+        )
+    by_node: dict[str, list[int]] = {}
+    for info in everyone:
+        by_node.setdefault(info.node, []).append(info.rank)
+    units = []
+    for node, ranks in by_node.items():
+        if len(ranks) % degrees[0]:
+            raise UserError(
+                f"--tensor-parallel-size {degrees[0]} does not divide the number of ranks on {node}, {len(ranks)}; start a "
+                "multiple of it there"
+            )
+        units += [tuple(ranks[begin : begin + degrees[0]]) for begin in range(0, len(ranks), degrees[0])]
+    return units
+
+
+def kind_name(layer: LayerConfig) -> str:
+    """Name of a kind of layers, the same for layers of the same shape."""
+    return f"{type(layer.mixer).__name__}+{type(layer.mlp).__name__}-{digest(layer)[:6]}".replace("Config", "")
+
+
+def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) -> dict[str, list[int]]:
+    """For each kind of layers the numbers of its first ones, as many as are measured.
+
+    Args:
+        num_bytes: weights of a layer of each kind.
+    """
+    places: dict[str, list[int]] = {}
+    for number, layer in enumerate(layers):
+        places.setdefault(kind_name(layer), []).append(number)
+    return {
+        kind: numbers[: max(MIN_LAYERS, -(-LAYER_BYTES // max(1, num_bytes[kind])))] for kind, numbers in places.items()
+    }
+
+
+def measured_places(layout: Layout) -> dict[str, list[int]]:
+    """``layer_places`` of the layers of one stage, by their weights in its first rank."""
+    stage = layout.meta(layout.topology.places[0]).model.model.layers
+    num_bytes: dict[str, int] = {}
+    for number, layer in enumerate(layout.config.layers):
+        kind = kind_name(layer)
+        if kind not in num_bytes:
+            num_bytes[kind] = weight_bytes(stage[str(number)])
+    return layer_places(layout.config.layers, num_bytes)
+
+
+def make_unit_layout(
+    options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo], units: Sequence[Sequence[int]], rank: int
+) -> Layout:
+    """One stage on the ranks that measure together with this one: the first layers of the model, with both of its ends.
+
+    Raises:
+        UserError: as ``make_layout``.
+    """
+    unit = next(ranks for ranks in units if rank in ranks)
+    length = min(config.max_position, sum(CHUNK_BEFORE), options.model.max_model_len or config.max_position)
+    options = dataclasses.replace(
+        options,
+        parallel=dataclasses.replace(options.parallel, pipeline_parallel_size=1, layers=(), ranks=()),
+        model=dataclasses.replace(options.model, max_model_len=length),
+    )
+    layout = make_layout(options, config, [everyone[rank] for rank in unit])
+    last = max(numbers[-1] for numbers in measured_places(layout).values())
+    return dataclasses.replace(
+        layout,
+        config=dataclasses.replace(config, layers=config.layers[: last + 1]),
+        topology=dataclasses.replace(layout.topology, layers=((0, last + 1),), ranks=tuple(unit)),
+        devices={rank: layout.devices[number] for number, rank in enumerate(unit)},
+        _meta={},
+    )
+
+
+def model_name(config: ModelConfig) -> str:
+    """Name of the shapes of a model's layers and ends."""
+    shapes = (
+        config.vocab_size,
+        config.hidden_size,
+        config.tied_embeddings,
+        [kind_name(layer) for layer in config.layers],
+    )
+    return f"{config.architecture}-{digest(shapes)[:8]}"

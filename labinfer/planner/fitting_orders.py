@@ -1,0 +1,81 @@
+"""FittingOrders: orders of units on whose memory the layers of a model fit, also where layers are not alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from labinfer.planner.objective import Limits, Room
+from labinfer.planner.routes import State, StateGraph
+from labinfer.planner.segments import last_ends
+from labinfer.planner.units import UnitClass
+
+
+class FittingOrders:
+    """By sets of units, the small ones first: the layers up to which some order of a set can hold the model's first ones.
+
+    Args:
+        room: that each stage must have.
+        firsts: classes that may have the first stage.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[UnitClass],
+        graph: StateGraph,
+        limits: Limits,
+        room: Room,
+        *,
+        firsts: Collection[int],
+    ):
+        self._graph, self._firsts = graph, firsts
+        self._num_layers = len(classes[0].costs.layers)
+        self._ends = {
+            (number, is_first, is_last): last_ends(each.costs, limits, room, is_first=is_first, is_last=is_last)
+            for number, each in enumerate(classes)
+            for is_first in (False, True)
+            for is_last in (False, True)
+        }
+        self._reached: dict[State, set[int]] = {}
+        """Numbers of layers that all stages of a set may hold, none of them the last stage."""
+
+    def orders(self, states: Collection[State]) -> Iterator[tuple[int, ...]]:
+        """Classes of the stages of layouts that fit: one layout for each set and class of its last stage.
+
+        Args:
+            states: sets that may be a layout.
+        """
+        for state in self._graph.states:
+            self._reached[state] = {
+                end
+                for number, begin, spans in self._last_steps(state)
+                for end in range(begin + 1, min(spans[begin], self._num_layers - 1) + 1)
+            }
+            if state in states:
+                lasts = {}
+                for number, begin, _ in self._last_steps(state):
+                    is_first = sum(state) == 1
+                    if self._ends[number, is_first, True][begin] == self._num_layers:
+                        lasts[number] = begin
+                for number, begin in lasts.items():
+                    yield (*self._trace(_without(state, number), begin), number)
+
+    def _last_steps(self, state: State) -> Iterator[tuple[int, int, list[int]]]:
+        """Classes that may come last in a set, each with the layers that all others may hold, and how far it goes itself."""
+        is_first = sum(state) == 1
+        for number, count in enumerate(state):
+            if count and (not is_first or number in self._firsts):
+                spans = self._ends[number, is_first, False]
+                for begin in (0,) if is_first else self._reached[_without(state, number)]:
+                    yield number, begin, spans
+
+    def _trace(self, state: State, end: int) -> tuple[int, ...]:
+        """An order in which a set holds so many layers."""
+        if not any(state):
+            return ()
+        number, begin = next((n, b) for n, b, spans in self._last_steps(state) if b < end <= spans[b])
+        return (*self._trace(_without(state, number), begin), number)
+
+
+def _without(state: State, number: int) -> State:
+    """The set with a unit of a class less."""
+    return (*state[:number], state[number] - 1, *state[number + 1 :])

@@ -1,0 +1,57 @@
+"""merge_ranks: the costs of a machine from what its ranks have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from labinfer.planner.costs import HostCosts, LayerCosts, Points
+from labinfer.planner.overheads import Overheads
+
+SECONDS = ("head", "embed", "all_reduce")
+BYTES = ("hidden_bytes", "embedding_bytes", "head_bytes")
+BYTES_BY_KIND = ("layer_bytes", "kv_bytes", "state_bytes")
+
+
+def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
+    """The most seconds and bytes of any rank, the least memory and savings; all else is the first one's.
+
+    Args:
+        ranks: of one machine, all with the same layers.
+    """
+
+    def most_by_kind(name: str) -> dict[str, int]:
+        return {kind: max(getattr(costs, name)[kind] for costs in ranks) for kind in getattr(ranks[0], name)}
+
+    changes = {name: merge_points([getattr(costs, name) for costs in ranks]) for name in SECONDS}
+    changes |= {name: max(getattr(costs, name) for costs in ranks) for name in BYTES}
+    changes |= {name: most_by_kind(name) for name in BYTES_BY_KIND}
+    overheads = {name: max(getattr(costs.overheads, name) for costs in ranks) for name in Overheads.__struct_fields__}
+    return msgspec.structs.replace(
+        ranks[0],
+        **changes,
+        memory=min(costs.memory for costs in ranks),
+        shared_bytes=min(costs.shared_bytes for costs in ranks),
+        fixed=max(costs.fixed for costs in ranks),
+        layer_kinds={kind: _merge_layers([c.layer_kinds[kind] for c in ranks]) for kind in ranks[0].layer_kinds},
+        skipped=merge_points([costs.skipped for costs in ranks], min),
+        overheads=Overheads(**overheads),
+        measured=all(costs.measured for costs in ranks),
+    )
+
+
+def merge_points(points: Sequence[Points], choose: Callable[..., float] = max) -> Points:
+    """The most seconds, or what else is chosen, at every size that any of them has."""
+    sizes = sorted({size for each in points for size in each.sizes})
+    return Points(sizes, [choose([each.at(size) for each in points]) for size in sizes])
+
+
+def _merge_layers(ranks: Sequence[LayerCosts]) -> LayerCosts:
+    return LayerCosts(
+        linear=merge_points([costs.linear for costs in ranks]),
+        small=merge_points([costs.small for costs in ranks]),
+        decode=tuple(map(max, zip(*(costs.decode for costs in ranks), strict=True))),
+        chunk=tuple(map(max, zip(*(costs.chunk for costs in ranks), strict=True))),
+        window=ranks[0].window,
+    )

@@ -1,0 +1,51 @@
+"""prompt_chunks: the pieces in which the scheduler runs a prompt, by its own policy."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from labinfer.engine.policies import MIN_PREFILL_TOKENS, Load, choose_split
+
+QUEUE = 1 << 30
+"""Prompt tokens that wait where requests always do."""
+LEAST = 1e-6
+"""Tokens; less is the rest of a rounded sum."""
+
+
+class ChunkLimits(Protocol):
+    """Options of the scheduler on which chunks depend."""
+
+    max_num_batched_tokens: int
+    chunked_prefill_size: int
+
+
+def prompt_chunks(
+    prompt: float, limits: ChunkLimits, *, num_stages: int, num_batches: int, num_decodes: float, others_wait: bool
+) -> list[float]:
+    """Tokens of each chunk.
+
+    Args:
+        num_batches: micro-batches in flight.
+        num_decodes: generated tokens of each of them.
+        others_wait: whether more prompts wait when this one is admitted, and none can be until it is answered.
+    """
+    split = choose_split("auto", num_stages)
+    most = max(1.0, min(limits.chunked_prefill_size, limits.max_num_batched_tokens - num_decodes))
+    if most <= MIN_PREFILL_TOKENS:  # no policy makes smaller ones
+        count = math.ceil(prompt / most)
+        return [prompt / count] * count
+    chunks: list[float] = []
+    left = prompt
+    while left > LEAST:
+        load = Load(
+            num_decoding=math.ceil(num_decodes * num_batches),
+            prefill_tokens=math.ceil(left) + (QUEUE if others_wait and not chunks else 0),
+            free_fraction=1.0,
+            num_micro_batches=num_batches,
+            max_tokens=limits.max_num_batched_tokens,
+            was_prefilling=bool(chunks),
+        )
+        chunks.append(min(left, most, split(load).num_prefill_tokens))
+        left -= chunks[-1]
+    return chunks
