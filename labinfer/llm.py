@@ -164,8 +164,6 @@ class LLM:
                 self.driver, self.clock, parts.recorder, facts=self.facts, tokenizer=self.tokenizer, trace=trace
             )
 
-    # The parts of this rank, by what they say.
-
     @property
     def is_rank0(self) -> bool:
         return self.group.rank == 0
@@ -323,14 +321,17 @@ class LLM:
 
     def close(self) -> None:
         """Leave the group in an orderly way, and free weights and KV cache; collective. The LLM is of no use afterwards."""
-        if self._closed or not LLM._home.is_here:
-            return
+        if not self._closed and LLM._home.is_here:
+            self.unload()
+            self.group.close(patient=self.is_spare)
+
+    def unload(self) -> None:
+        """Free weights and KV cache, but stay in the group, whose ``end_splits`` is to follow; collective."""
         with self._turns.turn():
             self._closed = True
             if self.is_rank0:
                 self.inputs.close()
                 self._parts.channel.close()
-            self.group.close(patient=self.is_spare)
             if self._parts is not None:
                 self._parts.worker.close()
 

@@ -85,6 +85,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     busy_time: float
     """Time inside the model, sampling included, waiting for other stages excluded."""
+    layer_time: float = 0.0
+    """Part of it in the layers; all of it on accelerators, which are not waited for behind each part."""
     peak_memory: int
     """Highest resident memory, pages of mapped files and an accelerator's memory included."""
     private_memory: int

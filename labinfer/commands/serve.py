@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import socket
 
-from labinfer.commands.loading import announce, load
+from labinfer.commands.hosting import Hosting
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
 from labinfer.errors import BrokenLink, ExitStatus
@@ -16,11 +16,8 @@ from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
 from labinfer.group.failure import end_process_with
 from labinfer.group.rank_group import RankGroup
 from labinfer.group.signals import GRACE_SECONDS
-from labinfer.host.engine_host import EngineHost
-from labinfer.host.followers import follow_host
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.link.frames import Beat
-from labinfer.llm import LLM
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +31,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
     """
-    group, gateway = session.join(), None
+    group, gateway, link = session.join(), None, None
     is_rank0, fault_timeout = group.rank == 0, session.options.runtime.fault_timeout
     with group.together():
         if is_rank0:
@@ -57,29 +54,23 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
                 lambda: Beat(progress.describe(), progress.wait()),
                 lambda: _end_with_stopped(gateway, group, fault_timeout),
             )
-    llms: dict[str, LLM] = {}
+    layouts = {}
     for name, model in models.items():
-        share = 1 / (len(models) - len(llms))  # the first of three models takes a third of what is free
-        llms[name] = load(session, _model_options(session.options, model, share), tuple(llms.values()))
-    with group.together():
-        if is_rank0:
-            is_last = session.environment.supervisor is None
-            host = EngineHost(llms, link, session.signals.check, own.drain_timeout, is_last=is_last)
+        share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of what is free
+        layouts[name] = _model_options(session.options, model, share)
+    hosting = Hosting(session, layouts, link, own)
+    hosting.load()
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
+    if is_rank0:
+        _announce_address(own, port, len(keys), list(models))
+    try:
+        hosting.run()
+    except BrokenLink as error:
+        raise gateway.explain(error) from None
     with group.together():
         if is_rank0:
-            announce(llms)
-            _announce_address(own, port, len(keys), list(llms))
-            try:
-                host.run()
-            except BrokenLink as error:
-                raise gateway.explain(error) from None
             gateway.end()
-            for llm in llms.values():
-                llm.end_run()
-        else:
-            follow_host(list(llms.values()))
-    llms.popitem()[1].close()
+    hosting.llms.popitem()[1].close()
     return 128 + session.signals.signum if session.signals.signum else ExitStatus.OK
 
 

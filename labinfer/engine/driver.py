@@ -68,10 +68,14 @@ class EngineDriver:
                 self.engine.abort(sequence, reason)
         self._forget_if_done(owner)
 
-    def step(self) -> News:
-        """Launch what may be launched, and wait for the oldest micro-batch; empty when none is in flight."""
+    def step(self, launches: bool = True) -> News:
+        """Launch what may be launched, and wait for the oldest micro-batch; empty when none is in flight.
+
+        Args:
+            launches: whether to launch any; without it this only takes in what is in flight.
+        """
         with self._recorder.slice("engine"):
-            advanced = self.engine.step()
+            advanced = self.engine.step() if launches else self.engine.poll_result()
         news = [(self._owners[sequence.seq_id], sequence.update()) for sequence in advanced]
         for sequence, (owner, _) in zip(advanced, news, strict=True):
             if sequence.finish_reason is not None:

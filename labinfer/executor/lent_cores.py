@@ -39,8 +39,10 @@ def share_cores(
         cpus = dict(zip(ranks, (msgspec.msgpack.decode(offer, type=list[int]) for offer in offers), strict=True))
         stages = {topology.place(rank).stage for rank in ranks}
         if len(stages) > 1 and all(cpus.values()):
-            group.progress.doorbells = bells = hang_doorbells(machine, ranks, group.rank)
+            bells = group.doorbells.get(tuple(ranks)) or hang_doorbells(machine, ranks, group.rank)
+            group.progress.doorbells = bells
             if bells is not None:
+                group.doorbells[tuple(ranks)] = bells
                 others = (rank for rank in ranks if topology.place(rank).stage != place.stage)
                 lent = {cpu: bells.idle_word(rank) for rank in others for cpu in cpus[rank]}
                 logger.debug("stages of this machine lend each other their cores while they wait")

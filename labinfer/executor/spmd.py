@@ -129,6 +129,7 @@ class StatsReporter:
             tp_rank=self._place.tp_rank,
             num_steps=self._worker.num_steps,
             busy_time=self._worker.busy_time,
+            layer_time=self._worker.layer_time if self._device.type == "cpu" else self._worker.busy_time,
             peak_memory=peak_memory(self._device),
             private_memory=private_memory(),
             weight_bytes_read=self._weight_bytes_read,

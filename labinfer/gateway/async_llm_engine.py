@@ -20,16 +20,21 @@ from labinfer.link.frames import (
     Attach,
     Beat,
     Bye,
+    ChangeLayout,
     Draining,
     FromGateway,
     FromHost,
+    LayoutAnswer,
     ModelFacts,
+    Paused,
+    Rebuilding,
     Refused,
     Stats,
     Trace,
     Updates,
     Watch,
 )
+from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import EngineStats
 from labinfer.outputs import RequestState
 from labinfer.text.tokenizer import Tokenizer
@@ -37,6 +42,10 @@ from labinfer.text.tokenizer import Tokenizer
 TOLD_WAIT_SECONDS = 5.0
 """Waits that are shorter are told to nobody: a long prompt takes such a time."""
 ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
+
+
+class ChangeUnderWay(RuntimeError):
+    """The layout is being changed already."""
 
 
 class AsyncLLMEngine:
@@ -67,6 +76,9 @@ class AsyncLLMEngine:
         self.is_draining = False
         """Whether the host has said that it will end."""
         self._awaits_host = False  # one has died, and what is open waits for another
+        self.is_rebuilding = False
+        """Whether the models are loaded again in another layout, and what is open waits for that."""
+        self._change: asyncio.Future[LayoutAnswer] | None = None  # of the layout, for whoever has asked for it
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         """Called with the stats of each engine as they come."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
@@ -100,7 +112,10 @@ class AsyncLLMEngine:
                 task.cancel()
             link.close()
             self._link = self._wait = None
+            self.is_rebuilding = False
             self._requests.end(sum(model.max_num_seqs for model in self._facts))
+            if self._change is not None and not self._change.done():
+                self._change.set_exception(EngineFailed("the engine has ended while it changed its layout"))
             self._awaits_host = ending is None and bool(self._facts)
             if ending is not None:
                 self._fail(ending)
@@ -119,7 +134,7 @@ class AsyncLLMEngine:
     @property
     def is_stalled(self) -> bool:
         """Whether the host is silent, or gives signs of life but ends no step though requests are open."""
-        takes_steps = self._link is not None and self._facts and not self._awaits_host
+        takes_steps = self._link is not None and self._facts and not (self._awaits_host or self.is_rebuilding)
         waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
         return self.is_silent or bool(waits)
 
@@ -164,6 +179,27 @@ class AsyncLLMEngine:
     def watch(self, on: bool) -> None:
         """Have the ranks tell of their steps from now on, or no longer."""
         self._tell(Watch(on))
+
+    async def change_layout(self, change: LayoutChange) -> tuple[LayoutAnswer, ModelFacts]:
+        """Have a model served in another layout. Returns what has become of that, and the model as it is served then.
+
+        Args:
+            change: names its model.
+
+        Raises:
+            ChangeUnderWay: another change has not come to its end.
+            EngineFailed: the engine has.
+        """
+        if self._change is not None or self.is_rebuilding:
+            raise ChangeUnderWay("the layout is being changed already; try again when that is done")
+        if self._link is None or self._awaits_host:
+            raise EngineFailed("there is no engine now; try again in a moment")
+        self._change = asyncio.get_running_loop().create_future()
+        try:
+            self._tell(ChangeLayout(change))
+            return await self._change, next(model for model in self._facts if model.name == change.model)
+        finally:
+            self._change = None
 
     # For submissions.
 
@@ -214,10 +250,21 @@ class AsyncLLMEngine:
             self.on_trace(frame)
         elif isinstance(frame, Attach):
             self._attach(frame.models)
+        elif isinstance(frame, Rebuilding):
+            self.is_rebuilding = True
+            self._requests.pause()
+            self.on_end(False)
+            self._tell(Paused())
+        elif isinstance(frame, LayoutAnswer):
+            if self._change is not None and not self._change.done():
+                self._change.set_result(frame)
         elif isinstance(frame, Draining):
             self.is_draining = True
 
     def _attach(self, models: list[ModelFacts]) -> None:
+        if self.is_rebuilding:
+            self.is_rebuilding = False
+            self.on_begin()
         if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
             self._fail(EngineFailed("the engine has failed, and other models are served now"))
             self._ending = None

@@ -96,6 +96,21 @@ class Verdict(Answer, kw_only=True):
     """Resource that keeps further sequences waiting; null where none wait, or nothing is full."""
 
 
+class LayoutDrift(Answer, kw_only=True):
+    """Stages' times against those of the start, over the last ten seconds of work."""
+
+    factors: list[float]
+    """Time of each stage as a multiple of that at the start, over the median of the others' multiples."""
+    slow_stage: Count | None
+    """Stage that has become slower than the others; null where none has."""
+    slow_rank: Count | None
+    """The slowest of its ranks."""
+    better_layers: list[Count] | None
+    """Layers of each stage that would do at least 15 % more; null where none would."""
+    gain: float
+    """Work that these would do more, as a fraction; 0 without them."""
+
+
 class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     """The same as an event, with what is told of the present alone."""
 
@@ -104,6 +119,8 @@ class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     """Empty until there has been work."""
     verdict: Verdict | None
     """Null until there has been work for some seconds."""
+    drift: LayoutDrift | None
+    """Null with one stage, and until there has been work for some twenty seconds."""
 
 
 class StepSequence(Answer):
@@ -202,8 +219,24 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     """The layout and its alternatives, as a table; null where the start was not planned."""
     verdict: Verdict | None
     """Null until there has been work for some seconds."""
+    drift: LayoutDrift | None
+    """Null with one stage, and until there has been work for some twenty seconds."""
     history: list[StatsPoint]
     """Oldest first."""
+
+
+class LayoutChanged(Answer, kw_only=True, tag_field="object", tag="cluster.layout"):
+    """The layout in which a model is served now, and the seconds in which nothing ran: 0 where it was served so before."""
+
+    model: str
+    changed: bool
+    pause_seconds: float
+    num_blocks: Count
+    max_model_len: Count
+    """Tokens."""
+    quantization: str
+    ranks: list[RankFacts]
+    """Ranks that have a part of it."""
 
 
 class TraceFile(Answer):

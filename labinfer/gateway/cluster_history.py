@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from labinfer.gateway.cluster_answers import (
+    LayoutDrift,
     Link,
     RankPoint,
     RankTrace,
@@ -156,6 +157,7 @@ class ClusterHistory:
                 "links": self.links(stats.model),
                 "stages": self.stages(stats.model),
                 "verdict": model.verdict,
+                "drift": self.drift(stats.model),
             }
             _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **present))
 
@@ -205,6 +207,19 @@ class ClusterHistory:
         """The latest verdict on a model, as long as its engine lives."""
         return self._models[name].verdict
 
+    def drift(self, name: str) -> LayoutDrift | None:
+        """The latest finding of whether stages have become slower."""
+        drift = self._models[name].last.drift
+        if drift is None:
+            return None
+        return LayoutDrift(
+            factors=drift.factors,
+            slow_stage=drift.slow,
+            slow_rank=drift.rank,
+            better_layers=drift.layers or None,
+            gain=drift.gain,
+        )
+
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:
         """Have the ranks tell of their steps as long as this lasts."""
@@ -232,7 +247,7 @@ class ClusterHistory:
         """
         slices: dict[int, list[Slice]] = {rank.rank: [] for rank in ranks}
         for when, rank, packed in list(self._models[name].slices):
-            if when >= since:
+            if when >= since and rank in slices:  # else it has no part any more
                 slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
 

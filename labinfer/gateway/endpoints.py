@@ -8,10 +8,11 @@ import msgspec
 from starlette.responses import Response
 
 from labinfer.gateway.call import JSON, Call
-from labinfer.gateway.cluster_answers import Cluster, StatsEvent, TraceEvent, TraceFile
-from labinfer.gateway.model_endpoints import MODEL_API, STORED
+from labinfer.gateway.cluster_answers import Cluster, LayoutChanged, StatsEvent, TraceEvent, TraceFile
+from labinfer.gateway.model_endpoints import MODEL_API, READING, STORED
 from labinfer.gateway.openapi import ANYWHERE, NUMBER, STRING, Endpoint, describe_api
-from labinfer.gateway.routes import cluster, health, models, pages, requests
+from labinfer.gateway.routes import cluster, health, layout, models, pages, requests
+from labinfer.link.layout_change import LayoutChange
 from labinfer.openai.models import ModelEntry, ModelList
 
 LOOKING = (*ANYWHERE, 404, 503)
@@ -97,6 +98,15 @@ API = (
         answer=TraceFile,
         query=(("model", STRING), ("seconds", NUMBER | {"minimum": 0, "maximum": cluster.MAX_TRACE_SECONDS})),
         errors=LOOKING,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/cluster/layout",
+        handler=layout.change,
+        summary="Serve a model in another layout, or with other precision; what is open pauses, and goes on.",
+        body=LayoutChange,
+        answer=LayoutChanged,
+        errors=(*READING, 409),
     ),
     Endpoint(
         method="GET",

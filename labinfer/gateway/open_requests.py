@@ -104,6 +104,16 @@ class OpenRequests:
         """Hand all that is open to a host that is ready."""
         self._try_next()
 
+    def pause(self) -> None:
+        """Keep what is open until ``begin``; the host knows nothing of it any more."""
+        if self._trial is not None:
+            self._trial.is_tried = False
+        for request in self._requests.values():
+            request.was_reached = False
+            request.keys.clear()
+        self._parts.clear()
+        self._takes_all, self._trial, self._last_trial = False, None, None
+
     def end(self, max_running: int) -> None:
         """Keep what is open, as the host is gone.
 
@@ -120,10 +130,8 @@ class OpenRequests:
         for request in running:
             request.deaths = 1 if request.new_tokens >= FORGIVEN_TOKENS else request.deaths + 1
         for request in self._requests.values():
-            request.is_tried = request.was_reached = False
-            request.keys.clear()
-        self._parts.clear()
-        self._takes_all, self._trial, self._last_trial = False, None, None
+            request.is_tried = False
+        self.pause()
         if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
             message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
             trial.submission.fail(GivenUp(message))

@@ -33,6 +33,7 @@ ERRORS = {
     404: "No such model, request or path.",
     405: "The path is there for another method.",
     408: "The request took longer than it may.",
+    409: "It cannot be done now, or could not be.",
     413: "The body is longer than may be.",
     415: "The body does not say that it is JSON.",
     421: "The server is not to be reached by this name.",

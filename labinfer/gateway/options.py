@@ -114,6 +114,12 @@ class ServerOptions:
         "torchrun, too, with its --shutdown-timeout",
         metavar="S",
     )
+    replan: str = option(
+        "off",
+        "auto changes the split of the layers where another one has promised to do 15 % more for half a minute, as when a machine has become "
+        "slower, and does more in ten minutes than the pause costs; off only says so",
+        choices=("off", "auto"),
+    )
     log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
 
     @property

@@ -8,12 +8,13 @@ from typing import TypeVar
 
 from labinfer.anthropic.message_body import MessageBody
 from labinfer.errors import PromptTooLong, UserError
+from labinfer.link.layout_change import LayoutChange
 from labinfer.openai import api_errors
 from labinfer.openai.files import BatchBody
 from labinfer.openai.response_body import ResponseBody
 from labinfer.protocol import ChatBody, CompletionBody, EmbeddingBody
 
-BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody)
+BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody, LayoutChange)
 FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "text_1", "limit", "order"}
 """Fields of all bodies that errors begin with, with those of ``/detokenize`` and ``/score``, and parameters of lists."""
 

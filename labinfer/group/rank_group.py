@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -26,6 +27,9 @@ from labinfer.spmd.end_launcher import end_launcher
 from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface
 from labinfer.spmd.machine import RankInfo, describe_rank
 from labinfer.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
+
+if TYPE_CHECKING:
+    from labinfer.comm.doorbells import Doorbells
 
 CONNECT_SECONDS = 60.0
 """Time that rank 0 waits for the lifelines of ranks that have joined the transport already."""
@@ -56,6 +60,8 @@ class RankGroup:
     threads: ThreadChoice = ThreadChoice(1, "not chosen yet")
     made: list[Communicator] = field(default_factory=list)
     """Communicators that were split off, in the same order on every rank; they end with the group."""
+    doorbells: dict[tuple[int, ...], Doorbells] = field(default_factory=dict)
+    """Bells that ranks of this machine share, by these ranks: their memory is never given back, so it is used again."""
 
     @property
     def rank(self) -> int:
@@ -134,6 +140,13 @@ class RankGroup:
         torch.set_num_threads(self.threads.count)
         self.progress.oversubscribed = is_oversubscribed(working, mine.node)
 
+    def end_splits(self) -> None:
+        """End all communicators that were split off; collective. Nothing may be on its way."""
+        self.progress.doorbells = None
+        for comm in reversed(self.made):
+            comm.close()
+        self.made.clear()
+
     def close(self, patient: bool = False) -> None:
         """Leave in an orderly way; collective. What was split off ends here; the transport ends with the process, as another
         LLM may use it until then.
@@ -144,9 +157,7 @@ class RankGroup:
         if self.lifeline is not None:
             with self.progress.without_limit() if patient else nullcontext():
                 self.comm.barrier()
-            for comm in reversed(self.made):
-                comm.close()
-            self.made.clear()
+            self.end_splits()
             self.lifeline.close()
 
 

@@ -7,9 +7,11 @@ import time
 import traceback
 from collections.abc import Callable
 
+from labinfer.config import EngineOptions
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.errors import BrokenLink, Interrupted, PromptTooLong, UserError, is_failure
 from labinfer.host.direct_link import DirectLink
+from labinfer.host.drift import DriftWatch
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.host.hosted_model import HostedModel
 from labinfer.host.telemetry import Telemetry
@@ -19,13 +21,19 @@ from labinfer.link.frames import (
     Add,
     Attach,
     Bye,
+    ChangeLayout,
     Draining,
     FromGateway,
+    LayoutAnswer,
+    Paused,
+    Rebuilding,
     Refused,
     Rejected,
     Updates,
     Watch,
 )
+from labinfer.link.layout_change import LayoutChange
+from labinfer.link.stats import Drift
 from labinfer.llm import LLM
 from labinfer.recommended_sampling import recommended_sampling
 
@@ -36,6 +44,19 @@ IDLE_SECONDS = 0.25
 
 SOON_SECONDS = 0.01
 """The same while a request waits for its model's guides."""
+
+PROMISE_SECONDS = 30.0
+"""A better split of the layers has to be one for so long before the layout changes."""
+
+Layouts = dict[str, EngineOptions]
+"""Options of every model, by its name."""
+
+
+def refuse_changes(change: LayoutChange) -> None:
+    """Raises:
+    UserError: always; nobody can load the models again.
+    """
+    raise UserError("the layout cannot be changed here")
 
 
 class EngineHost:
@@ -48,6 +69,10 @@ class EngineHost:
         drain_seconds: limit for open requests then.
         is_last: whether the gateway ends with this host. Not a supervisor's, which says so itself: launchers send SIGTERM to the
             ranks that are left when one has died, too.
+        plan_change: the layouts of all models with one of them changed; None where it is so already. Raises a ``UserError`` where
+            that cannot be.
+        plan_split: the layouts of all models with the better split of the layers of one of them; None where that is not worth it.
+        outcome: the end of the change that led to this host, for the gateway.
         clock: seconds that never go back.
 
     Raises:
@@ -62,10 +87,19 @@ class EngineHost:
         drain_seconds: float,
         *,
         is_last: bool = True,
+        plan_change: Callable[[LayoutChange], Layouts | None] = refuse_changes,
+        plan_split: Callable[[str, Drift], Layouts | None] = lambda model, drift: None,
+        outcome: LayoutAnswer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._models = {
-            name: HostedModel(name=name, llm=llm, recommended=recommended_sampling(llm.directory) or {}, clock=clock)
+            name: HostedModel(
+                name=name,
+                llm=llm,
+                recommended=recommended_sampling(llm.directory) or {},
+                clock=clock,
+                drift_watch=_drift_watch(llm),
+            )
             for name, llm in models.items()
         }
         self._link = link
@@ -75,9 +109,14 @@ class EngineHost:
         lifeline = next(iter(models.values())).group.lifeline
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, lifeline, clock)
         self._drain_until: float | None = None
+        self._plan_change, self._plan_split, self._outcome = plan_change, plan_split, outcome
+        self._change: Layouts | None = None
 
-    def run(self) -> None:
+    def run(self) -> Layouts | None:
         """Run requests until a signal comes and those open then are done, or have had their time.
+
+        Returns:
+            The layouts in which another host is to go on with what is open; None at the end.
 
         Raises:
             BrokenLink: the gateway is gone.
@@ -85,7 +124,9 @@ class EngineHost:
         for frame in self._link.receive(0.0):  # the gateway may have refused this host while the models were loaded
             self._handle(frame)
         self._link.send(Attach([model.describe() for model in self._models.values()]))
-        while not self._is_over():
+        if self._outcome is not None:
+            self._link.send(self._outcome)
+        while self._change is None and not self._is_over():
             working = [model for model in self._models.values() if model.llm.engine.has_work]
             for frame in self._link.receive(0.0 if working else SOON_SECONDS if self._early else IDLE_SECONDS):
                 self._handle(frame)
@@ -94,10 +135,27 @@ class EngineHost:
             for model in working:
                 self._step(model)
             self._telemetry.send_if_due(bool(working))
+            self._watch_drift()
+        if self._change is not None:
+            self._hand_back()
         for model in self._models.values():
             model.llm.driver.drain()
-        if self._is_last:
+        if self._change is None and self._is_last:
             self._link.send(Bye())
+        return self._change
+
+    def _hand_back(self) -> None:
+        """Take in what is in flight, and have the gateway keep all that is open for the next host."""
+        for model in self._models.values():
+            while model.llm.engine.scheduler.in_flight:
+                self._step(model, launches=False)
+        self._link.send(Rebuilding())
+        has_paused = False
+        while not has_paused:
+            for frame in self._link.receive(IDLE_SECONDS):  # requests will be handed to the next host once more
+                has_paused |= isinstance(frame, Paused)
+                if isinstance(frame, ChangeLayout):
+                    self._link.send(LayoutAnswer("the layout is being changed already", is_refused=True))
 
     def _is_over(self) -> bool:
         if self._drain_until is None:
@@ -113,15 +171,45 @@ class EngineHost:
             return False
         return not (self._open or self._early) or self._clock() > self._drain_until
 
+    def _watch_drift(self) -> None:
+        """Say which stage has become slower, and leave for a better split of the layers where that is wished."""
+        for model in self._models.values():
+            watch = model.drift_watch
+            if watch is None or watch.drift is None or watch.drift is model.told_drift:
+                continue
+            before, drift = model.told_drift, watch.drift
+            model.told_drift = drift
+            if drift.slow is not None and (before is None or before.slow != drift.slow):
+                logger.warning("%s", _describe_drift(model.llm, drift))
+            elif drift.slow is None and before is not None and before.slow is not None:
+                logger.info("stage %d is as fast as at the start again", before.slow)
+            is_lasting = self._clock() - watch.promised_since >= PROMISE_SECONDS
+            if drift.layers and is_lasting and self._change is None and self._drain_until is None:
+                self._change = self._plan_split(model.name, drift)
+
     def _handle(self, frame: FromGateway) -> None:
         if isinstance(frame, Add):
             self._add(frame)
         elif isinstance(frame, Abort):
             self._abort(frame)
+        elif isinstance(frame, ChangeLayout):
+            self._change_layout(frame)
         elif isinstance(frame, Watch):
             self._telemetry.watch(frame.on)
         elif isinstance(frame, Rejected):
             raise BrokenLink(f"the gateway does not take this engine: {frame.message}")
+
+    def _change_layout(self, frame: ChangeLayout) -> None:
+        try:
+            if self._drain_until is not None:
+                raise UserError("the server is shutting down")
+            if self._change is None:
+                self._change = self._plan_change(frame.change)
+        except UserError as error:
+            self._link.send(LayoutAnswer(str(error), is_refused=True))
+            return
+        if self._change is None:  # it is so already
+            self._link.send(LayoutAnswer())
 
     def _add(self, frame: Add) -> None:
         model, request_id = self._models[frame.model], frame.request.key
@@ -158,11 +246,11 @@ class EngineHost:
         model.llm.driver.abort(frame.request_id, frame.index)
         self._forget_if_done(model, frame.request_id)
 
-    def _step(self, model: HostedModel) -> None:
+    def _step(self, model: HostedModel, launches: bool = True) -> None:
         engine = model.llm.engine
         if not engine.has_work:  # a frame has ended what there was
             return
-        news = model.step()
+        news = model.step(launches)
         if news:
             self._link.send(Updates(news))
         for request_id, _ in news:
@@ -174,3 +262,19 @@ class EngineHost:
         if not model.llm.driver.is_open(request_id):
             self._open.pop(request_id, None)
             model.unread_prompts.pop(request_id, None)
+
+
+def _drift_watch(llm: LLM) -> DriftWatch | None:
+    topology = llm.layout.topology
+    if topology.num_stages == 1:
+        return None
+    return DriftWatch([end - begin for begin, end in topology.layers], topology.num_places)
+
+
+def _describe_drift(llm: LLM, drift: Drift) -> str:
+    ranks = llm.layout.topology.stage_ranks(drift.slow)
+    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {llm.group.everyone[drift.rank].node}"
+    text = f"stage {drift.slow} ({who}) takes {drift.factors[drift.slow]:.1f} times as long as at the start"
+    if drift.layers:
+        text += f"; --layers {','.join(map(str, drift.layers))} would give {1 + drift.gain:.2f} times the work"
+    return text

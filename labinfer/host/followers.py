@@ -15,8 +15,9 @@ def follow_host(llms: list[LLM]) -> None:
     """
     if llms[0].is_spare:
         return
-    reporters = [llm.stats for llm in llms]
-    llms[0].group.lifeline.make_stats = lambda num_slices: msgspec.msgpack.encode(
+    lifeline, reporters = llms[0].group.lifeline, [llm.stats for llm in llms]
+    lifeline.make_stats = lambda num_slices: msgspec.msgpack.encode(
         [reporter.report(num_slices) for reporter in reporters]
     )
     follow_all(llms)
+    lifeline.make_stats = lambda num_slices: b""

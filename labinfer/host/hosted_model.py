@@ -9,8 +9,9 @@ from pathlib import Path
 
 from labinfer.engine.driver import News
 from labinfer.engine.scheduler import InFlight
+from labinfer.host.drift import DriftWatch
 from labinfer.link.frames import ModelFacts, RankFacts
-from labinfer.link.stats import NUM_STEP_BUCKETS, step_bucket
+from labinfer.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
 from labinfer.llm import LLM
 from labinfer.rank_stats import WorkerStats
 
@@ -25,6 +26,10 @@ class HostedModel:
     """Sampling that the checkpoint recommends."""
     clock: Callable[[], float] = time.monotonic
     """Seconds that never go back."""
+    drift_watch: DriftWatch | None = None
+    """None with one stage."""
+    told_drift: Drift | None = None
+    """The last finding of that watch which was looked at."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
     """Prompt tokens of open requests without any news yet, by their ids."""
     prompt_tokens: int = 0
@@ -41,15 +46,21 @@ class HostedModel:
     """Steps that came back since somebody watched, up to ``watched_most``."""
     watched_most: int = 0
 
-    def step(self) -> News:
-        """Step the engine and count; returns the news of its requests by their ids."""
-        news, engine = self.llm.driver.step(), self.llm.engine
+    def step(self, launches: bool = True) -> News:
+        """Step the engine and count; returns the news of its requests by their ids.
+
+        Args:
+            launches: see ``EngineDriver.step``.
+        """
+        news, engine = self.llm.driver.step(launches), self.llm.engine
         batch = engine.last_batch
         if batch is not None:
             num_tokens = batch.plan.num_tokens
             self.num_steps += 1
             self.step_tokens += num_tokens
             self.steps_by_tokens[step_bucket(num_tokens)] += 1
+            if self.drift_watch is not None:
+                self.drift_watch.add_step(num_tokens)
             if len(self.watched) < self.watched_most:
                 self.watched.append(batch)
         for request_id, update in news:

@@ -58,6 +58,8 @@ class Telemetry:
         self._was_working = self._is_watched = False
         self._last, self._next, self._left = 0.0, 0.0, IDLE_STATS
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
+        if lifeline is not None:
+            lifeline.stats.clear()  # of ranks in another layout
         self._own, self._worked = self._own_stats(0), self._working_seconds()  # of now, for the next time
         self._worked_before = self._worked  # when the ranks sent ``_stats``
 
@@ -98,6 +100,8 @@ class Telemetry:
         stats = []
         for number, model in enumerate(self._models):
             ranks = [rank_stats[number] for _, rank_stats in sorted(self._stats.items())]
+            if model.drift_watch is not None:
+                model.drift_watch.add_stats(ranks, now)
             stats.append(_describe(model, ranks, self._worked_before[number], now))
         self._send(Stats(stats))
 
@@ -169,6 +173,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
         step_age=now - model.last_step if engine.has_work else 0.0,
         steps_by_tokens=model.steps_by_tokens,
         step_tokens=model.step_tokens,
+        drift=model.drift_watch.drift if model.drift_watch else None,
         ranks=[
             RankStats(
                 rank=rank.rank,

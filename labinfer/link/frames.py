@@ -6,6 +6,7 @@ import msgspec
 
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.heartbeat import Wait
+from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import EngineStats, TracedStep
 from labinfer.rank_stats import Slices
 
@@ -44,13 +45,23 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
     on: bool
 
 
+class ChangeLayout(msgspec.Struct, frozen=True, array_like=True, tag="change_layout"):
+    """Serve a model in another layout from now on; answered by ``LayoutAnswer``."""
+
+    change: LayoutChange
+
+
+class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
+    """The answer to ``Rebuilding``: no request comes from now on until the next ``Attach``."""
+
+
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     """The host is not taken in; the connection closes."""
 
     message: str
 
 
-FromGateway = Beat | Add | Abort | Watch | Rejected
+FromGateway = Beat | Add | Abort | Watch | ChangeLayout | Paused | Rejected
 
 
 # From the host.
@@ -175,6 +186,22 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """By rank, of those that sent some since then; they may be of other steps as well."""
 
 
+class Rebuilding(msgspec.Struct, frozen=True, array_like=True, tag="rebuilding"):
+    """The models are loaded again in another layout. The news of all steps has been told: what is open goes on after the next
+    ``Attach``, for which it is to be handed over once more."""
+
+
+class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_answer"):
+    """The end of a change of the layout, behind the ``Attach`` of the layout that is served now."""
+
+    problem: str = ""
+    """The reason why the layout is what it was before; empty where it has changed."""
+    is_refused: bool = False
+    """Whether that was found before anything was taken down."""
+    seconds: float = 0.0
+    """Time in which nothing ran; 0 where nothing was taken down."""
+
+
 class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
     """No request is taken any more; those that run come to their ends, or their time does."""
 
@@ -183,4 +210,6 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """Whatever still runs is given up; the gateway is to say so to its clients and end."""
 
 
-FromHost = Beat | Hello | Attach | Accepted | Refused | Updates | Stats | Trace | Draining | Bye
+FromHost = (
+    Beat | Hello | Attach | Accepted | Refused | Updates | Stats | Trace | Rebuilding | LayoutAnswer | Draining | Bye
+)

@@ -68,6 +68,22 @@ class TracedStep(msgspec.Struct, frozen=True, array_like=True):
     sequences only where there are many."""
 
 
+class Drift(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Stages' times against those of the start, over some seconds of work."""
+
+    factors: list[float]
+    """Time of each stage as a multiple of that at the start, over the median of the others' multiples: what all stages take longer
+    is the requests'."""
+    slow: int | None
+    """Stage that has become slower than the others, if one has."""
+    rank: int | None
+    """The slowest one of its ranks."""
+    layers: list[int]
+    """Layers of each stage that would do better; empty where none would by much."""
+    gain: float
+    """Work that these would do more, as a fraction."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Queues and work of the engine of one model."""
 
@@ -95,6 +111,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     step_tokens: int = 0
     """Tokens of all steps."""
     ranks: list[RankStats] = []
+    drift: Drift | None = None
+    """None with one stage, and until there has been enough work."""
 
     @property
     def has_work(self) -> bool:

@@ -148,6 +148,16 @@ def timed_out(seconds: float) -> ApiError:
     return ApiError(408, message, "timeout", code="request_timeout", headers=dict(DO_NOT_RETRY))
 
 
+def conflict(message: str, final: bool = False) -> ApiError:
+    """The server's state does not allow it.
+
+    Args:
+        final: whether it will not later, either.
+    """
+    headers = dict(DO_NOT_RETRY) if final else {}
+    return ApiError(409, message[:MAX_MESSAGE_LENGTH], INVALID_REQUEST, code="conflict", headers=headers)
+
+
 def too_large(limit_bytes: int) -> ApiError:
     """The body is longer than may be."""
     message = f"the request's body is larger than {limit_bytes} bytes; send less at once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 from collections.abc import Iterable, Sequence
@@ -167,6 +168,17 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) or mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_EARLIER)
         mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
+
+
+def return_freed_memory() -> None:
+    """Give the system back what is free: as much as a model that has just been dropped took, ``keep_freed_memory`` or not.
+    No effect on a CPU's without glibc (``malloc_trim(3)``)."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def private_memory() -> int:

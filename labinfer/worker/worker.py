@@ -52,6 +52,8 @@ class Worker:
         self.num_steps = 0
         self.busy_time = 0.0
         """Seconds in which this rank was preparing, running and sampling steps."""
+        self.layer_time = 0.0
+        """Part of them in which it ran layers, the embedding included."""
         self.waits: Counter[str] = Counter()
         """See ``WorkerStats.waits``."""
 
@@ -107,7 +109,9 @@ class Worker:
         begin = time.perf_counter()
         with self._recorder.slice("run", plan):
             hidden_TD = self.runner.run(plan, batch, hidden_TD)
-        self.busy_time += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self.busy_time += seconds
+        self.layer_time += seconds
         return batch, hidden_TD
 
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
@@ -128,12 +132,15 @@ class Worker:
         self.runner = None
 
     def expert_tokens(self) -> dict[int, list[int]]:
-        """Tokens that each expert of a layer was given so far, by layer; empty but on a stage's first tp rank."""
-        return {layer: num_tokens_E.tolist() for layer, num_tokens_E in self.runner.model.expert_loads().items()}
+        """Tokens that each expert of a layer was given so far, by layer; empty but on a stage's first tp rank, and when this is
+        closed: another thread may call it."""
+        runner = self.runner
+        loads = runner.model.expert_loads() if runner is not None else {}
+        return {layer: num_tokens_E.tolist() for layer, num_tokens_E in loads.items()}
 
     def reset_counters(self) -> None:
         """Count steps, seconds and the experts' tokens from 0 again."""
-        self.num_steps, self.busy_time = 0, 0.0
+        self.num_steps, self.busy_time, self.layer_time = 0, 0.0, 0.0
         self.waits.clear()
         for num_tokens_E in self.runner.model.expert_loads().values():
             num_tokens_E.zero_()

@@ -24,7 +24,20 @@ from labinfer.gateway.options import ServerOptions, Setup
 from labinfer.gateway.process import start_gateway
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.link import local_socket
-from labinfer.link.frames import Accepted, Add, Attach, Bye, Hello, ModelFacts, Rejected, Stats, Updates
+from labinfer.link.frames import (
+    Accepted,
+    Add,
+    Attach,
+    Bye,
+    ChangeLayout,
+    Hello,
+    LayoutAnswer,
+    ModelFacts,
+    Rebuilding,
+    Rejected,
+    Stats,
+    Updates,
+)
 from labinfer.link.framing import pack
 from labinfer.text.tokenizer import Tokenizer
 
@@ -107,10 +120,10 @@ class Host:
         self._token_ids = tokenizer.encode(text, add_special_tokens=False)
         self._dies_late = dies_late
         self._poison = tokenizer.encode(poison, add_special_tokens=False) if poison else None
-        self._finishes, self._is_ending, self._facts = finishes, False, facts
+        self.finishes, self._is_ending, self._facts = finishes, False, facts
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.added: list[Add] = []
-        self.most_at_once = 0
+        self.most_at_once = self.num_changes = 0
 
     def __enter__(self) -> Host:
         self.link.send(Attach([self._facts]))
@@ -125,7 +138,9 @@ class Host:
     def _run(self) -> None:
         with contextlib.suppress(BrokenLink):  # the gateway ends first where the host says goodbye
             while not self._is_ending:
-                adds = [frame for frame in self.link.receive(0.02) if isinstance(frame, Add)]
+                frames = self.link.receive(0.02)
+                adds = [frame for frame in frames if isinstance(frame, Add)]
+                self.num_changes += sum(isinstance(frame, ChangeLayout) for frame in frames)
                 self.most_at_once = max(self.most_at_once, len(adds))
                 self.added += adds
                 if self._poison in [add.request.prompt_token_ids for add in adds]:
@@ -144,7 +159,7 @@ class Host:
 
     def _answer(self, key: str) -> None:
         self.link.send(Accepted(key))
-        reason = FinishReason.LENGTH if self._finishes else None
+        reason = FinishReason.LENGTH if self.finishes else None
         update = AnswerUpdate(index=0, token_ids=self._token_ids, logprobs=[], finish_reason=reason)
         self.link.send(Updates([(key, update)]))
 
@@ -253,6 +268,46 @@ def test_answers_do_not_go_on_with_another_model():
             error = stream.finish().error
             assert error["code"] == "engine_failed" and "other models" in error["message"]
             wait_for(lambda: server.complete(max_tokens=1).status == 200, END_SECONDS)
+
+
+def test_streams_wait_while_the_layout_changes_and_go_on_in_the_next_one():
+    with gateway(outlives_host=False) as server, ThreadPoolExecutor() as threads, Host(server, "red", False) as host:
+        wait_ready(server)
+        stream = Stream(server, {"max_tokens": 60}).wait_begun()
+        change = threads.submit(server.ask, "POST", "/v1/cluster/layout", {"layers": [2]})
+        wait_for(lambda: host.num_changes, END_SECONDS)
+        host.link.send(Rebuilding())
+        wait_for(lambda: server.get("/health")[1]["status"] == "rebuilding", END_SECONDS)
+        server.ask("GET", "/ready").check_error(503, "server_error", "overloaded")
+        later = threads.submit(Stream, server, {"prompt": "green", "max_tokens": 60})
+        other = server.ask("POST", "/v1/cluster/layout", {"layers": [1]})
+        other.check_error(409, "invalid_request_error", "conflict")
+        assert len(host.added) == 1 and not later.done()
+        host.finishes = True
+        host.link.send(Attach([FACTS]))
+        host.link.send(LayoutAnswer(seconds=0.5))
+        assert (stream.finish().text, stream.finish_reason) == ("redred", "length")
+        assert later.result(END_SECONDS).finish().text == "red"
+        _, again, first = host.added
+        assert again.admitted and Tokenizer(DEMO).decode(list(again.request.output_token_ids)) == "red"
+        assert not first.admitted and first.request.output_token_ids == ()
+        answer = change.result(END_SECONDS)
+        assert (answer.status, answer.body["changed"], answer.body["pause_seconds"]) == (200, True, 0.5)
+
+
+def test_layout_that_cannot_be_is_an_error_of_the_caller():
+    with gateway(outlives_host=False) as server, ThreadPoolExecutor() as threads, Host(server, "red") as host:
+        wait_ready(server)
+        for answer, status in (
+            (LayoutAnswer("layers 3 adds up to 3", is_refused=True), 400),
+            (LayoutAnswer("no room", seconds=1.0), 409),
+        ):
+            change = threads.submit(server.ask, "POST", "/v1/cluster/layout", {"layers": [3]})
+            wait_for(lambda: not change.done() and host.num_changes, END_SECONDS)  # noqa: B023
+            host.num_changes = 0
+            host.link.send(answer)
+            reply = change.result(END_SECONDS)
+            assert reply.status == status and answer.problem in reply.error["message"]
 
 
 def test_stream_fails_with_a_host_that_the_gateway_does_not_outlive():

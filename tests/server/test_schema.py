@@ -81,6 +81,9 @@ REASONS = (
     "the chat template refuses these messages",
     "this model's chat template has no place for tools",
     "chat_template_kwargs",
+    "the layout -tp",
+    "(layers|ranks|tensor_parallel_size) [0-9,]+",
+    "plan (is for another model|says what all other fields say)",
 )
 """Why a request may be refused that breaks no rule a JSON schema has."""
 
@@ -213,6 +216,8 @@ def ask(server: Server, case, *unchecked):
             body.pop("max_completion_tokens", None)  # which would go before it
         elif case.operation.path == "/v1/responses":
             body["max_output_tokens"] = body.get("max_output_tokens") or MAX_TOKENS
+        elif case.operation.path == "/v1/cluster/layout":  # to load the model again each time takes long
+            body.update(dtype=["float32"], quantization="auto")
     if case.operation.path.startswith(("/v1/cluster", "/v1/requests")):
         query = {name: "" if value == [] else value for name, value in (case.query or {}).items()}
         if case.operation.path in LOOKING and can_look(query.get("seconds", 1)):

@@ -48,6 +48,7 @@ async def show(call: Call) -> Response:
             machine_links=info.machine_links,
             plan=info.plan or None,
             verdict=history.verdict(info.name),
+            drift=history.drift(info.name),
             history=history.points(info.name),
         )
     )

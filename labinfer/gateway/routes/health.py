@@ -14,7 +14,7 @@ from labinfer.heartbeat import Wait
 from labinfer.openai import api_errors
 from labinfer.openai.answer import Answer, Count
 
-State = Literal["ok", "idle", "loading", "stalled", "recovering", "draining"]
+State = Literal["ok", "idle", "loading", "stalled", "recovering", "rebuilding", "draining"]
 
 
 class RankWait(Answer):
@@ -29,7 +29,8 @@ class RankWait(Answer):
 
 class Health(Answer):
     """State of a server: it runs requests (ok) or has none (idle); its models are loaded; its engine gives no signs of life, or
-    ends no step (stalled); another engine takes up the work of one that died; or the server comes to its end."""
+    ends no step (stalled); another engine takes up the work of one that died; its models are loaded again in another layout; or the
+    server comes to its end."""
 
     status: State
     wait: RankWait | UnsetType = UNSET
@@ -79,6 +80,8 @@ def _state(service: Service) -> State:
         return "draining"
     if engine.is_recovering:
         return "recovering"
+    if engine.is_rebuilding:
+        return "rebuilding"
     if not service.models:
         return "loading"
     return "ok" if engine.has_work else "idle"
@@ -91,6 +94,8 @@ async def ready(call: Call) -> Response:
         raise api_errors.overloaded("the engine gives no signs of life", LOADING_SECONDS)
     if call.service.engine.is_recovering:
         raise api_errors.overloaded("the engine has died, and another one takes up its work", LOADING_SECONDS)
+    if call.service.engine.is_rebuilding:
+        raise api_errors.overloaded("the models are loaded again in another layout", LOADING_SECONDS)
     call.service.check_room()
     return call.json(Readiness("ready", call.service.model_names))
 

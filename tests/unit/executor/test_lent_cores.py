@@ -70,7 +70,12 @@ def lent_cpus(
             choice = ThreadChoice(choice.count, choice.reason)
         progress = SimpleNamespace(doorbells=None)
         group = SimpleNamespace(
-            rank=rank, ranks=tuple(info.rank for info in everyone), everyone=everyone, threads=choice, progress=progress
+            rank=rank,
+            ranks=tuple(info.rank for info in everyone),
+            everyone=everyone,
+            threads=choice,
+            progress=progress,
+            doorbells={},
         )
         machine = comm if len(tp_sizes) > 1 else None
         share_cores(group, machine, layout, topology.place(rank), [provider])

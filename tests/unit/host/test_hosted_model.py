@@ -13,7 +13,7 @@ def counts_after(*steps: list[AnswerUpdate]) -> tuple[int, int, int]:
     batch = SimpleNamespace(plan=SimpleNamespace(num_tokens=3))
     news = [[("a request", update) for update in updates] for updates in steps]
     remaining = iter(news)
-    driver, engine = SimpleNamespace(step=lambda: next(remaining)), SimpleNamespace(last_batch=batch)
+    driver, engine = SimpleNamespace(step=lambda launches: next(remaining)), SimpleNamespace(last_batch=batch)
     model = HostedModel(name="a", llm=SimpleNamespace(engine=engine, driver=driver), recommended={})
     model.unread_prompts["a request"] = 7
     for expected in news:

@@ -1,0 +1,274 @@
+"""Hosting: the models of a server on all ranks, loaded again in another layout while requests stay open."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from labinfer.commands.loading import announce, load
+from labinfer.commands.session import Session
+from labinfer.config import EngineOptions, as_keywords
+from labinfer.engine.request import Request
+from labinfer.errors import AgreedError, UserError
+from labinfer.executor.probe import model_name
+from labinfer.gateway.options import ServerOptions
+from labinfer.host.engine_host import EngineHost, Layouts
+from labinfer.host.followers import follow_host
+from labinfer.host.gateway_link import GatewayLink
+from labinfer.layout.layout import Layout, make_layout
+from labinfer.link.frames import LayoutAnswer
+from labinfer.link.layout_change import LayoutChange
+from labinfer.link.stats import Drift
+from labinfer.llm import LLM, follow_all
+from labinfer.option_fields import join
+from labinfer.planner.saved_plan import plan_options
+from labinfer.sampling_params import SamplingParams
+from labinfer.spmd.machine import return_freed_memory
+
+logger = logging.getLogger(__name__)
+
+WORTH_SECONDS = 600.0
+"""Time in which a better split of the layers has to do more than the pause costs."""
+CHECK_PROMPT, CHECK_TOKENS = 4, 2
+"""Tokens of the prompt, and of the answer, with which a layout shows that it computes numbers."""
+
+
+class Hosting:
+    """Models of a server. Its methods are collective over all ranks, spare ones included.
+
+    Args:
+        layouts: options of each model.
+        link: to the gateway; None on ranks other than 0.
+    """
+
+    def __init__(self, session: Session, layouts: Layouts, link: GatewayLink | None, own: ServerOptions):
+        self._session, self._group, self._link = session, session.group, link
+        self._layouts, self._own = layouts, own
+        self._failed: list[Layouts] = []
+        self._load_seconds = 0.0
+        self.llms: dict[str, LLM] = {}
+        self._host: EngineHost | None = None
+
+    def load(self) -> None:
+        """Load the models, and say what each rank has of them.
+
+        Raises:
+            AgreedError: one cannot be loaded.
+        """
+        self._load(self._layouts)
+        self._prepare(None)
+
+    def run(self) -> None:
+        """Host the models, in whatever layout is asked for, until a signal comes.
+
+        Raises:
+            BrokenLink: the gateway is gone (rank 0).
+            RuntimeError: neither another layout can be loaded nor the one of before.
+        """
+        while (layouts := self._run_host()) is not None:
+            begin = time.monotonic()
+            problem = self._change(layouts)
+            seconds = time.monotonic() - begin
+            if self._group.rank == 0:
+                now = f"the layout of before is served again: {problem}" if problem else "the layout has changed"
+                logger.info("%s (after a pause of %.1f s)", now, seconds)
+            self._prepare(LayoutAnswer(problem, seconds=seconds))
+
+    def _prepare(self, outcome: LayoutAnswer | None) -> None:
+        with self._group.together():
+            if self._group.rank == 0:
+                announce(self.llms)
+                self._host = EngineHost(
+                    self.llms,
+                    self._link,
+                    self._session.signals.check,
+                    self._own.drain_timeout,
+                    is_last=self._session.environment.supervisor is None,
+                    plan_change=self._plan,
+                    plan_split=self._plan_split if self._own.replan == "auto" else lambda model, drift: None,
+                    outcome=outcome,
+                )
+
+    def _run_host(self) -> Layouts | None:
+        """Host the models until the end, or until other layouts are to be served, which are returned."""
+        layouts = None
+        with self._group.together():  # spare ranks wait here
+            if self._group.rank == 0:
+                layouts = self._host.run()
+                for llm in self.llms.values():
+                    llm.end_run()
+            else:
+                follow_host(list(self.llms.values()))
+        self._host = None
+        data = self._group.comm.all_gather_bytes(msgspec.msgpack.encode(layouts) if self._group.rank == 0 else b"")
+        return msgspec.msgpack.decode(data[0], type=Layouts | None)
+
+    def _plan(self, change: LayoutChange) -> Layouts | None:
+        """Rank 0: options with which the models are served as is asked for; None where they are.
+
+        Raises:
+            UserError: they cannot be.
+        """
+        llm, before = self.llms[change.model], self._layouts[change.model]
+        try:
+            if change.plan is not None and change.plan.model != (own := model_name(llm.layout.config)):
+                raise UserError(
+                    f"plan is for another model ({change.plan.model}) than {change.model} ({own}); plan again"
+                )
+            options = changed_options(before, change, [info.node for info in self._group.everyone])
+            layout = make_layout(options, llm.layout.config, self._group.everyone)
+        except UserError as error:
+            raise UserError(as_keywords(str(error))) from None
+        if len(self.llms) > 1 and layout.topology.placed_ranks != llm.layout.topology.placed_ranks:
+            raise UserError(
+                "ranks: several models are served, which all have the same ranks; leave none out, and add none"
+            )
+        return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
+
+    def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
+        """Rank 0: options with the better split of a model's layers; None where it could not be loaded before, or is not worth it."""
+        topology, before = self.llms[name].layout.topology, self._layouts[name]
+        parallel = replace(
+            before.parallel,
+            tensor_parallel_size=topology.tp_sizes,
+            pipeline_parallel_size=topology.num_stages,
+            layers=tuple(drift.layers),
+        )
+        layouts = self._layouts | {name: replace(before, parallel=parallel)}
+        if layouts in self._failed or drift.gain * WORTH_SECONDS <= self._load_seconds:
+            return None
+        logger.info("--replan auto: the layers of %s are split %s from now on", name, join(parallel.layers))
+        return layouts
+
+    def _change(self, layouts: Layouts) -> str:
+        """Load the models in other layouts, and those of before where that fails. Returns why it has."""
+        lengths = [llm.facts.max_model_len for llm in self.llms.values() if not llm.is_spare]
+        try:
+            self._reload(layouts)
+            self._check(lengths)
+            self._layouts = layouts
+            return ""
+        except AgreedError as error:
+            problem = str(error)
+        self._failed.append(layouts)
+        try:
+            self._reload(self._layouts)
+        except AgreedError as error:
+            raise RuntimeError(f"{problem}; nor can the layout of before be loaded again: {error}") from None
+        return problem
+
+    def _reload(self, layouts: Layouts) -> None:
+        while self.llms:
+            self.llms.popitem()[1].unload()
+        self._group.end_splits()
+        return_freed_memory()
+        ranks = [options.parallel.ranks for options in layouts.values()]
+        self._group.take_cores(sum(ranks, ()) if all(ranks) else (), self._session.options.runtime.threads)
+        self._load(layouts)
+
+    def _load(self, layouts: Layouts) -> None:
+        begin = time.monotonic()
+        for name, options in layouts.items():
+            self.llms[name] = load(self._session, options, tuple(self.llms.values()))
+        self._load_seconds = time.monotonic() - begin
+
+    def _check(self, lengths: list[int]) -> None:
+        """Check that the models answer.
+
+        Args:
+            lengths: contexts that were served before.
+
+        Raises:
+            AgreedError: what is computed are no numbers, or answers that have begun may have no room any more.
+        """
+        llms = list(self.llms.values())
+        with self._group.together():
+            problem: UserError | None = None
+            if self._group.rank == 0:
+                try:
+                    for llm, length in zip(llms, lengths, strict=True):
+                        _check_length(llm, length)
+                        check_numbers(llm)
+                except UserError as error:
+                    problem = error
+                for llm in llms:
+                    llm.driver.drain()
+                    llm.engine.end_run()
+            else:
+                follow_all(llms)
+            if problem is not None:
+                raise problem
+
+
+def check_numbers(llm: LLM) -> None:
+    """Run a short prompt, while the other ranks follow (rank 0).
+
+    Raises:
+        UserError: its log-probabilities are no finite numbers.
+    """
+    vocab_size, length = llm.facts.vocab_size, llm.facts.max_model_len
+    prompt = [number % vocab_size for number in range(1, 1 + min(CHECK_PROMPT, length - 1))]
+    sampling = SamplingParams(
+        max_tokens=min(CHECK_TOKENS, length - len(prompt)),
+        temperature=0.0,
+        ignore_eos=True,
+        logprobs=1,
+        prompt_logprobs=1,
+    )
+    request = Request(key="self-check", prompt_token_ids=prompt, sampling=sampling, cache_salt="self-check")
+    llm.driver.add(request.key, request)
+    while llm.driver.has_work:
+        for _, update in llm.driver.step():
+            measured = [*update.logprobs, *(update.prompt_logprobs or ())]
+            if not all(math.isfinite(item.logprob) for item in measured):
+                raise UserError("the log-probabilities of its self-check are no finite numbers")
+
+
+def _check_length(llm: LLM, length: int) -> None:
+    if llm.facts.max_model_len < length:
+        raise UserError(
+            f"it has room for a context of {llm.facts.max_model_len} tokens only, and {length} are served; use more ranks, or fewer bits"
+        )
+
+
+def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:
+    """Options with what a change says.
+
+    Args:
+        nodes: machine of each rank that was started.
+
+    Raises:
+        UserError: a value is wrong by itself.
+    """
+    parallel, model = options.parallel, options.model
+    if change.plan is not None:
+        if change.moves or change.dtype is not None or change.quantization is not None:
+            raise UserError("plan says what all other fields say; leave them out")
+        return plan_options(change.plan, options, nodes)
+    if change.moves:
+        sizes, layers = tuple(change.tensor_parallel_size or (1,)), tuple(change.layers or ())
+        num_placed = sum(sizes) if len(sizes) > 1 else sizes[0] * len(layers)
+        ranks = tuple(change.ranks or ())
+        if not ranks and 0 < num_placed < len(nodes):  # the ranks that have a part now, or the first ones
+            ranks = parallel.ranks if len(parallel.ranks) == num_placed else tuple(range(num_placed))
+        parallel = replace(
+            parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks, layout=""
+        )
+    if change.dtype is not None:
+        model = replace(model, dtype=tuple(change.dtype))
+    if change.quantization is not None:
+        model = replace(model, quantization=change.quantization)
+    changed = replace(options, parallel=parallel, model=model)
+    changed.check()
+    return changed
+
+
+def _shape(layout: Layout) -> tuple:
+    """Everything of a layout that may be changed."""
+    topology = layout.topology
+    return topology.places, topology.layers, layout.dtypes, layout.quantization

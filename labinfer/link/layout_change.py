@@ -1,0 +1,47 @@
+"""LayoutChange: a layout that is asked for while a model is served."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from labinfer.planner.saved_plan import SavedPlan
+
+MAX_STAGES = 4096
+Counts = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
+]
+
+
+class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The body of ``POST /v1/cluster/layout``: fields with the meanings of the flags of these names.
+
+    The first three together describe the stages as flags do at a start: where one of them is given, those that are not have
+    their defaults. All else that is left out stays as it is.
+    """
+
+    model: str | None = None
+    """None for the first one."""
+    tensor_parallel_size: Counts | None = None
+    layers: Counts | None = None
+    ranks: (
+        Annotated[
+            list[Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
+        ]
+        | None
+    ) = None
+    dtype: (
+        Annotated[
+            list[Literal["auto", "float32", "bfloat16", "float16"]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
+        ]
+        | None
+    ) = None
+    quantization: Literal["auto", "none", "int8", "int4"] | None = None
+    plan: SavedPlan | None = None
+    """A layout as ``launch.py plan --auto --save`` writes it, in place of all other fields but the model."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether stages, and not only their numbers' precision, are to change."""
+        return any(field is not None for field in (self.tensor_parallel_size, self.layers, self.ranks))
