@@ -44,11 +44,12 @@ def choose_layout(
     is_auto = layout == AUTO_LAYOUT
     if not layout or (is_auto and group.size == 1):
         return dataclasses.replace(options, parallel=dataclasses.replace(options.parallel, layout=""))
-    from labinfer.executor.probe import model_name, probe_cluster
+    from labinfer.executor.probe import probe_cluster
+    from labinfer.executor.probe_layout import model_name
 
     _, config = find_model(group, options)
     nodes, data = [info.node for info in group.everyone], b""
-    cluster = probe_cluster(group, options, on_progress) if is_auto else None
+    cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
     with group.together(), _named(layout):
         if group.rank == 0:
             plan = (
