@@ -48,7 +48,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
             file = _open_save(own)
     directory, config = find_model(group, options)
     with measuring(group) as on_progress:
-        cluster = probe_cluster(group, options, on_progress)
+        cluster = probe_cluster(group, options, on_progress, for_plan=True)
     with group.together():
         if group.rank == 0:
             problem = make_problem(

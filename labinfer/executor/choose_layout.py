@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,17 +18,24 @@ from labinfer.models.config import ModelConfig
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options
 
+if TYPE_CHECKING:
+    from labinfer.planner.report import PlanReport
+
 logger = logging.getLogger(__name__)
 
 
 def choose_layout(
-    group: RankGroup, options: EngineOptions, on_progress: Callable[[str], None] = lambda text: None
+    group: RankGroup,
+    options: EngineOptions,
+    on_progress: Callable[[str], None] = lambda text: None,
+    on_report: Callable[[PlanReport], None] | None = None,
 ) -> EngineOptions:
     """The options of a start in which ``--layout`` is followed: rank 0 reads the plan, or makes it of what all machines measure,
     and the others are told. The ranks in it share out the cores. Collective; nothing happens without ``--layout``.
 
     Args:
         on_progress: called with what is measured.
+        on_report: called on rank 0 with a plan that was made, beside its alternatives, for which further searches are needed.
 
     Raises:
         AgreedError: the plan cannot be read or is not for this model and these machines, or there is none.
@@ -36,14 +44,17 @@ def choose_layout(
     is_auto = layout == AUTO_LAYOUT
     if not layout or (is_auto and group.size == 1):
         return dataclasses.replace(options, parallel=dataclasses.replace(options.parallel, layout=""))
-    from labinfer.executor.probe import model_name, probe_cluster
+    from labinfer.executor.probe import probe_cluster
+    from labinfer.executor.probe_layout import model_name
 
     _, config = find_model(group, options)
     nodes, data = [info.node for info in group.everyone], b""
-    cluster = probe_cluster(group, options, on_progress) if is_auto else None
+    cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
     with group.together(), _named(layout):
         if group.rank == 0:
-            plan = SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0])
+            plan = (
+                SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0], on_report)
+            )
             data = msgspec.msgpack.encode(plan)
     plan = msgspec.msgpack.decode(group.comm.all_gather_bytes(data)[0], type=SavedPlan)
     with group.together(), _named(layout):
@@ -60,7 +71,13 @@ def choose_layout(
     return chosen
 
 
-def _find_plan(cluster: Cluster, options: EngineOptions, config: ModelConfig, first: str) -> SavedPlan:
+def _find_plan(
+    cluster: Cluster,
+    options: EngineOptions,
+    config: ModelConfig,
+    first: str,
+    on_report: Callable[[PlanReport], None] | None,
+) -> SavedPlan:
     """The best plan with rank 0's machine as the first.
 
     Raises:
@@ -70,6 +87,12 @@ def _find_plan(cluster: Cluster, options: EngineOptions, config: ModelConfig, fi
     from labinfer.planner.search import find_layout
 
     problem = make_problem(cluster, options, first=first, max_position=config.max_position)
+    if on_report is not None:
+        from labinfer.planner.report import PlanReport
+
+        report = PlanReport.make(problem)
+        on_report(report)
+        return SavedPlan.make(report.best.stages)
     if (solution := find_layout(problem)) is None:
         raise no_room(problem)
     return SavedPlan.make(solution.stages)

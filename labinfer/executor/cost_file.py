@@ -1,4 +1,4 @@
-"""Files that keep the costs of a unit's circumstances for the next probe."""
+"""Files that keep the costs of a unit's circumstances, and those of links, for the next probe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from labinfer.functions.provider import Provider
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
 from labinfer.models.config import ModelConfig
+from labinfer.planner.cluster import PairLink
 from labinfer.planner.costs import HostCosts
 from labinfer.weights.weight_cache import digest
 
@@ -26,17 +28,23 @@ logger = logging.getLogger(__name__)
 FORM = 3
 """Counts the ways in which costs were measured: files of an earlier one are not found."""
 
+Costs = TypeVar("Costs")
 
-def read_costs(path: Path) -> HostCosts | None:
-    """Costs from a file; None where there is none, or it is not one of this version's."""
+
+def read_costs(path: Path | None, kind: type[Costs]) -> Costs | None:
+    """Costs of a host or of links from a file; None where there is none, or it is not one of this version's."""
+    if path is None:
+        return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=HostCosts)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def write_costs(path: Path, costs: HostCosts) -> None:
+def write_costs(path: Path | None, costs: HostCosts | list[PairLink]) -> None:
     """Write the file as a whole, so that several processes may write it at once; nowhere where it cannot be written."""
+    if path is None:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as directory:

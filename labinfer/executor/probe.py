@@ -7,6 +7,7 @@ what runs. They are as many as no cache of a processor holds, since a stage read
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+import labinfer
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.links import measure_links
 from labinfer.config import EngineOptions
@@ -23,10 +25,13 @@ from labinfer.executor.cost_file import file_name, read_costs, write_costs
 from labinfer.executor.layer_fit import CHUNK_ROWS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
 from labinfer.executor.probe_layout import (
     MIN_LAYERS,
+    Units,
+    all_degrees,
     kind_name,
     make_unit_layout,
     measured_places,
     model_name,
+    ranks_by_node,
     split_nodes,
 )
 from labinfer.executor.step_timer import StepTimer
@@ -47,6 +52,7 @@ from labinfer.rank_stats import WorkerStats
 from labinfer.spmd.cgroup import Cgroup
 from labinfer.spmd.machine import free_memory
 from labinfer.weights.loader import weight_bytes
+from labinfer.weights.weight_cache import digest
 
 logger = logging.getLogger(__name__)
 
@@ -60,62 +66,84 @@ FEW_SEQUENCES = 16
 
 
 def probe_cluster(
-    group: RankGroup, options: EngineOptions, on_progress: Callable[[str], None] = lambda text: None
+    group: RankGroup,
+    options: EngineOptions,
+    on_progress: Callable[[str], None] = lambda text: None,
+    *,
+    for_plan: bool = False,
 ) -> Cluster:
     """Costs of every machine of the group, and links between them; collective. All machines measure at once, as they will run.
 
     Args:
         on_progress: called with what is measured.
+        for_plan: all tensor-parallel degrees count that machines can have, not only that of the options, and links are remembered
+            as long as costs are.
 
     Raises:
         AgreedError: the model, the devices or the memory are not as they should be, on any rank.
     """
     directory, config = find_model(group, options)
     with group.together():
-        units = split_nodes(group.everyone, options)
-        layout = make_unit_layout(options, config, group.everyone, units, group.rank)
-    providers = prepare_providers(group, layout.devices[group.rank])
-    folder, begin = cache_folder(), time.perf_counter()
-    path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
-    costs, memory = read_costs(path) if path is not None else None, _free_memory(group, layout)
-    remembered = all(group.comm.all_gather_bytes(b"" if costs is None else b"known"))
-    if not remembered:
-        on_progress("loading some layers")
-        timer = _make_timer(group, options, layout, directory, units)
-        group.comm.barrier()
-        costs = _measure(timer, layout, config, on_progress)
-        if path is not None:
+        rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
+        layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]
+    providers = prepare_providers(group, layouts[0].devices[group.rank])
+    folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
+    here, memory = group.everyone[group.rank], _free_memory(group, layouts[0])
+    for units, layout in zip(rounds, layouts, strict=True):
+        path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
+        costs = read_costs(path, HostCosts)
+        if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):
+            on_progress("loading some layers" + f", tp {layout.topology.tp_sizes[0]}" * (len(rounds) > 1))
+            timer = _make_timer(group, options, layout, directory, units)
+            group.comm.barrier()
+            costs, is_known = _measure(timer, layout, config, on_progress), False
+            del timer  # with what is loaded
+            gc.collect()
             write_costs(path, costs)
-    here = group.everyone[group.rank]
-    costs = msgspec.structs.replace(costs, name=here.node, hardware=describe_hardware(group), memory=memory)
+        own.append(msgspec.structs.replace(costs, name=here.node, hardware=describe_hardware(group), memory=memory))
     gathered = {
-        rank: msgspec.json.decode(data, type=HostCosts)
-        for rank, data in group.gather_bytes(msgspec.json.encode(costs)).items()
+        rank: msgspec.json.decode(data, type=list[HostCosts])
+        for rank, data in group.gather_bytes(msgspec.json.encode(own)).items()
     }
+    machines = []
+    for node, ranks in ranks_by_node(group.everyone).items():
+        merged = [merge_ranks(measured) for measured in zip(*(gathered[rank] for rank in ranks), strict=True)]
+        costs_by_degree = {costs.tp_size: costs for costs in merged}
+        machines.append(Machine(name=node, costs=list(costs_by_degree.values()), num_ranks=len(ranks)))
     on_progress("links")
-    by_node: dict[str, list[int]] = {}
-    for info in group.everyone:
-        by_node.setdefault(info.node, []).append(info.rank)
-    nodes, firsts = list(by_node), [ranks[0] for ranks in by_node.values()]
-    links = measure_links(group.comm, firsts)
+    links = _find_links(group, folder, may_remember=is_known and for_plan)
     if group.rank == 0:
-        how = "as measured before" if remembered else f"measured in {time.perf_counter() - begin:.1f} s"
-        logger.info("costs of %d machine%s: %s", len(nodes), "s" * (len(nodes) > 1), how)
-    return Cluster(
-        machines=[
-            Machine(name=node, costs=[merge_ranks([gathered[rank] for rank in ranks])], num_ranks=len(ranks))
-            for node, ranks in by_node.items()
-        ],
-        links=[
-            PairLink(a=nodes[a], b=nodes[b], link=Link(times.latency, times.bytes_per_second))
-            for (a, b), times in links.items()
-        ],
-    )
+        how = "as measured before" if is_known else f"measured in {time.perf_counter() - begin:.1f} s"
+        logger.info("costs of %d machine%s: %s", len(machines), "s" * (len(machines) > 1), how)
+    return Cluster(machines=machines, links=links)
 
 
-def _make_timer(
-    group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Sequence[Sequence[int]]
-) -> StepTimer:
+def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) -> list[PairLink]:
+    """Links between all machines, measured, or as rank 0 remembers them; collective.
+
+    Args:
+        folder: where it does.
+    """
+    by_node = ranks_by_node(group.everyone)
+    nodes, path = list(by_node), None
+    if folder is not None:
+        path = folder / f"links-{digest(labinfer.__version__, group.comm.name, nodes)}.json"
+    data = b""
+    if may_remember and group.rank == 0 and (links := read_costs(path, list[PairLink])) is not None:
+        data = msgspec.msgpack.encode(links)
+    if data := group.comm.all_gather_bytes(data)[0]:
+        return msgspec.msgpack.decode(data, type=list[PairLink])
+    times = measure_links(group.comm, [ranks[0] for ranks in by_node.values()])
+    links = [
+        PairLink(a=nodes[a], b=nodes[b], link=Link(each.latency, each.bytes_per_second))
+        for (a, b), each in times.items()
+    ]
+    if group.rank == 0:
+        write_costs(path, links)
+    return links
+
+
+def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Units) -> StepTimer:
     """The layers, loaded on the ranks of each unit; collective."""
     place = layout.topology.place(group.rank)
     carrier = layout.carrier(layout.topology.ranks, group.everyone)
@@ -162,7 +190,7 @@ def _make_timer(
 
 
 def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]) -> HostCosts:
-    """Costs of this rank's unit. Its name and its memory are not known yet."""
+    """Costs of this rank's unit."""
     decoder, place, few = timer.runner.model, layout.topology.places[0], min(FEW_TOKENS, timer.length)
     timer.fill_cache(min(FILL_TOKENS, timer.length))
     most = min(max(DECODE_ROWS), timer.num_states or max(DECODE_ROWS))

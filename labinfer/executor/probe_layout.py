@@ -19,8 +19,11 @@ LAYER_BYTES = 192 << 20
 MIN_LAYERS = 2
 """Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through no more."""
 
+Units = list[tuple[int, ...]]
+"""Ranks of each stage that could be; every rank is in one."""
 
-def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> list[tuple[int, ...]]:
+
+def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> Units:
     """The ranks of each stage that could be: neighbours on a node, as many as the tensor-parallel degree.
 
     Raises:
@@ -31,18 +34,56 @@ def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> list[tu
         raise UserError(
             f"--tensor-parallel-size {','.join(map(str, degrees))}: a probe measures one degree at a time; give one number"
         )
-    by_node: dict[str, list[int]] = {}
-    for info in everyone:
-        by_node.setdefault(info.node, []).append(info.rank)
-    units = []
-    for node, ranks in by_node.items():
+    units: Units = []
+    for node, ranks in ranks_by_node(everyone).items():
         if len(ranks) % degrees[0]:
             raise UserError(
                 f"--tensor-parallel-size {degrees[0]} does not divide the number of ranks on {node}, {len(ranks)}; start a "
                 "multiple of it there"
             )
-        units += [tuple(ranks[begin : begin + degrees[0]]) for begin in range(0, len(ranks), degrees[0])]
+        units += _split(ranks, degrees[0])
     return units
+
+
+def all_degrees(everyone: Sequence[RankInfo], config: ModelConfig) -> list[Units]:
+    """Units for each of several probes, which have all tensor-parallel degrees that divide a node's ranks and that the model allows.
+
+    Nodes with fewer degrees than others measure their last one again.
+    """
+    nodes = list(ranks_by_node(everyone).values())
+    degrees = [
+        [degree for degree in range(1, len(ranks) + 1) if len(ranks) % degree == 0 and _allows(config, degree)]
+        for ranks in nodes
+    ]
+    return [
+        [
+            unit
+            for ranks, own in zip(nodes, degrees, strict=True)
+            for unit in _split(ranks, own[min(number, len(own) - 1)])
+        ]
+        for number in range(max(map(len, degrees)))
+    ]
+
+
+def _allows(config: ModelConfig, degree: int) -> bool:
+    try:
+        for layer in config.layers:
+            layer.mixer.check(degree)
+    except UserError:
+        return degree == 1
+    return True
+
+
+def _split(ranks: Sequence[int], degree: int) -> Units:
+    return [tuple(ranks[begin : begin + degree]) for begin in range(0, len(ranks), degree)]
+
+
+def ranks_by_node(everyone: Sequence[RankInfo]) -> dict[str, list[int]]:
+    """Ranks of each node, in the order of the first ones."""
+    by_node: dict[str, list[int]] = {}
+    for info in everyone:
+        by_node.setdefault(info.node, []).append(info.rank)
+    return by_node
 
 
 def kind_name(layer: LayerConfig) -> str:
@@ -76,7 +117,7 @@ def measured_places(layout: Layout) -> dict[str, list[int]]:
 
 
 def make_unit_layout(
-    options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo], units: Sequence[Sequence[int]], rank: int
+    options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo], units: Units, rank: int
 ) -> Layout:
     """One stage on the ranks that measure together with this one: the first layers of the model, with both of its ends.
 
@@ -87,7 +128,9 @@ def make_unit_layout(
     length = min(config.max_position, sum(CHUNK_BEFORE), options.model.max_model_len or config.max_position)
     options = dataclasses.replace(
         options,
-        parallel=dataclasses.replace(options.parallel, pipeline_parallel_size=1, layers=(), ranks=()),
+        parallel=dataclasses.replace(
+            options.parallel, tensor_parallel_size=(len(unit),), pipeline_parallel_size=1, layers=(), ranks=()
+        ),
         model=dataclasses.replace(options.model, max_model_len=length),
     )
     layout = make_layout(options, config, [everyone[rank] for rank in unit])

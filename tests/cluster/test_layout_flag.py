@@ -11,7 +11,7 @@ import pytest
 from golden import PROMPTS, golden
 from launchers import BIN, LAUNCH, Finished, finish, free_port, kill_tree, run_in_turn, start
 
-from labinfer.executor.probe import model_name
+from labinfer.executor.probe_layout import model_name
 from labinfer.models.registry import load_config
 from labinfer.planner.saved_plan import SavedPlan, SavedStage
 

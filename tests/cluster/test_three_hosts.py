@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -89,6 +90,22 @@ def test_group_goes_on_without_a_host_that_stays_away(hosts, model, tmp_path):
     assert "going on without 10.99.7.3: 2 of 3 ranks, with -tp 1,1 -pp 2 --layers 2,2" in done.stderr
     check_answers(tmp_path)
     wait_for(lambda: not any(map(is_running, tree)), 2)
+
+
+@pytest.mark.slow
+def test_machines_that_are_left_plan_again(hosts, model, tmp_path):
+    process = supervise(hosts, *make_job(model, tmp_path), "--layout", "auto", "--threads", 1, rejoin_timeout=2)
+    try:
+        wait_for(lambda: num_lines(tmp_path) > 5, 90)
+        hosts.switch_off(GONE)
+        done = finish(process, 90)
+    finally:
+        kill_tree(process)
+    assert done.returncode == 0, done.text
+    assert "going on without 10.99.7.3: 2 of 3 ranks, with --layout auto" in done.stderr
+    first, again = re.findall(r"--layout auto: (layers .*)", done.stderr)
+    assert "host-2" not in again, first
+    check_answers(tmp_path)
 
 
 @pytest.mark.slow

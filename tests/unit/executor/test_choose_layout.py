@@ -10,7 +10,7 @@ from labinfer import LLM, SamplingParams
 from labinfer.config import EngineOptions
 from labinfer.errors import AgreedError, UserError
 from labinfer.executor.choose_layout import choose_layout
-from labinfer.executor.probe import model_name
+from labinfer.executor.probe_layout import model_name
 from labinfer.group.rank_group import join_group
 from labinfer.models.registry import load_config
 from labinfer.planner.saved_plan import SavedPlan, SavedStage

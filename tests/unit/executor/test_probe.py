@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import msgspec
@@ -15,15 +16,16 @@ from labinfer import LLM
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.executor import probe
+from labinfer.executor.cost_file import read_costs, write_costs
 from labinfer.executor.layer_fit import fit_layer
 from labinfer.executor.probe import probe_cluster
-from labinfer.executor.probe_layout import LAYER_BYTES, kind_name, layer_places, split_nodes
+from labinfer.executor.probe_layout import LAYER_BYTES, all_degrees, kind_name, layer_places, split_nodes
 from labinfer.group.rank_group import join_group
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config
-from labinfer.planner.cluster import Cluster
-from labinfer.planner.costs import LayerCosts, Points
+from labinfer.planner.cluster import Cluster, Link, PairLink
+from labinfer.planner.costs import HostCosts, LayerCosts, Points
 from labinfer.planner.step_shape import StepShape
 from labinfer.spmd.environment import detect
 from labinfer.spmd.machine import describe_rank
@@ -52,7 +54,7 @@ def probed(request, tmp_path_factory):
         patch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
         cluster = probe_cluster(group, options)
         texts: list[str] = []
-        again = probe_cluster(group, options, texts.append)
+        again = probe_cluster(group, options, texts.append, for_plan=True)
     config = load_config(directory)
     return Probed(directory, cluster, again, texts, config, make_layout(options, config, group.everyone))
 
@@ -60,6 +62,15 @@ def probed(request, tmp_path_factory):
 def test_costs_are_measured_once(probed):
     assert probed.again.machines[0].costs[0].layer_kinds == probed.cluster.machines[0].costs[0].layer_kinds
     assert "loading some layers" not in probed.texts
+
+
+def test_what_was_measured_is_read_again(tmp_path):
+    path, links = tmp_path / "links.json", [PairLink(a="a", b="b", link=Link(1.0, 2.0))]
+    write_costs(path, links)
+    assert read_costs(path, list[PairLink]) == links
+    assert read_costs(path, HostCosts) is None
+    write_costs(None, links)
+    assert read_costs(None, HostCosts) is read_costs(tmp_path / "absent.json", HostCosts) is None
 
 
 def test_costs_can_be_read_from_the_file_that_is_saved(probed, tmp_path):
@@ -144,6 +155,22 @@ def test_ranks_of_a_node_are_split_into_stages():
     everyone = [describe_rank(rank, rank, f"node-{rank // 4}") for rank in range(8)]
     options = EngineOptions.from_flat({"tensor_parallel_size": (2,)})
     assert split_nodes(everyone, options) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_all_degrees_are_measured_that_a_node_and_the_model_allow():
+    def check(degree: int) -> None:
+        if degree > 4:
+            raise UserError("there are 4 heads")
+
+    config = SimpleNamespace(layers=[SimpleNamespace(mixer=SimpleNamespace(check=check))])
+    everyone = [describe_rank(rank, rank, node) for rank, node in enumerate("abaaabb")]
+    assert all_degrees(everyone, config) == [
+        [(0,), (2,), (3,), (4,), (1,), (5,), (6,)],
+        [(0, 2), (3, 4), (1, 5, 6)],
+        [(0, 2, 3, 4), (1, 5, 6)],
+    ]
+    everyone = [describe_rank(rank, rank, "a") for rank in range(8)]
+    assert [len(units[0]) for units in all_degrees(everyone, config)] == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
