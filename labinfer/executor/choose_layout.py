@@ -11,7 +11,7 @@ import msgspec
 
 from labinfer.config import AUTO_LAYOUT, EngineOptions
 from labinfer.errors import UserError
-from labinfer.executor.build import find_model
+from labinfer.executor.build import cache_folder, find_model
 from labinfer.group.rank_group import RankGroup
 from labinfer.models.config import ModelConfig
 from labinfer.planner.cluster import Cluster
@@ -65,15 +65,13 @@ def _find_plan(cluster: Cluster, options: EngineOptions, config: ModelConfig, fi
     """The best plan with rank 0's machine as the first.
 
     Raises:
-        UserError: the model does not fit, or there are too many machines.
+        UserError: as ``find_plan``.
     """
-    from labinfer.planner.make_problem import make_problem, no_room
-    from labinfer.planner.search import find_layout
+    from labinfer.executor.known_plan import find_plan
+    from labinfer.planner.make_problem import make_problem
 
     problem = make_problem(cluster, options, first=first, max_position=config.max_position)
-    if (solution := find_layout(problem)) is None:
-        raise no_room(problem)
-    return SavedPlan.make(solution.stages)
+    return find_plan(problem, cache_folder())
 
 
 @contextmanager
