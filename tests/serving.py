@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,18 +250,25 @@ class Stream:
 
 @contextmanager
 def serving(
-    *args: str, launcher: str = "single", ranks: int = 1, script: str = LAUNCH, supervised: bool = False, **env: str
+    *args: str,
+    launcher: str = "single",
+    ranks: int = 1,
+    script: str = LAUNCH,
+    supervised: bool = False,
+    nodes: Sequence[str] = (),
+    **env: str,
 ) -> Iterator[Server]:
     """A server that takes requests; afterwards nothing of it is left.
 
     Args:
         args: flags. Without ``--port`` it is on one that was free; ``--port 0`` lets it choose.
+        nodes: as ``command`` takes them.
     """
     supervisor = [*command("single", 1, LAUNCH, "supervise"), "--"] if supervised else []
     flags = [] if "--port" in args else ["--port", str(free_port())]
     with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            [*supervisor, *command(launcher, ranks, script, "serve", *flags, *args)],
+            [*supervisor, *command(launcher, ranks, script, "serve", *flags, *args, nodes=nodes)],
             cwd=ROOT,
             env=environment(**env),
             stdin=subprocess.DEVNULL,

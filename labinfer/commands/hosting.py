@@ -21,11 +21,12 @@ from labinfer.host.engine_host import EngineHost, Layouts
 from labinfer.host.followers import follow_host
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.layout.layout import Layout, make_layout
-from labinfer.link.frames import LayoutAnswer
+from labinfer.link.frames import LayoutAnswer, MachineLink
 from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import Drift
 from labinfer.llm import LLM, follow_all
 from labinfer.option_fields import join
+from labinfer.planner.cluster import PairLink
 from labinfer.planner.saved_plan import plan_options
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.machine import return_freed_memory
@@ -48,6 +49,7 @@ class Hosting:
 
     def __init__(self, session: Session, layouts: Layouts, link: GatewayLink | None, own: ServerOptions):
         self._session, self._group, self._link = session, session.group, link
+        self._plan_text = session.plan_text
         self._layouts, self._own = layouts, own
         self._failed: list[Layouts] = []
         self._load_seconds = 0.0
@@ -92,6 +94,8 @@ class Hosting:
                     plan_change=self._plan,
                     plan_split=self._plan_split if self._own.replan == "auto" else lambda model, drift: None,
                     outcome=outcome,
+                    plan=self._plan_text,
+                    machine_links=_machine_links(self._session.links),
                 )
 
     def _run_host(self) -> Layouts | None:
@@ -152,6 +156,7 @@ class Hosting:
             self._reload(layouts)
             self._check(lengths)
             self._layouts = layouts
+            self._plan_text = ""  # which was another one
             return ""
         except AgreedError as error:
             problem = str(error)
@@ -234,6 +239,13 @@ def _check_length(llm: LLM, length: int) -> None:
         raise UserError(
             f"it has room for a context of {llm.facts.max_model_len} tokens only, and {length} are served; use more ranks, or fewer bits"
         )
+
+
+def _machine_links(links: Sequence[PairLink]) -> list[MachineLink]:
+    """Links that were measured for a plan."""
+    return [
+        MachineLink(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second) for pair in links if pair.a != pair.b
+    ]
 
 
 def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:

@@ -31,7 +31,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     Raises:
         AgreedError: an option, the port or a model is wrong; on every rank.
     """
-    group, gateway, link = session.join(), None, None
+    group, gateway, link = session.join(explains=True), None, None
     is_rank0, fault_timeout = group.rank == 0, session.options.runtime.fault_timeout
     with group.together():
         if is_rank0:

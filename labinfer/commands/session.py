@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
@@ -15,6 +17,9 @@ from labinfer.observe.progress_line import Ticker
 from labinfer.spmd.environment import LaunchEnvironment
 from labinfer.spmd.machine import numa_node
 from labinfer.spmd.threads import advice_on_memory
+
+if TYPE_CHECKING:
+    from labinfer.planner.cluster import PairLink
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +36,16 @@ class Session:
     refusal: UserError | None = None
     """Error that rank 0 has found and said before the ranks met; all end with it when they have."""
     group: RankGroup | None = None
+    plan_text: str = ""
+    """The plan that was made for this start, as a table beside its alternatives; on rank 0, where it was asked for."""
+    links: Sequence[PairLink] = ()
+    """Links between machines that it was made of."""
 
-    def join(self) -> RankGroup:
+    def join(self, explains: bool = False) -> RankGroup:
         """Meet the other ranks, say how the ranks were found, and follow ``--layout``, after which the options have its parts.
+
+        Args:
+            explains: whether to keep a table of the plan, too.
 
         Raises:
             AgreedError: rank 0 has refused, or the layout is none for these ranks; on every rank.
@@ -66,5 +78,8 @@ class Session:
             from labinfer.executor.choose_layout import choose_layout
 
             with measuring(group) as on_progress:
-                self.options = choose_layout(group, self.options, on_progress)
+                self.options = choose_layout(group, self.options, on_progress, self._keep_report if explains else None)
         return group
+
+    def _keep_report(self, text: str, links: Sequence[PairLink]) -> None:
+        self.plan_text, self.links = text, links

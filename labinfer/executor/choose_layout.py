@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -14,20 +14,25 @@ from labinfer.errors import UserError
 from labinfer.executor.build import cache_folder, find_model
 from labinfer.group.rank_group import RankGroup
 from labinfer.models.config import ModelConfig
-from labinfer.planner.cluster import Cluster
+from labinfer.planner.cluster import Cluster, PairLink
 from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options
 
 logger = logging.getLogger(__name__)
 
 
 def choose_layout(
-    group: RankGroup, options: EngineOptions, on_progress: Callable[[str], None] = lambda text: None
+    group: RankGroup,
+    options: EngineOptions,
+    on_progress: Callable[[str], None] = lambda text: None,
+    on_report: Callable[[str, Sequence[PairLink]], None] | None = None,
 ) -> EngineOptions:
     """The options of a start in which ``--layout`` is followed: rank 0 reads the plan, or makes it of what all machines measure,
     and the others are told. The ranks in it share out the cores. Collective; nothing happens without ``--layout``.
 
     Args:
         on_progress: called with what is measured.
+        on_report: called on rank 0 with a plan that was made, as a table beside its alternatives, for which further searches are
+            needed, and with the links it was made of.
 
     Raises:
         AgreedError: the plan cannot be read or is not for this model and these machines, or there is none.
@@ -44,7 +49,9 @@ def choose_layout(
     cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
     with group.together(), _named(layout):
         if group.rank == 0:
-            plan = SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0])
+            plan = (
+                SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0], on_report)
+            )
             data = msgspec.msgpack.encode(plan)
     plan = msgspec.msgpack.decode(group.comm.all_gather_bytes(data)[0], type=SavedPlan)
     with group.together(), _named(layout):
@@ -61,7 +68,13 @@ def choose_layout(
     return chosen
 
 
-def _find_plan(cluster: Cluster, options: EngineOptions, config: ModelConfig, first: str) -> SavedPlan:
+def _find_plan(
+    cluster: Cluster,
+    options: EngineOptions,
+    config: ModelConfig,
+    first: str,
+    on_report: Callable[[str, Sequence[PairLink]], None] | None,
+) -> SavedPlan:
     """The best plan with rank 0's machine as the first.
 
     Raises:
@@ -71,7 +84,10 @@ def _find_plan(cluster: Cluster, options: EngineOptions, config: ModelConfig, fi
     from labinfer.planner.make_problem import make_problem
 
     problem = make_problem(cluster, options, first=first, max_position=config.max_position)
-    return find_plan(problem, cache_folder())
+    known = find_plan(problem, cache_folder(), explains=on_report is not None)
+    if on_report is not None:
+        on_report(known.report, cluster.links)
+    return known.plan
 
 
 @contextmanager

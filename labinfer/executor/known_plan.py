@@ -13,6 +13,7 @@ from labinfer.executor.cost_file import read_costs, write_costs
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.make_problem import no_room
 from labinfer.planner.problem import Problem
+from labinfer.planner.report import PlanReport
 from labinfer.planner.saved_plan import SavedPlan
 from labinfer.planner.search import find_layout, judge
 from labinfer.weights.weight_cache import digest
@@ -27,13 +28,16 @@ class KnownPlan(msgspec.Struct, frozen=True):
     plan: SavedPlan
     memory: dict[str, int]
     """Bytes that were free for each rank, by machine."""
+    report: str = ""
+    """The plan beside its alternatives, as a table; empty where nobody has asked for them."""
 
 
-def find_plan(problem: Problem, folder: Path | None) -> SavedPlan:
+def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) -> KnownPlan:
     """The best plan. Searching takes long for many machines with many tensor-parallel degrees, and each start would search again.
 
     Args:
         folder: where plans are remembered.
+        explains: whether to have the report, too.
 
     Raises:
         UserError: the model does not fit, or there are too many machines.
@@ -42,15 +46,19 @@ def find_plan(problem: Problem, folder: Path | None) -> SavedPlan:
     memory = {machine.name: min(costs.memory for costs in machine.costs) for machine in cluster.machines}
     path = folder / f"plan-{_circumstances(problem)}.json" if folder is not None else None
     known = read_costs(path, KnownPlan)
-    if known is not None and _is_near(known.memory, memory):
+    if known is not None and _is_near(known.memory, memory) and (known.report or not explains):
         stages = known.plan.stages_on(cluster)
         if stages is not None and judge(problem, stages) is not None:
-            return known.plan
-    if (solution := find_layout(problem)) is None:
+            return known
+    if explains:
+        report = PlanReport.make(problem)
+        known = KnownPlan(SavedPlan.make(report.best.stages), memory, report.describe())
+    elif (solution := find_layout(problem)) is not None:
+        known = KnownPlan(SavedPlan.make(solution.stages), memory)
+    else:
         raise no_room(problem)
-    plan = SavedPlan.make(solution.stages)
-    write_costs(path, KnownPlan(plan, memory))
-    return plan
+    write_costs(path, known)
+    return known
 
 
 def _circumstances(problem: Problem) -> str:

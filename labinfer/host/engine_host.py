@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from labinfer.config import EngineOptions
 from labinfer.engine.llm_engine import QueueFull
@@ -25,6 +25,7 @@ from labinfer.link.frames import (
     Draining,
     FromGateway,
     LayoutAnswer,
+    MachineLink,
     Paused,
     Rebuilding,
     Refused,
@@ -73,6 +74,8 @@ class EngineHost:
             that cannot be.
         plan_split: the layouts of all models with the better split of the layers of one of them; None where that is not worth it.
         outcome: the end of the change that led to this host, for the gateway.
+        plan: the layout beside its alternatives, as a table; empty where nobody has planned it.
+        machine_links: links that were measured for that.
         clock: seconds that never go back.
 
     Raises:
@@ -90,6 +93,8 @@ class EngineHost:
         plan_change: Callable[[LayoutChange], Layouts | None] = refuse_changes,
         plan_split: Callable[[str, Drift], Layouts | None] = lambda model, drift: None,
         outcome: LayoutAnswer | None = None,
+        plan: str = "",
+        machine_links: Sequence[MachineLink] = (),
         clock: Callable[[], float] = time.monotonic,
     ):
         self._models = {
@@ -99,6 +104,8 @@ class EngineHost:
                 recommended=recommended_sampling(llm.directory) or {},
                 clock=clock,
                 drift_watch=_drift_watch(llm),
+                plan=plan,
+                machine_links=machine_links,
             )
             for name, llm in models.items()
         }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from labinfer.engine.driver import News
 from labinfer.engine.scheduler import InFlight
 from labinfer.host.drift import DriftWatch
-from labinfer.link.frames import ModelFacts, RankFacts
+from labinfer.link.frames import MachineLink, ModelFacts, RankFacts
 from labinfer.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
 from labinfer.llm import LLM
 from labinfer.rank_stats import WorkerStats
@@ -30,6 +30,10 @@ class HostedModel:
     """None with one stage."""
     told_drift: Drift | None = None
     """The last finding of that watch which was looked at."""
+    plan: str = ""
+    """The layout beside its alternatives, as a table; empty where nobody has planned it."""
+    machine_links: Sequence[MachineLink] = ()
+    """Links that were measured for that."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
     """Prompt tokens of open requests without any news yet, by their ids."""
     prompt_tokens: int = 0
@@ -101,6 +105,8 @@ class HostedModel:
             max_num_seqs=options.scheduler.max_num_seqs,
             pipeline_schedule=options.scheduler.pipeline_schedule,
             hop_seconds=llm.facts.step_times.hop if llm.facts.step_times else 0.0,
+            machine_links=list(self.machine_links),
+            plan=self.plan,
             ranks=list(self._ranks()),
         )
 

@@ -214,3 +214,13 @@ def test_two_models_are_looked_at_apart_until_the_end():
         time.sleep(1)
         server.process.terminate()
         assert isinstance(looking.result(timeout=20), list), "who looks is told of the end"
+
+
+@pytest.mark.slow
+def test_plan_and_links_of_a_start_that_was_planned_are_told():
+    layout = ("--layout", "auto", "--threads", "1")
+    with serving(*SMALL, *layout, launcher="mpirun", ranks=2, nodes=("node-a", "node-b")) as server:
+        _, cluster = server.get("/v1/cluster")
+        assert "predicted:" in cluster["plan"] and "node-a" in cluster["plan"]
+        (link,) = cluster["machine_links"]
+        assert {link["a"], link["b"]} == {"node-a", "node-b"} and 0 < link["latency"] < 1 < link["bytes_per_second"]

@@ -25,8 +25,8 @@ def with_memory(problem: Problem, num_bytes: int) -> Problem:
 
 def test_plan_is_found_once(tmp_path):
     problem = make_problem(make_cluster(1.0, 0.5, num_layers=24, memory=GIB))
-    plan = find_plan(problem, tmp_path)
-    assert len(plan.stages) == 2 and find_plan(problem, None) == plan
+    plan = find_plan(problem, tmp_path).plan
+    assert len(plan.stages) == 2 and find_plan(problem, None).plan == plan
     (path,) = tmp_path.iterdir()
     known = msgspec.json.decode(path.read_bytes(), type=KnownPlan)
     assert known.plan == plan and known.memory == {"a": GIB, "b": GIB}
@@ -34,12 +34,15 @@ def test_plan_is_found_once(tmp_path):
     stages = [msgspec.structs.replace(first, layers=20), msgspec.structs.replace(last, layers=4)]
     other = msgspec.structs.replace(plan, stages=stages)
     path.write_bytes(msgspec.json.encode(KnownPlan(other, known.memory)))
-    assert find_plan(with_memory(problem, GIB * 95 // 100), tmp_path) == other  # so it was not searched for
-    assert find_plan(with_memory(problem, 2 * GIB), tmp_path) == plan
+    assert find_plan(with_memory(problem, GIB * 95 // 100), tmp_path).plan == other  # so it was not searched for
+    assert find_plan(with_memory(problem, 2 * GIB), tmp_path).plan == plan
     path.write_bytes(msgspec.json.encode(KnownPlan(msgspec.structs.replace(plan, stages=stages[:1]), known.memory)))
-    assert find_plan(problem, tmp_path) == plan
+    assert find_plan(problem, tmp_path).plan == plan
     path.write_bytes(b"{")
-    assert find_plan(problem, tmp_path) == plan
+    assert find_plan(problem, tmp_path).plan == plan
+    explained = find_plan(problem, tmp_path, explains=True)
+    assert "even split:" in explained.report and explained == find_plan(problem, tmp_path, explains=True)
+    assert find_plan(problem, tmp_path) == explained
     find_plan(replace(problem, objective="latency"), tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -13,7 +13,7 @@ import pytest
 from labinfer.gateway import cluster_history
 from labinfer.gateway.cluster_history import MAX_BEHIND, ClusterHistory
 from labinfer.link.frames import RankFacts, Trace
-from labinfer.link.stats import EngineStats, RankStats, TracedStep
+from labinfer.link.stats import Drift, EngineStats, RankStats, TracedStep
 from labinfer.rank_stats import Slices
 
 RANKS = [
@@ -118,6 +118,17 @@ def test_stages_are_told_by_their_slowest_ranks_over_the_last_minute(history, cl
     assert second.predicted_seconds is None and second.slowdown is None
     history.begin()
     assert history.stages("a") == []
+
+
+def test_stages_are_told_with_their_drift(history, clock):
+    drift = Drift(factors=[0.5, 2.0], slow=1, rank=1, layers=[], gain=0.0)
+    for second in range(3):
+        clock.now += 1
+        told = stats(ranks=[steps_of(0, 10 * second, 1.0 * second), steps_of(1, 10 * second, 4.0 * second)])
+        history.add_stats(msgspec.structs.replace(told, drift=drift))
+    first, second = history.stages("a")
+    assert (first.step_seconds, first.predicted_seconds, first.slowdown) == pytest.approx((0.1, 0.2, 0.5))
+    assert (second.step_seconds, second.predicted_seconds, second.slowdown) == pytest.approx((0.4, 0.2, 2.0))
 
 
 def test_stages_keep_their_times_in_a_pause(history, clock):
