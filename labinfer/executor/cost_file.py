@@ -23,7 +23,7 @@ from labinfer.weights.weight_cache import digest
 
 logger = logging.getLogger(__name__)
 
-FORM = 2
+FORM = 3
 """Counts the ways in which costs were measured: files of an earlier one are not found."""
 
 Costs = TypeVar("Costs")

@@ -60,6 +60,8 @@ CACHE_TOKENS = 1 << 16
 CACHE_FRACTION = 0.25
 """Part of the free memory that it takes at most."""
 FILL_TOKENS = 128
+FEW_SEQUENCES = 16
+"""Sequences of a step whose inputs are timed beside those of one."""
 
 
 def probe_cluster(
@@ -198,7 +200,7 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
     head = make_points({rows: timer.time_head(timer.decodes(rows, few)) for rows in HEAD_ROWS if rows <= most})
     places = measured_places(layout)
     layers = {kind: decoder.model.layers[str(numbers[0])] for kind, numbers in places.items()}
-    fixed, overheads = _measure_inputs(timer, few, most)
+    fixed, overheads = _measure_inputs(timer, few, min(FEW_SEQUENCES, most))
     width, dtype = config.hidden_size, layout.dtype(place)
     sums = Points([], [])
     if place.tp_size > 1:
@@ -249,7 +251,7 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
 
     Args:
         few: tokens that each sequence sees.
-        most: sequences of a step.
+        most: sequences of another step.
     """
     single = timer.decodes(1, few)
     fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)

@@ -24,7 +24,7 @@ WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
 """Work that is judged, and the least of it."""
 DRIFTED, RECOVERED = 1.5, 1.25
 """A stage is named from the first of these factors on, and until it is below the second."""
-OWN_DRIFT = 1.2
+OWN_DRIFT = 1.1
 """Factor against its own start from which on a stage may be named: else it is the others that have become faster."""
 BOUND = 0.7
 """Fraction of the time in which the busiest stage computes where its time, and not the sum of all, decides."""
