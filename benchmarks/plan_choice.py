@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from uneven_hosts import QUOTAS, run_on_hosts
+from uneven_hosts import CONTEXT, QUOTAS, run_on_hosts
 
 SLOW_HOST, SLOW_DELAY = 0.05, 0.020
 PROMPT, OUTPUTS, REQUESTS, SEQUENCES = 32, range(16, 49, 2), 51, 24
@@ -67,7 +67,13 @@ def measure(args: argparse.Namespace) -> None:
     from labinfer.observe.logs import set_up_logging
     from labinfer.spmd.environment import detect
 
-    base = {"model": args.model, "max_model_len": 512, "num_kv_blocks": 1024, "weight_cache_size": 0.0}
+    base = {
+        "model": args.model,
+        "max_model_len": CONTEXT,
+        "num_kv_blocks": 1024,
+        "weight_cache_size": 0.0,
+        "autotune": "off",
+    }
     base |= {"max_num_seqs": SEQUENCES, "enable_prefix_caching": False}
     options = EngineOptions.from_flat(base)
     group = join_group(detect(), options.parallel, options.runtime)
@@ -103,7 +109,7 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     workload = Workload(
         tuple(RequestLengths(prompt=PROMPT, output=output) for output in output_lengths(args.objective))
     )
-    limits = Limits(max_model_len=512, max_num_seqs=SEQUENCES)
+    limits = Limits(max_model_len=CONTEXT, max_num_seqs=SEQUENCES)
     problem = Problem(cluster=cluster, request=workload.mean, limits=limits, objective=args.objective, first=names[0])
     best, seen = find_layout(problem), set()
 

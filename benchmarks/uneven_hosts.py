@@ -47,8 +47,10 @@ SPLITS = [
 """Layers of each stage, and its host; host 0 schedules."""
 LOADS = ((24, 1), (24, 0))
 """Sequences at once, and micro-batches that they are in: 0 for as many as stages. Steps take many periods of a quota."""
-PROMPT, SKIPPED, LENGTH = 8, 4, 24
+PROMPT, SKIPPED, LENGTH = 8, 4, 16
 """Tokens of each prompt, tokens of each answer before what is measured, and of the whole answer."""
+CONTEXT = 512
+"""Tokens of --max-model-len. It and --no-autotune are those of the launch, which finds by them what was probed."""
 
 
 def main() -> None:
@@ -95,8 +97,9 @@ def run_on_hosts(
         results = Path(directory) / "results.json"
         rsh, mpirun = launcher[0], launcher[2:]
         for number in range(len(quotas)):  # alone, as they share a memory; the launch finds what was kept
-            probe = [rsh, address(number), sys.executable, LAUNCH, "probe", "--model", os.path.abspath(model)]
-            subprocess.run(probe, check=True)
+            probe = [sys.executable, LAUNCH, "probe", "--model", os.path.abspath(model)]
+            probe += [f"--max-model-len={CONTEXT}", "--no-autotune"]
+            subprocess.run([rsh, address(number), *probe], check=True)
         command = [rsh, address(0), *mpirun, sys.executable, script, f"--model={model}", *flags, f"--rank-of={results}"]
         subprocess.run(command, check=True, env=os.environ | TRANSPORTS)
         return json.loads(results.read_text())
@@ -116,7 +119,13 @@ def measure(args: argparse.Namespace) -> None:
     from labinfer.observe.logs import set_up_logging
     from labinfer.spmd.environment import detect
 
-    base = {"model": args.model, "max_model_len": 512, "num_kv_blocks": 1024, "weight_cache_size": 0.0}
+    base = {
+        "model": args.model,
+        "max_model_len": CONTEXT,
+        "num_kv_blocks": 1024,
+        "weight_cache_size": 0.0,
+        "autotune": "off",
+    }
     options = EngineOptions.from_flat(base)
     group = join_group(detect(), options.parallel, options.runtime)
     end_group_on_uncaught(group)

@@ -38,6 +38,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
         AgreedError: as ``run``, or these machines cannot measure; on every rank.
     """
     from labinfer.commands.measuring import measuring
+    from labinfer.commands.prompt_lengths import PromptLengths
     from labinfer.executor.build import find_model
     from labinfer.executor.probe import probe_cluster
 
@@ -45,7 +46,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
     with group.together():
         if group.rank == 0:
             file = _open_save(own)
-    _, config = find_model(group, options)
+    directory, config = find_model(group, options)
     with measuring(group) as on_progress:
         cluster = probe_cluster(group, options, on_progress, for_plan=True)
     with group.together():
@@ -57,6 +58,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
                 workload=own.workload,
                 first=group.everyone[0].node,
                 max_position=config.max_position,
+                count_tokens=PromptLengths(directory),
             )
             _report(problem, own, file)
     group.close()

@@ -7,7 +7,6 @@ what runs. They are as many as no cache of a processor holds, since a stage read
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import WorkerStats
 from labinfer.spmd.cgroup import Cgroup
-from labinfer.spmd.machine import free_memory
+from labinfer.spmd.machine import free_memory, return_freed_memory
 from labinfer.weights.loader import weight_bytes
 from labinfer.weights.weight_cache import digest
 
@@ -61,6 +60,8 @@ CACHE_TOKENS = 1 << 16
 CACHE_FRACTION = 0.25
 """Part of the free memory that it takes at most."""
 FILL_TOKENS = 128
+FEW_SEQUENCES = 16
+"""Sequences of a step whose inputs are timed beside those of one."""
 
 
 def probe_cluster(
@@ -96,7 +97,7 @@ def probe_cluster(
             group.comm.barrier()
             costs, is_known = _measure(timer, layout, config, on_progress), False
             del timer  # with what is loaded
-            gc.collect()
+            return_freed_memory()
             write_costs(path, costs)
         own.append(msgspec.structs.replace(costs, name=here.node, hardware=describe_hardware(group), memory=memory))
     gathered = {
@@ -199,7 +200,7 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
     head = make_points({rows: timer.time_head(timer.decodes(rows, few)) for rows in HEAD_ROWS if rows <= most})
     places = measured_places(layout)
     layers = {kind: decoder.model.layers[str(numbers[0])] for kind, numbers in places.items()}
-    fixed, overheads = _measure_inputs(timer, few, most)
+    fixed, overheads = _measure_inputs(timer, few, min(FEW_SEQUENCES, most))
     width, dtype = config.hidden_size, layout.dtype(place)
     sums = Points([], [])
     if place.tp_size > 1:
@@ -250,7 +251,7 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
 
     Args:
         few: tokens that each sequence sees.
-        most: sequences of a step.
+        most: sequences of another step.
     """
     single = timer.decodes(1, few)
     fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)

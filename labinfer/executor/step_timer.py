@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ MAX_STEPS = 200
 """… unless they are this many."""
 NUM_BATCHES = 2
 """Batches of steps of which the fastest counts: others run on the machine too."""
+INPUT_STEPS = 5
+"""Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
 SLOW_SECONDS = 0.3
 """Steps that take longer are not repeated again."""
 
@@ -123,16 +126,27 @@ class StepTimer:
         """Seconds to build a step's inputs."""
         self.runner.prepare(plan)
         later = self._later(plan)
-        seconds = self._time(lambda: self.runner.prepare(later))
+        seconds, batch = [], []
+        for _ in range(INPUT_STEPS):
+            batch.clear()
+            seconds.append(self.stopwatch.time(lambda: batch.append(self.runner.prepare(later))))
+            self._run(self.runner, later, batch[0])
         self._forget(plan)
-        return seconds
+        return statistics.median(seconds)
 
     def time_plan(self, plan: BatchPlan) -> tuple[float, float]:
-        """Seconds to encode a plan on rank 0, and to decode it where it arrives."""
+        """Seconds to encode a step's plan, and to decode it."""
+        batch = self.runner.prepare(plan)
         later = self._later(plan)
         parts = wire.pack(later)
-        encode = self._time(lambda: wire.pack(later))
-        return encode, self._time(lambda: wire.unpack(parts, _decode_command))
+        encode, decode = [], []
+        for _ in range(INPUT_STEPS):
+            encode.append(self.stopwatch.time(lambda: wire.pack(later)))
+            self._run(self.runner, plan, batch)
+            decode.append(self.stopwatch.time(lambda: wire.unpack(parts, _decode_command)))
+            self._run(self.runner, plan, batch)
+        self._forget(plan)
+        return statistics.median(encode), statistics.median(decode)
 
     def time_head(self, plan: BatchPlan) -> float:
         """Seconds from a step's last hidden states to its sampled tokens."""
@@ -181,6 +195,8 @@ class StepTimer:
         if estimate > SLOW_SECONDS:
             return estimate
         count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / estimate)))
+        if count == 1:
+            return min(estimate, self._time_batch(step, 1))
         return min(self._time_batch(step, count) for _ in range(NUM_BATCHES))
 
     def _time_batch(self, step: Callable[[], object], count: int) -> float:

@@ -11,7 +11,14 @@ from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Limits
 from labinfer.planner.problem import Problem
 from labinfer.planner.saved_plan import rounding
-from labinfer.planner.workload import DEFAULT_OUTPUT, DEFAULT_PROMPT, RequestLengths, Workload, read_workload
+from labinfer.planner.workload import (
+    DEFAULT_OUTPUT,
+    DEFAULT_PROMPT,
+    CountTokens,
+    RequestLengths,
+    Workload,
+    read_workload,
+)
 
 DEFAULT_LENGTH = 4096
 """Tokens of a context where neither --max-model-len nor the workload says more."""
@@ -25,6 +32,7 @@ def make_problem(
     workload: str = "",
     first: str = "",
     max_position: int = 0,
+    count_tokens: CountTokens | None = None,
 ) -> Problem:
     """The question for the best layout of these machines.
 
@@ -32,11 +40,12 @@ def make_problem(
         workload: file of ``read_workload``; empty for requests of the usual lengths, as far as the context goes.
         first: machine of rank 0; empty for any.
         max_position: longest context of the model; 0 where it is not known.
+        count_tokens: see ``read_workload``.
 
     Raises:
         UserError: the file is no workload or has requests that are too long, or no machine was probed as the options say.
     """
-    requests = read_workload(workload) if workload else None
+    requests = read_workload(workload, count_tokens=count_tokens) if workload else None
     longest = max((request.prompt + request.output for request in requests.requests), default=0) if requests else 0
     length = options.model.max_model_len or max(DEFAULT_LENGTH, longest)
     if max_position:

@@ -46,7 +46,8 @@ class PlanOptions(ClusterOptions):
     )
     workload: str = option(
         "",
-        "lengths of requests: a trace of Azure, BurstGPT or Mooncake, or JSONL with prompt_tokens and output_tokens (default: "
+        "lengths of requests: a trace of Azure, BurstGPT or Mooncake, JSONL with prompt_tokens and output_tokens, or, without --cluster, a "
+        "job of prompts (default: "
         "512 in, 128 out)",
         metavar="FILE",
     )

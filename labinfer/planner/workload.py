@@ -21,8 +21,8 @@ AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 BURST_GPT = {"Timestamp", "Request tokens", "Response tokens"}
 """Columns of BurstGPT that are read."""
 FORMS = "Azure's or BurstGPT's CSV, Mooncake's JSONL, or JSONL with prompts or with prompt_tokens and output_tokens in each line"
-CountTokens = Callable[[dict[str, Any]], int]
-"""Tokens of the prompt of a job's line."""
+CountTokens = Callable[[str], int]
+"""Tokens of the prompt of a job's line, of which it is given the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ def _read_jsonl(
             if prompt is None:
                 if count_tokens is None or not values.keys() & {"prompt", "prompt_token_ids", "messages"}:
                     raise ValueError
-                prompt = count_tokens(values)
+                prompt = count_tokens(line)
             prompt, cached = _count(prompt), values.get("cached_tokens") or 0
             if not isinstance(cached, int) or not 0 <= cached < prompt:
                 raise ValueError
@@ -174,6 +174,8 @@ def _read_jsonl(
             )
             if request.arrival is not None and not math.isfinite(request.arrival):
                 raise ValueError
+        except UserError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UserError(f"{path}:{number} is no request of a workload; give {FORMS}") from None
         if request.arrival is not None:

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "__main__": "cli",
     "cli": "option_fields flags commands supervisor gateway terminal batch planner group models observe weights spmd config sampling_options sampling_params",
     "flags": "planner option_fields supervisor gateway terminal simulator bench config sampling_options",
-    "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl outputs executor layout group "
+    "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl input_processor outputs executor layout group "
     "planner engine worker functions comm prompts text observe weights cache_capacity spmd config sampling_params clock",
     "supervisor": "option_fields gateway host link spmd config heartbeat clock",
     "gateway": "parsed_body option_fields link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "

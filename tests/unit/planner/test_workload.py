@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from labinfer.errors import UserError
@@ -44,11 +46,24 @@ def test_mooncake_trace_is_read_with_its_blocks(tmp_path):
     assert second.arrival == pytest.approx(3.053)
 
 
+def count_words(line: str) -> int:
+    """Words of the prompt in a line of JSON."""
+    return len(re.search(r'"prompt": "([^"]*)"', line)[1].split())
+
+
+def test_line_of_a_job_that_is_refused_is_named(tmp_path):
+    def refuse(line: str) -> int:
+        raise UserError("it has no words")
+
+    with pytest.raises(UserError, match="workload:1: it has no words"):
+        read_workload(write(tmp_path, '{"prompt": "a"}\n'), 50, refuse)
+
+
 def test_lines_of_a_job_are_counted_and_take_the_default_output(tmp_path):
     text = (
         '{"prompt": "a b c"}\n\n{"body": {"prompt": "a", "max_tokens": 7}}\n{"prompt_tokens": 9, "output_tokens": 4}\n'
     )
-    workload = read_workload(write(tmp_path, text), 50, lambda line: len(line["prompt"].split()))
+    workload = read_workload(write(tmp_path, text), 50, count_words)
     assert [(request.prompt, request.output, request.arrival) for request in workload.requests] == [
         (3, 50, None),
         (1, 7, None),
