@@ -26,7 +26,7 @@ from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import Drift
 from labinfer.llm import LLM, follow_all
 from labinfer.option_fields import join
-from labinfer.planner.report import PlanReport
+from labinfer.planner.cluster import PairLink
 from labinfer.planner.saved_plan import plan_options
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.machine import return_freed_memory
@@ -49,7 +49,7 @@ class Hosting:
 
     def __init__(self, session: Session, layouts: Layouts, link: GatewayLink | None, own: ServerOptions):
         self._session, self._group, self._link = session, session.group, link
-        self._plan_text = session.report.describe() if session.report else ""
+        self._plan_text = session.plan_text
         self._layouts, self._own = layouts, own
         self._failed: list[Layouts] = []
         self._load_seconds = 0.0
@@ -95,7 +95,7 @@ class Hosting:
                     plan_split=self._plan_split if self._own.replan == "auto" else lambda model, drift: None,
                     outcome=outcome,
                     plan=self._plan_text,
-                    machine_links=_machine_links(self._session.report),
+                    machine_links=_machine_links(self._session.links),
                 )
 
     def _run_host(self) -> Layouts | None:
@@ -241,11 +241,8 @@ def _check_length(llm: LLM, length: int) -> None:
         )
 
 
-def _machine_links(report: PlanReport | None) -> list[MachineLink]:
+def _machine_links(links: Sequence[PairLink]) -> list[MachineLink]:
     """Links that were measured for a plan."""
-    if report is None:
-        return []
-    links = report.problem.cluster.links
     return [
         MachineLink(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second) for pair in links if pair.a != pair.b
     ]

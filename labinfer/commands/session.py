@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from labinfer.spmd.machine import numa_node
 from labinfer.spmd.threads import advice_on_memory
 
 if TYPE_CHECKING:
-    from labinfer.planner.report import PlanReport
+    from labinfer.planner.cluster import PairLink
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +36,16 @@ class Session:
     refusal: UserError | None = None
     """Error that rank 0 has found and said before the ranks met; all end with it when they have."""
     group: RankGroup | None = None
-    report: PlanReport | None = None
-    """The plan that was made for this start, beside its alternatives; on rank 0, where it was asked for."""
+    plan_text: str = ""
+    """The plan that was made for this start, as a table beside its alternatives; on rank 0, where it was asked for."""
+    links: Sequence[PairLink] = ()
+    """Links between machines that it was made of."""
 
     def join(self, explains: bool = False) -> RankGroup:
         """Meet the other ranks, say how the ranks were found, and follow ``--layout``, after which the options have its parts.
 
         Args:
-            explains: whether to keep a report of the plan, too.
+            explains: whether to keep a table of the plan, too.
 
         Raises:
             AgreedError: rank 0 has refused, or the layout is none for these ranks; on every rank.
@@ -78,5 +81,5 @@ class Session:
                 self.options = choose_layout(group, self.options, on_progress, self._keep_report if explains else None)
         return group
 
-    def _keep_report(self, report: PlanReport) -> None:
-        self.report = report
+    def _keep_report(self, text: str, links: Sequence[PairLink]) -> None:
+        self.plan_text, self.links = text, links

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from labinfer.config import AUTO_LAYOUT, EngineOptions
 from labinfer.errors import UserError
-from labinfer.executor.build import find_model
+from labinfer.executor.build import cache_folder, find_model
 from labinfer.group.rank_group import RankGroup
 from labinfer.models.config import ModelConfig
-from labinfer.planner.cluster import Cluster
+from labinfer.planner.cluster import Cluster, PairLink
 from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options
-
-if TYPE_CHECKING:
-    from labinfer.planner.report import PlanReport
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +24,15 @@ def choose_layout(
     group: RankGroup,
     options: EngineOptions,
     on_progress: Callable[[str], None] = lambda text: None,
-    on_report: Callable[[PlanReport], None] | None = None,
+    on_report: Callable[[str, Sequence[PairLink]], None] | None = None,
 ) -> EngineOptions:
     """The options of a start in which ``--layout`` is followed: rank 0 reads the plan, or makes it of what all machines measure,
     and the others are told. The ranks in it share out the cores. Collective; nothing happens without ``--layout``.
 
     Args:
         on_progress: called with what is measured.
-        on_report: called on rank 0 with a plan that was made, beside its alternatives, for which further searches are needed.
+        on_report: called on rank 0 with a plan that was made, as a table beside its alternatives, for which further searches are
+            needed, and with the links it was made of.
 
     Raises:
         AgreedError: the plan cannot be read or is not for this model and these machines, or there is none.
@@ -76,26 +73,21 @@ def _find_plan(
     options: EngineOptions,
     config: ModelConfig,
     first: str,
-    on_report: Callable[[PlanReport], None] | None,
+    on_report: Callable[[str, Sequence[PairLink]], None] | None,
 ) -> SavedPlan:
     """The best plan with rank 0's machine as the first.
 
     Raises:
-        UserError: the model does not fit, or there are too many machines.
+        UserError: as ``find_plan``.
     """
-    from labinfer.planner.make_problem import make_problem, no_room
-    from labinfer.planner.search import find_layout
+    from labinfer.executor.known_plan import find_plan
+    from labinfer.planner.make_problem import make_problem
 
     problem = make_problem(cluster, options, first=first, max_position=config.max_position)
+    known = find_plan(problem, cache_folder(), explains=on_report is not None)
     if on_report is not None:
-        from labinfer.planner.report import PlanReport
-
-        report = PlanReport.make(problem)
-        on_report(report)
-        return SavedPlan.make(report.best.stages)
-    if (solution := find_layout(problem)) is None:
-        raise no_room(problem)
-    return SavedPlan.make(solution.stages)
+        on_report(known.report, cluster.links)
+    return known.plan
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Files that keep the costs of a unit's circumstances, and those of links, for the next probe."""
+"""Files that keep what was measured, and plans, for the next start: of a unit, one for each of its circumstances."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,8 +19,6 @@ from labinfer.functions.provider import Provider
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
 from labinfer.models.config import ModelConfig
-from labinfer.planner.cluster import PairLink
-from labinfer.planner.costs import HostCosts
 from labinfer.weights.weight_cache import digest
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ Costs = TypeVar("Costs")
 
 
 def read_costs(path: Path | None, kind: type[Costs]) -> Costs | None:
-    """Costs of a host or of links from a file; None where there is none, or it is not one of this version's."""
+    """Costs, or what was made of them, from a file; None where there is none, or it is not one of this version's."""
     if path is None:
         return None
     try:
@@ -41,7 +39,7 @@ def read_costs(path: Path | None, kind: type[Costs]) -> Costs | None:
         return None
 
 
-def write_costs(path: Path | None, costs: HostCosts | list[PairLink]) -> None:
+def write_costs(path: Path | None, costs: Any) -> None:
     """Write the file as a whole, so that several processes may write it at once; nowhere where it cannot be written."""
     if path is None:
         return

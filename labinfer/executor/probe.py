@@ -7,7 +7,6 @@ what runs. They are as many as no cache of a processor holds, since a stage read
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import WorkerStats
 from labinfer.spmd.cgroup import Cgroup
-from labinfer.spmd.machine import free_memory
+from labinfer.spmd.machine import free_memory, return_freed_memory
 from labinfer.weights.loader import weight_bytes
 from labinfer.weights.weight_cache import digest
 
@@ -98,7 +97,7 @@ def probe_cluster(
             group.comm.barrier()
             costs, is_known = _measure(timer, layout, config, on_progress), False
             del timer  # with what is loaded
-            gc.collect()
+            return_freed_memory()
             write_costs(path, costs)
         own.append(msgspec.structs.replace(costs, name=here.node, hardware=describe_hardware(group), memory=memory))
     gathered = {

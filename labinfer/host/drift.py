@@ -99,10 +99,14 @@ class _Rank:
     def sum(self, name: str) -> float:
         return sum(getattr(sample, name) for sample in self.window)
 
+    def per_step(self, name: str) -> float:
+        """Median of the samples' seconds a step."""
+        return median(getattr(sample, name) / sample.steps for sample in self.window)
+
     @property
     def ratio(self) -> float:
-        """Time in the window against that of the start."""
-        return self.sum("busy") / max(sum(map(self.baseline.predict, self.window)), 1e-9)
+        """Time in the window against that of the start. The median: a stall of some seconds is no drift."""
+        return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
 
 
 class DriftWatch:
@@ -184,12 +188,8 @@ class DriftWatch:
         slowest = max(range(len(stages)), key=factors.__getitem__)
         was_slow = self.drift is not None and self.drift.slow == slowest
         is_slow = factors[slowest] >= (RECOVERED if was_slow else DRIFTED) and ratios[slowest] >= OWN_DRIFT
-        steps = [rank.sum("steps") for rank in stages]
-        per_layer = [
-            rank.sum("layers") / count / layers
-            for rank, count, layers in zip(stages, steps, self._num_layers, strict=True)
-        ]
-        fixed = [(rank.sum("busy") - rank.sum("layers")) / count for rank, count in zip(stages, steps, strict=True)]
+        per_layer = [rank.per_step("layers") / count for rank, count in zip(stages, self._num_layers, strict=True)]
+        fixed = [max(0.0, rank.per_step("busy") - rank.per_step("layers")) for rank in stages]
         busiest = max(rank.sum("busy") / rank.sum("seconds") for rank in stages)
         layers, gain = better_split(self._num_layers, per_layer, fixed, bound_by_slowest=busiest >= BOUND)
         return Drift(

@@ -12,6 +12,7 @@ import msgspec
 
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
+from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Stage
 
 ROUNDINGS = ("int8", "int4")
@@ -50,6 +51,22 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
             for stage in stages
         ]
         return cls(model=stages[0].costs.model, stages=saved)
+
+    def stages_on(self, cluster: Cluster) -> list[Stage] | None:
+        """The stages with the costs of a cluster; None where it does not have them."""
+        costs = {
+            (machine.name, each.tp_size, each.dtype, each.quantization): each
+            for machine in cluster.machines
+            for each in machine.costs
+        }
+        stages, begin = [], 0
+        for stage in self.stages:
+            own = costs.get((stage.machine, stage.tp_size, stage.dtype, stage.quantization))
+            if own is None or begin + stage.layers > len(own.layers):
+                return None
+            stages.append(Stage(machine=stage.machine, costs=own, begin=begin, end=begin + stage.layers))
+            begin += stage.layers
+        return stages if begin == len(stages[0].costs.layers) else None
 
     @classmethod
     def read(cls, path: str) -> SavedPlan:

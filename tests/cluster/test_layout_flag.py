@@ -127,6 +127,7 @@ def test_machines_that_measure_are_planned_for(jobs, tmp_path):
     assert "--link is for machines of --cluster" in ended["link"].our_errors[0]
 
 
+@pytest.mark.slow
 def test_agents_of_torchrun_need_the_plan_on_rank_0_only(jobs):
     """The other one is given a path at which there is nothing."""
     flags, port = jobs.flags("out"), free_port()

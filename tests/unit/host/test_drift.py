@@ -118,7 +118,7 @@ def test_stage_is_not_slow_because_another_has_become_faster():
 def test_short_disturbance_is_not_named():
     pipeline = Pipeline([3, 3, 3])
     pipeline.run(30)
-    pipeline.run(2, {2: 2.5})
+    pipeline.run(2, {2: 50.0})
     assert set(pipeline.run(20)) == {None}
 
 
