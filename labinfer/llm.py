@@ -331,6 +331,7 @@ class LLM:
             self._closed = True
             if self.is_rank0:
                 self.inputs.close()
+                self._runs.close()
                 self._parts.channel.close()
             if self._parts is not None:
                 self._parts.worker.close()

@@ -77,6 +77,11 @@ class Runs:
             write_trace(self._trace, workers, msgspec.to_builtins(self._facts))
         return workers
 
+    def close(self) -> None:
+        """Close the trace's file."""
+        if self._trace is not None:
+            self._trace.close()
+
     def _run(
         self, requests: Iterable[Request | None], check: Callable[[], None], streams: bool
     ) -> Iterator[tuple[list[Delta], Outputs]]:

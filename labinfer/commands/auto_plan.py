@@ -75,8 +75,8 @@ def check_flags(own: PlanOptions, given: Collection[str]) -> None:
         UserError: one of ``--auto`` is given without it, or one that it chooses itself.
     """
     if not own.auto:
-        for name in ("cluster", "link", "workload", "save"):
-            if getattr(own, name):
+        for name in ("cluster", "link", "objective", "workload", "save"):
+            if getattr(own, name) != getattr(PlanOptions, name):
                 raise UserError(f"--{name} is for plan --auto; add --auto, or leave it out")
         return
     for name in (*PLANNED, "layout"):
@@ -97,3 +97,4 @@ def _report(problem: Problem, own: PlanOptions, file: OutputFile | None) -> None
     if file is not None:
         file.begin()
         file.write(report.save().decode())
+        file.close()

@@ -15,7 +15,7 @@ from labinfer.commands.session import Session
 from labinfer.config import EngineOptions, as_keywords
 from labinfer.engine.request import Request
 from labinfer.errors import AgreedError, UserError
-from labinfer.executor.probe import model_name
+from labinfer.executor.probe_layout import model_name
 from labinfer.gateway.options import ServerOptions
 from labinfer.host.engine_host import EngineHost, Layouts
 from labinfer.host.followers import follow_host
@@ -45,6 +45,7 @@ class Hosting:
     Args:
         layouts: options of each model.
         link: to the gateway; None on ranks other than 0.
+        own: the server's options.
     """
 
     def __init__(self, session: Session, layouts: Layouts, link: GatewayLink | None, own: ServerOptions):
@@ -84,7 +85,6 @@ class Hosting:
     def _prepare(self, outcome: LayoutAnswer | None) -> None:
         with self._group.together():
             if self._group.rank == 0:
-                announce(self.llms)
                 self._host = EngineHost(
                     self.llms,
                     self._link,
@@ -97,6 +97,7 @@ class Hosting:
                     plan=self._plan_text,
                     machine_links=_machine_links(self._session.links),
                 )
+                announce(self.llms)
 
     def _run_host(self) -> Layouts | None:
         """Host the models until the end, or until other layouts are to be served, which are returned."""
@@ -125,6 +126,7 @@ class Hosting:
                     f"plan is for another model ({change.plan.model}) than {change.model} ({own}); plan again"
                 )
             options = changed_options(before, change, [info.node for info in self._group.everyone])
+            options = _keep_context(options, llm)
             layout = make_layout(options, llm.layout.config, self._group.everyone)
         except UserError as error:
             raise UserError(as_keywords(str(error))) from None
@@ -143,7 +145,7 @@ class Hosting:
             pipeline_parallel_size=topology.num_stages,
             layers=tuple(drift.layers),
         )
-        layouts = self._layouts | {name: replace(before, parallel=parallel)}
+        layouts = self._layouts | {name: _keep_context(replace(before, parallel=parallel), self.llms[name])}
         if layouts in self._failed or drift.gain * WORTH_SECONDS <= self._load_seconds:
             return None
         logger.info("--replan auto: the layers of %s are split %s from now on", name, join(parallel.layers))
@@ -189,7 +191,7 @@ class Hosting:
             lengths: contexts that were served before.
 
         Raises:
-            AgreedError: what is computed are no numbers, or answers that have begun may have no room any more.
+            AgreedError: log-probabilities are not finite, or the context is shorter than before.
         """
         llms = list(self.llms.values())
         with self._group.together():
@@ -208,6 +210,11 @@ class Hosting:
                 follow_all(llms)
             if problem is not None:
                 raise problem
+
+
+def _keep_context(options: EngineOptions, llm: LLM) -> EngineOptions:
+    """Options with the context that is served: a longer one, once served, would have to be kept for good."""
+    return replace(options, model=replace(options.model, max_model_len=llm.facts.max_model_len))
 
 
 def check_numbers(llm: LLM) -> None:

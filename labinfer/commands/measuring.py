@@ -11,7 +11,7 @@ from labinfer.observe.progress_line import START_SECONDS, Ticker
 
 @contextlib.contextmanager
 def measuring(group: RankGroup) -> Iterator[Callable[[str], None]]:
-    """A function that says what is measured now, from its first call on; the line is gone afterwards."""
+    """Show a progress line while the machines measure; yields the function that sets its text."""
     tickers: list[Ticker] = []
 
     def on_progress(text: str) -> None:

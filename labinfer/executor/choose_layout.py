@@ -47,6 +47,8 @@ def choose_layout(
     _, config = find_model(group, options)
     nodes, data = [info.node for info in group.everyone], b""
     cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
+    if is_auto:
+        on_progress("done; looking for the best layout")
     with group.together(), _named(layout):
         if group.rank == 0:
             plan = (

@@ -1,4 +1,4 @@
-"""Files that keep what was measured, and plans, for the next start: of a unit, one for each of its circumstances."""
+"""Files in which costs and plans are kept for the next start: one for each rank, model, dtype and CPU quota."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def file_name(
         (options.cache.block_size, layout.max_model_len),
         (layout.weights, place.tp_size, place.tp_rank, layout.devices[group.rank].type),
         (group.threads.count, len(group.threads.bound_to), here.cpu_limit),
+        [info.rank for info in group.everyone if info.node == here.node].index(group.rank),  # equal ranks may differ in speed
         sum(info.node == here.node for info in group.everyone),  # they share the memory
         (LAYER_BYTES, MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
     )

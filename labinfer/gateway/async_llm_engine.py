@@ -79,6 +79,7 @@ class AsyncLLMEngine:
         self.is_rebuilding = False
         """Whether the models are loaded again in another layout, and what is open waits for that."""
         self._change: asyncio.Future[LayoutAnswer] | None = None  # of the layout, for whoever has asked for it
+        self._awaits_outcome = False  # of a change, whoever has asked for it
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         """Called with the stats of each engine as they come."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
@@ -112,7 +113,7 @@ class AsyncLLMEngine:
                 task.cancel()
             link.close()
             self._link = self._wait = None
-            self.is_rebuilding = False
+            self.is_rebuilding = self._awaits_outcome = False
             self._requests.end(sum(model.max_num_seqs for model in self._facts))
             if self._change is not None and not self._change.done():
                 self._change.set_exception(EngineFailed("the engine has ended while it changed its layout"))
@@ -190,7 +191,7 @@ class AsyncLLMEngine:
             ChangeUnderWay: another change has not come to its end.
             EngineFailed: the engine has.
         """
-        if self._change is not None or self.is_rebuilding:
+        if self._change is not None or self._awaits_outcome:
             raise ChangeUnderWay("the layout is being changed already; try again when that is done")
         if self._link is None or self._awaits_host:
             raise EngineFailed("there is no engine now; try again in a moment")
@@ -251,11 +252,12 @@ class AsyncLLMEngine:
         elif isinstance(frame, Attach):
             self._attach(frame.models)
         elif isinstance(frame, Rebuilding):
-            self.is_rebuilding = True
+            self.is_rebuilding = self._awaits_outcome = True
             self._requests.pause()
             self.on_end(False)
             self._tell(Paused())
         elif isinstance(frame, LayoutAnswer):
+            self._awaits_outcome &= frame.is_refused
             if self._change is not None and not self._change.done():
                 self._change.set_result(frame)
         elif isinstance(frame, Draining):
@@ -280,9 +282,9 @@ class AsyncLLMEngine:
 
 
 def _can_go_on(before: ModelFacts, now: ModelFacts) -> bool:
-    """Whether answers of one model can go on with the other, which may have another layout, and so room for a longer or shorter
-    context: what no longer fits is refused by itself."""
+    """Whether answers of one model can go on with the other, which may have another layout or precision, and so room for a longer or
+    shorter context: what no longer fits is refused by itself."""
     return all(
         getattr(before, name) == getattr(now, name)
-        for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers", "quantization")
+        for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers")
     )

@@ -58,7 +58,8 @@ class StageLoad(Answer):
 
 class StageSpeed(Answer):
     """Mean seconds in which the slowest rank of a stage computed in a step, in the last minute with work; the seconds that it would take
-    by what was measured at the start, and the first as a multiple of the second. The last two are null until ``drift`` is known."""
+    had it kept its speed relative to the other stages, and the first as a multiple of the second. The last two are null until
+    ``drift`` is known."""
 
     stage: Count
     rank: Count

@@ -53,9 +53,13 @@ class _Baseline:
     seconds: float = 0.0
     steps: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    fewest: float = math.inf
+    """Tokens a step of the sample that had the fewest."""
+    most: float = 0.0
 
     def add(self, sample: _Sample) -> None:
         n, t, y = sample.steps, sample.tokens, sample.busy
+        self.fewest, self.most = min(self.fewest, t / n), max(self.most, t / n)
         self.seconds += sample.seconds
         self.steps += n
         self.sums = [total + part for total, part in zip(self.sums, (n * n, n * t, t * t, n * y, t * y), strict=True)]
@@ -63,6 +67,10 @@ class _Baseline:
     @property
     def is_complete(self) -> bool:
         return self.seconds >= BASELINE_SECONDS and self.steps >= BASELINE_STEPS
+
+    def covers(self, sample: _Sample) -> bool:
+        """Whether there were steps of about as many tokens: what others take is not known, as machines differ in that."""
+        return self.fewest / 2 <= sample.tokens / sample.steps <= 2 * self.most
 
     def predict(self, sample: _Sample) -> float:
         nn, nt, tt, ny, ty = self.sums
@@ -89,7 +97,7 @@ class _Rank:
         self.num_samples += 1
         if self.num_samples == 1:
             return  # what is done once is in the first steps
-        if not self.baseline.is_complete:
+        if not (self.baseline.is_complete and self.baseline.covers(sample)):
             self.baseline.add(sample)
             return
         self.window.append(sample)

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 0.25
 """Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
 
+UNDER_WAY = "the layout is being changed already"
+
 SOON_SECONDS = 0.01
 """The same while a request waits for its model's guides."""
 
@@ -162,7 +164,7 @@ class EngineHost:
             for frame in self._link.receive(IDLE_SECONDS):  # requests will be handed to the next host once more
                 has_paused |= isinstance(frame, Paused)
                 if isinstance(frame, ChangeLayout):
-                    self._link.send(LayoutAnswer("the layout is being changed already", is_refused=True))
+                    self._link.send(LayoutAnswer(UNDER_WAY, is_refused=True))
 
     def _is_over(self) -> bool:
         if self._drain_until is None:
@@ -210,8 +212,9 @@ class EngineHost:
         try:
             if self._drain_until is not None:
                 raise UserError("the server is shutting down")
-            if self._change is None:
-                self._change = self._plan_change(frame.change)
+            if self._change is not None:
+                raise UserError(UNDER_WAY)
+            self._change = self._plan_change(frame.change)
         except UserError as error:
             self._link.send(LayoutAnswer(str(error), is_refused=True))
             return

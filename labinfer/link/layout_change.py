@@ -43,5 +43,5 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def moves(self) -> bool:
-        """Whether stages, and not only their numbers' precision, are to change."""
+        """Whether the stages change, not only dtype or quantization."""
         return any(field is not None for field in (self.tensor_parallel_size, self.layers, self.ranks))

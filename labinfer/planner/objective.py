@@ -205,8 +205,8 @@ def _throughput(
     """Seconds a request where there are always more waiting: a round of all micro-batches, of which some have a chunk of a
     prompt beside their decodes, so often that prompts come in as fast as answers end."""
     share = num_seqs / num_batches
-    # Sequences whose prompt is being run do not generate: one of a micro-batch at most, where a prompt takes several steps.
-    generating = min(share * request.output / (request.output + 1), max(share - 1, request.output))
+    # A sequence whose prompt is being run does not generate; prompts count as one step.
+    generating = share * request.output / (request.output + 1)
     budget, ratio = limits.max_num_batched_tokens, request.prompt / request.output
     decodes = min(generating, budget / (1 + ratio))
     context = decodes * request.decode_context

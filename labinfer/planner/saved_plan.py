@@ -15,6 +15,7 @@ from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Stage
 
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 ROUNDINGS = ("int8", "int4")
 """Values of --quantization that round weights; see ``HostCosts.quantization``, which also names a checkpoint's own."""
 
@@ -23,8 +24,8 @@ class SavedStage(msgspec.Struct, frozen=True, kw_only=True):
     """A stage as ``--save`` writes it."""
 
     machine: str
-    layers: Annotated[int, msgspec.Meta(ge=1)]
-    tp_size: Annotated[int, msgspec.Meta(ge=1)]
+    layers: Count
+    tp_size: Count
     dtype: str
     quantization: str
 
@@ -148,12 +149,12 @@ def place_stages(plan: SavedPlan, nodes: Sequence[str]) -> tuple[int, ...]:
 
 def describe_plan(plan: SavedPlan, nodes: Sequence[str]) -> str:
     """Layers and ranks of each stage, and the spare ranks, in one line."""
-    ranks, parts, begin = iter(place_stages(plan, nodes)), [], 0
+    placed, parts, begin = place_stages(plan, nodes), [], 0
+    ranks = iter(placed)
     for stage in plan.stages:
         own = [next(ranks) for _ in range(stage.tp_size)]
         parts.append(f"layers {begin}-{begin + stage.layers - 1} on {stage.machine} ({_name_ranks(own)})")
         begin += stage.layers
-    placed = place_stages(plan, nodes)
     spare = [rank for rank in range(len(nodes)) if rank not in placed]
     return ", ".join(parts) + (f"; spare: {_name_ranks(spare)}" if spare else "")
 

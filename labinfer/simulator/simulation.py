@@ -16,6 +16,7 @@ from labinfer.observe.trace import Track, read_trace
 from labinfer.planner.cluster import Cluster, Machine
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.objective import Limits, Stage, kv_room
+from labinfer.planner.saved_plan import rounding
 from labinfer.simulator.cluster_times import ClusterTimes
 from labinfer.simulator.model import SimulatedModel
 from labinfer.simulator.plan_times import TimeSource
@@ -159,7 +160,7 @@ def _choose_costs(machine: Machine, tp_size: int, dtype: str, quantization: str)
         UserError: none does.
     """
     for costs in machine.costs:
-        if costs.tp_size == tp_size and dtype in ("auto", costs.dtype) and quantization in ("auto", costs.quantization):
+        if costs.tp_size == tp_size and dtype in ("auto", costs.dtype) and quantization in ("auto", rounding(costs.quantization)):
             return costs
     form = f"-tp {tp_size}" + f" --dtype {dtype}" * (dtype != "auto")
     form += f" --quantization {quantization}" * (quantization != "auto")

@@ -27,6 +27,7 @@ ALL = {
     "no_files": api_errors.no_files(),
     "method_not_allowed": api_errors.method_not_allowed("PUT", "/v1/models", ["GET", "HEAD"]),
     "timed_out": api_errors.timed_out(600.0),
+    "conflict": api_errors.conflict("the layout is being changed already"),
     "too_large": api_errors.too_large(1 << 24),
     "unsupported_media_type": api_errors.unsupported_media_type("text/plain"),
     "unsupported_encoding": api_errors.unsupported_encoding("br"),
@@ -56,6 +57,7 @@ def test_every_constructor_is_tested_here():
     [
         ("bad_request", 400, "invalid_request_error", "temperature", None),
         ("too_long", 400, "invalid_request_error", None, "context_length_exceeded"),
+        ("conflict", 409, "invalid_request_error", None, "conflict"),
         ("foreign_origin", 403, "invalid_request_error", None, "origin_not_allowed"),
         ("wrong_host", 421, "invalid_request_error", None, "host_not_allowed"),
         ("too_many_fields", 431, "invalid_request_error", None, "request_too_large"),

@@ -21,9 +21,11 @@ class Pipeline:
     Args:
         layers: of each stage.
         tp: ranks of a stage.
+        growth: by rank, how much longer each token more makes a step.
     """
 
-    def __init__(self, layers: list[int], tp: int = 1, seed: int = 0):
+    def __init__(self, layers: list[int], tp: int = 1, seed: int = 0, growth: dict[int, float] = {}):  # noqa: B006
+        self._growth = growth
         self.watch = DriftWatch(layers, tp * len(layers))
         self._layers, self._tp, self._random = layers, tp, random.Random(seed)
         self._counters = {rank: [0, 0.0, 0.0] for rank in range(tp * len(layers))}
@@ -46,7 +48,7 @@ class Pipeline:
         return named
 
     def _add_step(self, rank: int, tokens: int, factor: float) -> float:
-        each = factor * (1 + 0.1 * (tokens - 1))
+        each = factor * (1 + self._growth.get(rank, 0.1) * (tokens - 1))
         layers = each * LAYER * self._layers[rank // self._tp]
         counters = self._counters[rank]
         counters[0] += 1
@@ -152,3 +154,12 @@ def test_better_split_is_the_best_of_all():
         split, gain = better_split(present, per_layer, fixed, bound_by_slowest=True)
         assert slowest(split) == pytest.approx(min(map(slowest, splits))) and sum(split) == total
         assert gain == pytest.approx(slowest(present) / slowest(split) - 1)
+
+
+def test_load_that_was_not_seen_at_the_start_is_learned():
+    """A machine whose steps grow with their tokens beside one whose steps hardly do, as one computes and one reads."""
+    pipeline = Pipeline([4, 4], growth={1: 0.002})
+    pipeline.run(30, tokens=lambda: 64)
+    named = pipeline.run(30, tokens=lambda: 1) + pipeline.run(20, tokens=lambda: 32)
+    assert set(named) == {None}
+    assert pipeline.run(30, slow={1: 2.5}, tokens=lambda: 1)[-1] == 1
