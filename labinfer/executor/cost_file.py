@@ -68,7 +68,9 @@ def file_name(
         (options.cache.block_size, layout.max_model_len),
         (layout.weights, place.tp_size, place.tp_rank, layout.devices[group.rank].type),
         (group.threads.count, len(group.threads.bound_to), here.cpu_limit),
-        [info.rank for info in group.everyone if info.node == here.node].index(group.rank),  # equal ranks may differ in speed
+        [info.rank for info in group.everyone if info.node == here.node].index(
+            group.rank
+        ),  # equal ranks may differ in speed
         sum(info.node == here.node for info in group.everyone),  # they share the memory
         (LAYER_BYTES, MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
     )

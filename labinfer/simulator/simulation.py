@@ -160,7 +160,11 @@ def _choose_costs(machine: Machine, tp_size: int, dtype: str, quantization: str)
         UserError: none does.
     """
     for costs in machine.costs:
-        if costs.tp_size == tp_size and dtype in ("auto", costs.dtype) and quantization in ("auto", rounding(costs.quantization)):
+        if (
+            costs.tp_size == tp_size
+            and dtype in ("auto", costs.dtype)
+            and quantization in ("auto", rounding(costs.quantization))
+        ):
             return costs
     form = f"-tp {tp_size}" + f" --dtype {dtype}" * (dtype != "auto")
     form += f" --quantization {quantization}" * (quantization != "auto")
