@@ -185,20 +185,15 @@ class OpenRequests:
         self._takes_all = True
         for request in self._requests.values():
             if not request.keys and not request.state.is_done:
-                self._hand_over(request, has_waited=True)
+                self._hand_over(request)
 
-    def _hand_over(self, request: OpenRequest, has_waited: bool = False) -> None:
-        """Give it to the host.
-
-        Args:
-            has_waited: for a host: all that did so comes at once, and is not what a full queue is to keep out.
-        """
+    def _hand_over(self, request: OpenRequest) -> None:
         request.tokens_before = request.state.num_output_tokens
         for index, part in remaining_parts(request.state):
             key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # the id, as people know it, behind a number
             request.keys.append(key)
             self._parts[key] = (request, index)
-            self._send(Add(request.submission.model, replace(part, key=key), request.is_accepted or has_waited))
+            self._send(Add(request.submission.model, replace(part, key=key), request.is_accepted))
 
     def _take_back(self, request: OpenRequest) -> None:
         for key in request.keys:
