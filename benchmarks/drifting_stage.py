@@ -1,18 +1,27 @@
 """A stage whose machine becomes slower while streams run: when it is named, what --replan auto does, and what that gives (Linux, root).
 
     python benchmarks/drifting_stage.py --model demo --quota 0.5
+    python benchmarks/drifting_stage.py --model demo --hosts
 
-Two ranks, a stage each, answer sixteen greedy requests at a time, again and again. Then rank 1 gets a CPU quota by cgroup v1, with a
-period of 4 ms. Seconds until `/v1/cluster` names the stage and until the layers have been split anew; tokens a second before, with the
-quota, behind the change, and with every other split, each by `POST /v1/cluster/layout`. Exit status 1 where the stage is not named
-within 30 s, the rate behind the change is below 0.9 of the best split's, or an answer differs from what it was before.
+Sixteen greedy requests at a time are answered, again and again, by two ranks with a stage each. Then rank 1 gets a CPU quota by cgroup
+v1, with a period of 4 ms. Seconds until `/v1/cluster` names the stage and until the layers have been split anew; tokens a second before,
+with the quota, behind the change, and with every other split, each by `POST /v1/cluster/layout`.
+
+With --hosts it is the three uneven hosts of ``uneven_hosts.py``, started with ``--layout auto``; the second one is left half of its
+quota, and what the change gives is compared with a server that is started anew with ``--layout auto`` on the hosts as they are then.
+
+Exit status 1 where the stage is not named within 30 s, the rate behind the change is below 0.9 of the best one, or an answer differs
+from what it was before.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -20,12 +29,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from namespace_hosts import CGROUP, PERIOD_US, TRANSPORTS, enter_host, hosts, slowed
 from process_tree import is_rank, processes, rank_number
 from served import Served, serving
+from uneven_hosts import QUOTAS
 
-STREAMS = 16
-PERIOD_US = 4000
-CGROUP = Path("/sys/fs/cgroup/cpu")
+STREAMS, SLOW = 16, 1
+"""Requests at a time, and the rank that becomes slower."""
 BASELINE_SECONDS, SETTLE_SECONDS, RATE_SECONDS = 30.0, 3.0, 10.0
 NAMED_SECONDS, CHANGED_SECONDS = 30.0, 180.0
 """Longest time until the stage has to be named, and until the layers are given up to be split anew."""
@@ -77,47 +87,124 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--quota", type=float, default=0.5, help="CPUs that rank 1 has left")
+    parser.add_argument(
+        "--quota", type=float, default=0.5, help="CPUs that rank 1 has left; with --hosts, of its quota"
+    )
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
     parser.add_argument(
         "--splits", type=int, default=3, help="splits on either side of the chosen one that are measured"
     )
+    parser.add_argument("--hosts", action="store_true", help="three uneven hosts in place of two ranks")
     args = parser.parse_args()
-    wrong: list[str] = []
+    if not args.hosts:
+        return compare_splits(args)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        hosts(Path(directory), QUOTAS, delays=[0.0] * len(QUOTAS), mbit=1000.0) as launcher,
+    ):
+        os.environ.update(TRANSPORTS)
+        enter_host(0)
+        return compare_start([*launcher, sys.executable], args)
+
+
+def compare_splits(args: argparse.Namespace) -> int:
+    """Two ranks, of which one is slowed down, and all splits of the layers. Returns the exit status."""
     with serving("mpirun", args.model, "--dtype", args.dtype, "--replan", "auto") as served:
-        load = Load(served, args.tokens)
-        try:
-            time.sleep(BASELINE_SECONDS)
-            print(f"layers {layers(served)}: {load.rate():.0f} tokens/s", flush=True)
+        trial = Trial(served, args.tokens)
+        with trial.load():
             ranks = processes(served.pid, is_rank)
-            with quota(next(pid for pid in ranks if rank_number(pid) == 1), args.quota):
-                begin, split = time.monotonic(), layers(served)
-                named = wait(lambda: cluster(served)["drift"]["slow_stage"] == 1, NAMED_SECONDS)
-                print(f"named after {named:.0f} s: {cluster(served)['drift']}" if named else "not named", flush=True)
-                print(f"layers {layers(served)} with the quota: {load.rate():.0f} tokens/s", flush=True)
-                changed = wait(lambda: layers(served) != split, CHANGED_SECONDS)
-                print(f"split anew {time.monotonic() - begin:.0f} s after the quota" if changed else "not split anew")
-                time.sleep(SETTLE_SECONDS)
-                chosen, rates = layers(served), {}
-                rates[tuple(chosen)] = load.rate()
-                print(f"layers {chosen}: {rates[tuple(chosen)]:.0f} tokens/s", flush=True)
+            slow_rank = next(pid for pid in ranks if rank_number(pid) == SLOW)
+            with quota(slow_rank, args.quota):
+                chosen = trial.follow()
+                rates = {tuple(chosen): trial.rate()}
                 for first in range(chosen[0] - args.splits, chosen[0] + args.splits + 1):
                     other = (first, sum(chosen) - first)
                     if min(other) >= 1 and other not in rates:
                         pause = change(served, other)
-                        time.sleep(SETTLE_SECONDS)
-                        rates[other] = load.rate()
-                        print(f"layers {list(other)}: {rates[other]:.0f} tokens/s (pause {pause:.1f} s)", flush=True)
-            best = max(rates, key=rates.get)
-            fraction = rates[tuple(chosen)] / rates[best]
-            print(f"{fraction:.2f} of the best split, {list(best)}")
-            wrong += [] if named else ["the stage was not named in time"]
-            wrong += [] if changed and fraction >= LEAST_FRACTION else ["the layers are not split well"]
+                        rates[other] = trial.rate()
+                        print(f"which took a pause of {pause:.1f} s", flush=True)
+    best = max(rates, key=rates.get)
+    return trial.judge(rates[tuple(chosen)] / rates[best], f"the best split, {list(best)}")
+
+
+def compare_start(command: list[str], args: argparse.Namespace) -> int:
+    """Hosts, of which one is slowed down, and a new start on them. Returns the exit status."""
+    flags = ["--dtype", args.dtype, "--layout", "auto", "--no-autotune"]
+    with contextlib.ExitStack() as stack:
+        with serving((command, flags), args.model, "--replan", "auto") as served:
+            trial = Trial(served, args.tokens)
+            with trial.load():
+                stack.enter_context(slowed(SLOW, args.quota))
+                trial.follow()
+                rate = trial.rate()
+        with serving((command, flags), args.model) as served:
+            fresh = Trial(served, args.tokens)
+            with fresh.load():
+                fresh_rate = fresh.rate()
+    fresh.compare(trial)
+    trial.wrong += fresh.wrong
+    return trial.judge(rate / fresh_rate, "a new start")
+
+
+class Trial:
+    """A server under load, and what it does when a stage becomes slower.
+
+    Args:
+        tokens: of each answer.
+    """
+
+    def __init__(self, served: Served, tokens: int):
+        self._served, self._tokens = served, tokens
+        self.wrong: list[str] = []
+        self.texts: dict[int, str] = {}
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Keep the streams busy, from before until after the context."""
+        self._load = Load(self._served, self._tokens)
+        try:
+            time.sleep(BASELINE_SECONDS)
+            self.rate()
+            yield
         finally:
-            load.end()
-    wrong += load.wrong
-    print(*wrong, sep="\n")
-    return int(bool(wrong))
+            self._load.end()
+            self.wrong += self._load.wrong
+            self.texts = self._load.texts
+
+    def rate(self) -> float:
+        """Tokens a second as it is now."""
+        time.sleep(SETTLE_SECONDS)
+        rate = self._load.rate()
+        print(f"layers {layers(self._served)}: {rate:.0f} tokens/s", flush=True)
+        return rate
+
+    def follow(self) -> list[int]:
+        """Wait until the slow stage is named and the layers are split anew; how they are split then."""
+        served, begin, split = self._served, time.monotonic(), layers(self._served)
+        slow = next(rank["stage"] for rank in cluster(served)["ranks"] if rank["rank"] == SLOW)
+        named = wait(lambda: cluster(served)["drift"]["slow_stage"] == slow, NAMED_SECONDS)
+        print(f"named after {named:.0f} s: {cluster(served)['drift']}" if named else "not named", flush=True)
+        print(f"layers {layers(served)} with the quota: {self._load.rate():.0f} tokens/s", flush=True)
+        changed = wait(lambda: layers(served) != split, CHANGED_SECONDS)
+        print(
+            f"split anew {time.monotonic() - begin:.0f} s after the quota" if changed else "not split anew", flush=True
+        )
+        self.wrong += [] if named else ["the stage was not named in time"]
+        self.wrong += [] if changed else ["the layers were not split anew"]
+        return layers(served)
+
+    def compare(self, other: Trial) -> None:
+        """Note answers that differ from those of another one."""
+        for number in self.texts.keys() & other.texts.keys():
+            if self.texts[number] != other.texts[number]:
+                self.wrong.append(f"request {number} was answered otherwise by a new start")
+
+    def judge(self, fraction: float, best: str) -> int:
+        """Print what came of it. Returns the exit status."""
+        print(f"{fraction:.2f} of {best}")
+        self.wrong += [] if fraction >= LEAST_FRACTION else ["the layers are not split well"]
+        print(*self.wrong, sep="\n")
+        return int(bool(self.wrong))
 
 
 @contextmanager

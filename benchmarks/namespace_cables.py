@@ -104,17 +104,25 @@ def relay_packets(delays: list[float], mbit: float, namespaces: list[str]) -> No
                 os.write(receiver, packet)
 
 
+def enter_network(namespace: str) -> None:
+    """Be on the network of a namespace from here on: this thread, and the threads and processes that it starts."""
+    _enter(os.open(f"/run/netns/{namespace}", os.O_RDONLY), namespace)
+
+
+def _enter(place: int, name: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(place, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"no way into {name}")
+    os.close(place)
+
+
 def _open_tun(namespace: str) -> int:
     """A TUN device in a namespace, as a file here."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    own, other = os.open("/proc/self/ns/net", os.O_RDONLY), os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-    for place in (other, own):
-        if libc.setns(place, CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"no way into {namespace}")
-        if place == other:
-            fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
-        os.close(place)
+    own = os.open("/proc/self/ns/net", os.O_RDONLY)
+    enter_network(namespace)
+    fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
+    _enter(own, "the network of before")
     subprocess.run(["ip", "-n", namespace, "link", "set", DEVICE, "mtu", "9000"], check=True)
     return fd
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from namespace_cables import address, join_hosts
+from namespace_cables import address, enter_network, join_hosts
 
 PERIOD_US = 4000
-CGROUP = Path("/sys/fs/cgroup/cpu")
+CGROUP, MEMORY_CGROUP = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/memory")
 TRANSPORTS = {"UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp"}
 """Environment of MPI: memory is not shared, though it could be here."""
 RSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 number=$((${1##*.} - 1)); shift
-echo $$ > GROUP$number/cgroup.procs
+for group in GROUPS; do echo $$ > $group$number/cgroup.procs; done
 exec nsenter --net=/run/netns/NAME$number unshare --uts --mount sh -c \\
   "mount --bind DIRECTORY/hosts /etc/hosts; mount --rbind /sys/fs/cgroup DIRECTORY/cgroup; mount -t sysfs none /sys
    mount --rbind DIRECTORY/cgroup /sys/fs/cgroup; hostname host-$number; exec taskset -c $((number > 0)) $*"
@@ -42,7 +42,9 @@ its share, which no slow machine does."""
 
 
 @contextmanager
-def hosts(directory: Path, quotas: Sequence[float], *, delays: Sequence[float], mbit: float) -> Iterator[list[str]]:
+def hosts(
+    directory: Path, quotas: Sequence[float], *, delays: Sequence[float], mbit: float, memories: Sequence[float] = ()
+) -> Iterator[list[str]]:
     """The hosts, and the beginning of a command that starts a rank on each.
 
     Args:
@@ -50,12 +52,14 @@ def hosts(directory: Path, quotas: Sequence[float], *, delays: Sequence[float], 
         quotas: CPUs of each.
         delays: seconds between each host and the middle of the network.
         mbit: rate of each host's device.
+        memories: GiB of each; empty for no limit.
     """
-    name, groups, idlers = f"bench{os.getpid()}-", [], []
+    name, groups, idlers = _prefix(), [], []
     (directory / "hosts").write_text("127.0.0.1 localhost\n")
     (directory / "cgroup").mkdir()
     rsh = directory / "rsh"
-    rsh.write_text(RSH.replace("DIRECTORY", str(directory)).replace("NAME", name).replace("GROUP", f"{CGROUP}/{name}"))
+    in_groups = " ".join(f"{root}/{name}" for root in (CGROUP, *[MEMORY_CGROUP] * bool(memories)))
+    rsh.write_text(RSH.replace("DIRECTORY", str(directory)).replace("NAME", name).replace("GROUPS", in_groups))
     rsh.chmod(0o755)
     try:
         for number, quota in enumerate(quotas):
@@ -65,6 +69,10 @@ def hosts(directory: Path, quotas: Sequence[float], *, delays: Sequence[float], 
             (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * quota)))
             if quota < 1:
                 idlers.append(subprocess.Popen([sys.executable, "-c", IDLER, str(group)]))
+        for number, gib in enumerate(memories):
+            (group := MEMORY_CGROUP / f"{name}{number}").mkdir()
+            groups.append(group)
+            (group / "memory.limit_in_bytes").write_text(str(round(gib * 2**30)))
         with join_hosts(name, delays, mbit=mbit):
             mpirun = str(Path(sys.executable).parent / "mpirun")
             reach = ["-launcher", "ssh", "-launcher-exec", str(rsh), "-localhost", address(0)]
@@ -79,3 +87,25 @@ def hosts(directory: Path, quotas: Sequence[float], *, delays: Sequence[float], 
                 os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.2)
             group.rmdir()
+
+
+def enter_host(number: int) -> None:
+    """Be on the network of a host, with all of this machine's cores: this thread, and what it starts."""
+    enter_network(f"{_prefix()}{number}")
+
+
+@contextmanager
+def slowed(number: int, fraction: float) -> Iterator[None]:
+    """Leave a host this part of its CPU quota."""
+    file = CGROUP / f"{_prefix()}{number}" / "cpu.cfs_quota_us"
+    before = int(file.read_text())
+    file.write_text(str(round(before * fraction)))
+    try:
+        yield
+    finally:
+        file.write_text(str(before))
+
+
+def _prefix() -> str:
+    """Beginning of the names of this process's hosts."""
+    return f"bench{os.getpid()}-"

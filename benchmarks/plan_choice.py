@@ -3,11 +3,14 @@
     python tools/random_checkpoint.py --shape small --layers 24 --dtype bfloat16 DIR
     python benchmarks/plan_choice.py --model DIR
     python benchmarks/plan_choice.py --model DIR --objective latency
+    python benchmarks/plan_choice.py --model DIR --objective memory
     python benchmarks/plan_choice.py --model DIR --slow-host
 
 Hosts are those of ``uneven_hosts.py``. Measured are the chosen layout, the even split, the first host alone, and every split in steps
 of two layers that comes to at least --share of the chosen one's rate by the costs; what comes to less cannot be the best unless
 costs are wrong by more than that. ``--slow-host`` adds a fourth host with 0.05 CPUs behind 20 ms, and measures what the best layout with it gives.
+For memory the hosts have limits (cgroup v1), and what counts is the number of tokens for which the KV cache of a start has room, among the
+splits that keep nine tenths of the best predicted throughput.
 """
 
 from __future__ import annotations
@@ -20,18 +23,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from uneven_hosts import CONTEXT, QUOTAS, run_on_hosts
+from uneven_hosts import CONTEXT, QUOTAS, Joined, run_on_hosts
 
 SLOW_HOST, SLOW_DELAY = 0.05, 0.020
 PROMPT, OUTPUTS, REQUESTS, SEQUENCES = 32, range(16, 49, 2), 51, 24
 STEP = 2
 """Layers."""
+MEMORIES = (1.5, 1.0, 0.75)
+"""GiB of each host, where memory is what counts, with more sequences than there is room for."""
+ROOMY = {"num_kv_blocks": 0, "max_num_seqs": 1024, "max_model_len": 2048}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
+    parser.add_argument("--objective", choices=("throughput", "latency", "memory"), default="throughput")
     parser.add_argument(
         "--share", type=float, default=0.7, help="of the best predicted rate, for a split to be measured"
     )
@@ -48,7 +54,8 @@ def main() -> None:
     flags += ["--slow-host"] * args.slow_host
     delays = [0.0] * len(QUOTAS) + [SLOW_DELAY] * args.slow_host
     quotas = (*QUOTAS, SLOW_HOST) if args.slow_host else QUOTAS
-    figures = run_on_hosts(__file__, args.model, flags, delays=delays, mbit=args.mbit, quotas=quotas)
+    memories = MEMORIES if args.objective == "memory" else ()
+    figures = run_on_hosts(__file__, args.model, flags, delays=delays, mbit=args.mbit, quotas=quotas, memories=memories)
     report(figures)
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=1))
@@ -59,39 +66,20 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> None:
     """Probe, plan, and run every layout; rank 0 writes what came of it."""
-    from labinfer.config import EngineOptions
-    from labinfer.executor.probe import probe_cluster
-    from labinfer.group.failure import end_group_on_uncaught
-    from labinfer.group.rank_group import join_group
-    from labinfer.llm import LLM
-    from labinfer.observe.logs import set_up_logging
-    from labinfer.spmd.environment import detect
-
-    base = {
-        "model": args.model,
-        "max_model_len": CONTEXT,
-        "num_kv_blocks": 1024,
-        "weight_cache_size": 0.0,
-        "autotune": "off",
-    }
-    base |= {"max_num_seqs": SEQUENCES, "enable_prefix_caching": False}
-    options = EngineOptions.from_flat(base)
-    group = join_group(detect(), options.parallel, options.runtime)
-    end_group_on_uncaught(group)
-    set_up_logging(group.rank, "info")
-    cluster = probe_cluster(group, options)
-    cases = list(choose_cases(cluster, args)) if group.rank == 0 else []
+    own = ROOMY if args.objective == "memory" else {"max_num_seqs": SEQUENCES}
+    joined = Joined(args.model, **own)
+    group = joined.group
+    cases = list(choose_cases(joined.cluster, args)) if group.rank == 0 else []
     cases = json.loads(group.comm.all_gather_bytes(json.dumps(cases).encode())[0])
     for case in cases:
-        flat = base | {"layers": tuple(case["layers"]), "pipeline_parallel_size": len(case["layers"])}
-        flat |= {"ranks": tuple(case["hosts"]), "max_inflight": case["in_flight"] or len(case["layers"])}
-        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
-        seconds = min(run_requests(llm, args.objective) for _ in range(args.repeats))
-        case["measured"] = seconds
+        llm = joined.load(tuple(case["layers"]), tuple(case["hosts"]), case["in_flight"])
+        if args.objective == "memory":
+            case["measured"] = llm.facts.num_blocks * llm.facts.block_size
+        else:
+            case["measured"] = min(run_requests(llm, args.objective) for _ in range(args.repeats))
         if group.rank == 0:
             print(case, flush=True)
-        if llm._parts is not None:  # closing an LLM would end the group
-            llm._parts.worker.close()
+        joined.unload(llm)
     if group.rank == 0:
         Path(args.rank_of).write_text(json.dumps({"objective": args.objective, "cases": cases}))
     group.close()
@@ -99,9 +87,9 @@ def measure(args: argparse.Namespace) -> None:
 
 def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     """Layouts to measure, the chosen one first."""
-    from labinfer.planner.objective import Limits, Stage
+    from labinfer.planner.objective import Limits, Stage, kv_tokens
     from labinfer.planner.problem import Problem
-    from labinfer.planner.search import find_layout, judge
+    from labinfer.planner.search import MEMORY_SHARE, find_layout, judge
     from labinfer.planner.workload import RequestLengths, Workload
 
     names = [machine.name for machine in cluster.machines]
@@ -109,7 +97,10 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     workload = Workload(
         tuple(RequestLengths(prompt=PROMPT, output=output) for output in output_lengths(args.objective))
     )
+    counts_memory = args.objective == "memory"
     limits = Limits(max_model_len=CONTEXT, max_num_seqs=SEQUENCES)
+    if counts_memory:
+        limits = Limits(max_model_len=ROOMY["max_model_len"], max_num_seqs=ROOMY["max_num_seqs"])
     problem = Problem(cluster=cluster, request=workload.mean, limits=limits, objective=args.objective, first=names[0])
     best, seen = find_layout(problem), set()
 
@@ -118,13 +109,17 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
         hosts = tuple(names.index(stage.machine) for stage in solution.stages)
         if (layers, hosts) not in seen:
             seen.add((layers, hosts))
+            predicted = kv_tokens(solution.stages, limits) if counts_memory else seconds(solution)
             yield {
                 "name": name,
                 "layers": layers,
                 "hosts": hosts,
                 "in_flight": 1 if args.objective == "latency" else solution.criterion.num_batches,
-                "predicted": solution.value * (1 if args.objective == "latency" else REQUESTS),
+                "predicted": predicted,
             }
+
+    def seconds(solution) -> float:
+        return solution.value * (1 if args.objective == "latency" else REQUESTS)
 
     def judged(layers, hosts):
         bounds = [0, *itertools.accumulate(layers)]
@@ -135,7 +130,9 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
         return judge(problem, stages)
 
     yield from case("chosen", best)
-    total = len(costs[names[0]].layers)
+    total, share = len(costs[names[0]].layers), args.share
+    if counts_memory:
+        share, best = MEMORY_SHARE, find_layout(replace(problem, objective="throughput"))
     if args.slow_host:
         yield from case("with the slow host", find_layout(replace(problem, required=frozenset({names[-1]}))))
         return
@@ -148,7 +145,7 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
             for cuts in itertools.combinations(range(STEP, total, STEP), count - 1):
                 layers = [end - begin for begin, end in itertools.pairwise([0, *cuts, total])]
                 solution = judged(layers, hosts)
-                if solution is not None and best.value / solution.value >= args.share:
+                if solution is not None and best.value / solution.value >= share:
                     yield from case("split", solution)
 
 
@@ -172,20 +169,24 @@ def run_requests(llm, objective: str) -> float:
 def report(figures: dict) -> None:
     from labinfer.observe.table import format_table
 
-    best = min(case["measured"] for case in figures["cases"])
+    most_counts = figures["objective"] == "memory"
+    unit, digits = ("tokens", 0) if most_counts else ("s", 2)
+    cases = sorted(figures["cases"], key=lambda case: case["measured"], reverse=most_counts)
+    best = cases[0]["measured"]
     rows = [
         (
             case["name"],
             ",".join(map(str, case["layers"])),
             ",".join(map(str, case["hosts"])),
-            f"{case['measured']:.2f}",
-            f"{case['predicted']:.2f}",
+            f"{case['measured']:.{digits}f}",
+            f"{case['predicted']:.{digits}f}",
             f"{100 * (case['predicted'] / case['measured'] - 1):+.1f}",
-            f"{100 * best / case['measured']:.1f}",
+            f"{100 * (case['measured'] / best if most_counts else best / case['measured']):.1f}",
         )
-        for case in sorted(figures["cases"], key=lambda case: case["measured"])
+        for case in cases
     ]
-    print(format_table(("layout", "layers", "hosts", "measured s", "predicted s", "error %", "of the best %"), rows))
+    header = ("layout", "layers", "hosts", f"measured {unit}", f"predicted {unit}", "error %", "of the best %")
+    print(format_table(header, rows))
 
 
 if __name__ == "__main__":

@@ -41,16 +41,18 @@ class Served:
 
 
 @contextmanager
-def serving(launcher: str, model: str, *flags: object, supervised: bool = False) -> Iterator[Served]:
+def serving(
+    launcher: str | tuple[list[str], list[str]], model: str, *flags: object, supervised: bool = False
+) -> Iterator[Served]:
     """Start a server, wait until it is ready, and end it.
 
     Args:
-        launcher: a key of ``LAUNCHERS``.
+        launcher: a key of ``LAUNCHERS``, or words like those there.
         supervised: whether ``launch.py supervise`` starts it, and again when its ranks die.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    before, after = LAUNCHERS[launcher]
+    before, after = LAUNCHERS[launcher] if isinstance(launcher, str) else launcher
     if supervised:
         before = [sys.executable, LAUNCH, "supervise", "--max-restarts", "1000", "--", *before]
     command = [*before, LAUNCH, "serve", "--model", model, "--port", port, "--log-level", "warning", *after, *flags]

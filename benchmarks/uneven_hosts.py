@@ -80,19 +80,21 @@ def run_on_hosts(
     delays: list[float],
     mbit: float,
     quotas: tuple[float, ...] = QUOTAS,
+    memories: tuple[float, ...] = (),
 ) -> dict:
     """Probe hosts one by one, then run a script on all of them; returns what it writes as JSON to the file of its --rank-of.
 
     Args:
         delays: seconds between each host and the middle of the network.
         mbit: rate of each link.
+        memories: GiB of each host; empty for all of this machine's.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # hosts are taken away in the end
     if os.geteuid() != 0:
         sys.exit("namespaces and quotas need root")
     with (
         tempfile.TemporaryDirectory() as directory,
-        hosts(Path(directory), quotas, delays=delays, mbit=mbit) as launcher,
+        hosts(Path(directory), quotas, delays=delays, mbit=mbit, memories=memories) as launcher,
     ):
         results = Path(directory) / "results.json"
         rsh, mpirun = launcher[0], launcher[2:]
@@ -108,56 +110,73 @@ def run_on_hosts(
 # On every rank.
 
 
+class Joined:
+    """The group of a launch on the hosts, and models that it loads one after another.
+
+    Args:
+        fields: of ``EngineOptions``, beside or in place of those that all these benchmarks have.
+    """
+
+    def __init__(self, model: str, **fields):
+        from labinfer.config import EngineOptions
+        from labinfer.executor.probe import probe_cluster
+        from labinfer.group.failure import end_group_on_uncaught
+        from labinfer.group.rank_group import join_group
+        from labinfer.observe.logs import set_up_logging
+        from labinfer.spmd.environment import detect
+
+        common = {"max_model_len": CONTEXT, "num_kv_blocks": 1024, "weight_cache_size": 0.0, "autotune": "off"}
+        self.fields = {"model": model} | common | {"enable_prefix_caching": False} | fields
+        options = EngineOptions.from_flat(self.fields)
+        self.group = join_group(detect(), options.parallel, options.runtime)
+        end_group_on_uncaught(self.group)
+        set_up_logging(self.group.rank, "info")
+        self.cluster = probe_cluster(self.group, options)
+        """Measurements of the hosts and their links, on every rank."""
+
+    def load(self, layers: tuple[int, ...], ranks: tuple[int, ...], in_flight: int):
+        """An ``LLM`` with these layers on each host; collective."""
+        from labinfer.config import EngineOptions
+        from labinfer.llm import LLM
+
+        return LLM.from_options(self.group, EngineOptions.from_flat(self.split(layers, ranks, in_flight)))
+
+    def split(self, layers: tuple[int, ...], ranks: tuple[int, ...], in_flight: int) -> dict:
+        """Fields of its options."""
+        own = {"layers": layers, "pipeline_parallel_size": len(layers), "ranks": ranks, "max_inflight": in_flight}
+        return self.fields | own
+
+    def unload(self, llm) -> None:
+        """Make room for the next one; collective."""
+        llm.unload()
+        self.group.end_splits()
+
+
 def measure(args: argparse.Namespace) -> None:
     """Probe, then run every case; rank 0 writes what came of it."""
     from labinfer.comm.links import measure_neighbours
-    from labinfer.config import EngineOptions
-    from labinfer.executor.probe import probe_cluster
-    from labinfer.group.failure import end_group_on_uncaught
-    from labinfer.group.rank_group import join_group
-    from labinfer.llm import LLM
-    from labinfer.observe.logs import set_up_logging
-    from labinfer.spmd.environment import detect
 
-    base = {
-        "model": args.model,
-        "max_model_len": CONTEXT,
-        "num_kv_blocks": 1024,
-        "weight_cache_size": 0.0,
-        "autotune": "off",
-    }
-    options = EngineOptions.from_flat(base)
-    group = join_group(detect(), options.parallel, options.runtime)
-    end_group_on_uncaught(group)
-    set_up_logging(group.rank, "info")
     begin = time.perf_counter()
-    cluster = probe_cluster(group, options)
+    joined = Joined(args.model)
+    cluster, group = joined.cluster, joined.group
     neighbours = measure_neighbours(group.comm, range(group.size))
     if group.rank == 0:
-        print(
-            f"probed in {time.perf_counter() - begin:.1f} s", *map(str, cluster.links), neighbours, sep="\n", flush=True
-        )
+        seconds = time.perf_counter() - begin
+        print(f"ready after {seconds:.1f} s", *map(str, cluster.links), neighbours, sep="\n", flush=True)
     figures = []
     begin, end = map(int, args.splits.split(":"))
     for layers, ranks in SPLITS[begin:end]:
         for sequences, in_flight in LOADS:
-            flat = base | {
-                "layers": layers,
-                "pipeline_parallel_size": len(layers),
-                "ranks": ranks,
-                "max_inflight": in_flight or len(layers),
-                "enable_prefix_caching": False,
-            }
-            llm = LLM.from_options(group, EngineOptions.from_flat(flat))
-            figure = {"layers": layers, "hosts": ranks, "sequences": sequences, "in_flight": in_flight or len(layers)}
+            in_flight = in_flight or len(layers)
+            llm = joined.load(layers, ranks, in_flight)
+            figure = {"layers": layers, "hosts": ranks, "sequences": sequences, "in_flight": in_flight}
             figure |= measure_round(llm, sequences)
             if group.rank == 0:
-                figure |= predict_round(cluster, layers, ranks, sequences, in_flight=figure["in_flight"])
-                figure["simulated"] = simulate_round(cluster, flat, sequences)
+                figure |= predict_round(cluster, layers, ranks, sequences, in_flight=in_flight)
+                figure["simulated"] = simulate_round(cluster, joined.split(layers, ranks, in_flight), sequences)
                 figures.append(figure)
                 print(figure, flush=True)
-            if llm._parts is not None:  # closing an LLM would end the group
-                llm._parts.worker.close()
+            joined.unload(llm)
     if group.rank == 0:
         import msgspec
 
@@ -303,7 +322,16 @@ def report(figures: dict) -> None:
         )
     )
     for name, each in (("predicted", errors), ("simulated", simulated_errors)):
-        print(f"{name}: median error {100 * statistics.median(each):.1f} %, worst {100 * max(each):.1f} %")
+        ranking = rank_correlation([(case[name], case["measured"]) for case in figures["cases"]])
+        print(
+            f"{name}: median error {100 * statistics.median(each):.1f} %, worst {100 * max(each):.1f} %, ranking: tau {ranking:.3f}"
+        )
+
+
+def rank_correlation(pairs: list[tuple[float, float]]) -> float:
+    """Kendall's tau of two rankings of the same things: 1 where every two of them are in the same order in both, -1 in none."""
+    orders = [1 if (a[0] < b[0]) == (a[1] < b[1]) else -1 for a, b in itertools.combinations(pairs, 2)]
+    return statistics.mean(orders)
 
 
 if __name__ == "__main__":

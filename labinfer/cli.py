@@ -23,7 +23,8 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labinfer.config import AUTO_LAYOUT, SECTIONS, EngineOptions, JobOptions, ModelOptions
+from labinfer.batch.options import JobOptions
+from labinfer.config import AUTO_LAYOUT, SECTIONS, EngineOptions, ModelOptions
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.flags import (
     COMMANDS,
@@ -162,21 +163,10 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             time.sleep(SPEAK_SECONDS)
         return ExitStatus.USAGE
 
-    has_layout = (
-        environment.world_size == 1 or not options.parallel.layout
-    )  # otherwise it depends on what other ranks have
-    if name in ("generate", "serve", "chat") and environment.is_one_node and has_layout:
-        from labinfer.weights.read_ahead import start_reading_ahead
-        from labinfer.weights.weight_cache import WeightCache, digest
+    if name in ("generate", "serve", "chat"):
+        from labinfer.early_reading import read_early
 
-        start_reading_ahead(
-            options.model.model,
-            environment.model_dir,
-            environment.local_rank,
-            environment.local_world_size,
-            cache=WeightCache.from_home(options.cache.weight_cache_size),
-            options=digest(options.weight_options),
-        )
+        read_early(environment, options)
     starting = None
     if rank == 0:  # a launcher may hide that somebody sits at a terminal
         seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS

@@ -27,8 +27,6 @@ WEIGHT_FORMS = ("auto", "plain", "packed12")
 QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
-OUTPUT_FORMATS = ("jsonl", "text")
-PROGRESS = ("auto", "jsonl", "none")
 MAX_TIMEOUT = 1e9
 """Seconds."""
 TRANSPORTS = ("auto", "mpi", "torch")
@@ -43,11 +41,13 @@ class ModelOptions:
 
     model: str = option(
         "demo",
-        "checkpoint: demo, the small one that comes with LABInfer; a directory, a name under $LABINFER_MODEL_DIR, "
-        "a Hugging Face id, or an alias such as qwen2",
-        metavar="DIR|NAME",
+        "checkpoint: demo, the small one that comes with LABInfer; a directory, a GGUF file (of a split one the first), a name "
+        "under $LABINFER_MODEL_DIR, a Hugging Face id, or an alias such as qwen2",
+        metavar="DIR|FILE|NAME",
     )
-    tokenizer: str = option("", "tokenizer directory (default: the model's)", metavar="DIR")
+    tokenizer: str = option(
+        "", "tokenizer directory, or a GGUF file that has one (default: the model's)", metavar="DIR"
+    )
     chat_template: str = option(
         "",
         "Jinja file with another chat template, for conversations with tools, too (default: the checkpoint's)",
@@ -84,13 +84,13 @@ class ModelOptions:
         "packed12 there, unless plain is measured to be faster by a tenth",
         choices=WEIGHT_FORMS,
     )
-    quantization: str = option(
-        "auto",
-        "round the weights while they are loaded: int8 (a scale for each output, activations in 8 bits too; for FP8 a scale "
-        "for each 128 inputs), or int4 (a scale for each group of inputs, of 32 in the vocabulary); what a "
-        "checkpoint holds in whole numbers stays as it is, but with none, which decodes it; auto rounds nothing",
-        choices=QUANTIZATIONS,
+    quantization: tuple[str, ...] = option(
+        ("auto",),
+        "round the weights while they are loaded, for all stages or one per stage: int8 (a scale for each output, activations in "
+        "8 bits too; for FP8 a scale for each 128 inputs), or int4 (a scale for each group of inputs, of 32 in the vocabulary); what "
+        "a checkpoint holds in whole numbers stays as it is, but with none, which decodes it; auto rounds nothing",
         other_name="-q",
+        metavar="|".join(QUANTIZATIONS) + "[,…]",
     )
     quantization_group_size: int = option(64, "inputs that share a scale in int4: 32, 64 or 128", metavar="N")
     head_preview: bool = option(
@@ -261,44 +261,6 @@ class ObserveOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """Prompts or a job, and the files of the results."""
-
-    prompt: tuple[str, ...] = option(
-        (), "a prompt; may be given several times. Chat models see it as a user's message", metavar="TEXT"
-    )
-    raw: bool = option(False, "give --prompt to the model as it is, without its chat template")
-    input: str = option("", "JSONL file of requests, - for standard input", metavar="FILE")
-    max_line_size: int = option(
-        16, "MiB of a line of --input; longer ones are answered with an error", metavar="MIB", least=1
-    )
-    output: str = option(
-        "",
-        "JSONL file of results, - for standard output (default for --input); the answers to --input are journaled in "
-        "FILE.journal, for --resume",
-        metavar="FILE",
-    )
-    output_format: str = option(
-        "jsonl",
-        "jsonl, or text: questions and answers of --input for people, at the terminal",
-        choices=OUTPUT_FORMATS,
-    )
-    overwrite: bool = option(False, "empty --output of what an earlier run wrote; without this it is refused")
-    resume: bool = option(
-        False,
-        "go on with an earlier run of the same --input, --output, model and sampling that was broken off, on any layout; "
-        "with nothing there yet it begins",
-    )
-    retry_errors: bool = option(False, "--resume, and try the lines again that have an error for an answer")
-    progress: str = option(
-        "auto",
-        "what is said on standard error while a job runs: a line for people, jsonl with a JSON object each second, or none",
-        choices=PROGRESS,
-    )
-    report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
-
-
-@dataclass(frozen=True, kw_only=True)
 class WeightCacheOptions:
     """Packed weights on disk."""
 
@@ -340,6 +302,8 @@ class EngineOptions:
             raise UserError(f"unknown option {sorted(remaining)[0]!r}; known options: {known}")
         options = cls(**sections)
         options.check()
+        if not options.parallel.layout:  # which may say int4
+            options.check_group_size()
         return options
 
     @property
@@ -359,20 +323,18 @@ class EngineOptions:
         for dtype in self.model.dtype:
             if dtype not in DTYPES:
                 raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
+        for quantization in self.model.quantization:
+            if quantization not in QUANTIZATIONS:
+                raise UserError(f"--quantization {quantization}: choose one of {', '.join(QUANTIZATIONS)}")
         for cut in self.parallel.experts:
             if cut not in EXPERT_CUTS:
                 raise UserError(f"--experts {cut}: choose one of {', '.join(EXPERT_CUTS)}")
         if (size := self.model.quantization_group_size) not in QUANTIZATION_GROUP_SIZES:
             raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
-        if (
-            size != ModelOptions.quantization_group_size
-            and self.model.quantization != "int4"
-            and not self.parallel.layout
-        ):
-            raise UserError(f"--quantization-group-size {size} is for int4 only; add --quantization int4")
-        if self.model.weights == "packed12" and self.model.quantization in ("int8", "int4"):
+        if self.model.weights == "packed12" and {"int8", "int4"} & set(self.model.quantization):
+            given = join(self.model.quantization)
             raise UserError(
-                f"--weights packed12 holds bfloat16 as it is, --quantization {self.model.quantization} rounds it; leave one out"
+                f"--weights packed12 holds bfloat16 as it is, --quantization {given} rounds it; leave one out"
             )
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise UserError(f"--memory-utilization must be above 0 and at most 1, not {self.cache.memory_utilization}")
@@ -388,6 +350,16 @@ class EngineOptions:
             raise UserError(
                 f"--fault-timeout must be at least 2 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.fault_timeout}"
             )
+
+    def check_group_size(self) -> None:
+        """Check that --quantization-group-size is of use. It is kept when a layout changes, for one with int4 that may come.
+
+        Raises:
+            UserError: no stage is in int4.
+        """
+        size = self.model.quantization_group_size
+        if size != ModelOptions.quantization_group_size and "int4" not in self.model.quantization:
+            raise UserError(f"--quantization-group-size {size} is for int4 only; add --quantization int4")
 
 
 def as_keywords(message: str) -> str:

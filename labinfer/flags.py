@@ -11,6 +11,7 @@ import typing
 from typing import Any
 
 import labinfer
+from labinfer.batch.options import JobOptions
 from labinfer.bench.options import (
     AccuracyOptions,
     BenchOptions,
@@ -22,7 +23,6 @@ from labinfer.bench.options import (
 from labinfer.config import (
     SECTIONS,
     CacheOptions,
-    JobOptions,
     ModelOptions,
     ObserveOptions,
     ParallelOptions,
@@ -114,6 +114,7 @@ SIMULATED = {
 """Options of an engine that count without its ranks."""
 LEFT_OUT_BY_COMMAND = {
     "chat": MANY_ANSWERS,
+    "bench accuracy": ("head_preview",),
     **dict.fromkeys(("probe", "bench comm", "bench functions"), ("layout",)),
     "simulate": tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
 }

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from labinfer.clock import Clock, SystemClock
 from labinfer.config import EngineOptions, as_keywords
+from labinfer.early_reading import read_early
 from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import EngineDriver
 from labinfer.engine.facts import EngineFacts
@@ -49,8 +50,6 @@ from labinfer.text.guidance import GuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.turns import Turns
-from labinfer.weights.read_ahead import start_reading_ahead
-from labinfer.weights.weight_cache import WeightCache, digest
 
 logger = logging.getLogger(__name__)
 
@@ -73,16 +72,7 @@ class LLM:
         LLM._home.enter()
         try:
             checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
-            has_layout = environment.world_size == 1 or not checked.parallel.layout
-            if environment.is_one_node and has_layout:  # otherwise it depends on what other ranks have
-                start_reading_ahead(
-                    checked.model.model,
-                    environment.model_dir,
-                    environment.local_rank,
-                    environment.local_world_size,
-                    cache=WeightCache.from_home(checked.cache.weight_cache_size),
-                    options=digest(checked.weight_options),
-                )
+            read_early(environment, checked)
             group = join_group(environment, checked.parallel, checked.runtime)
             end_group_on_uncaught(group)
             self._build(group, choose_layout(group, checked), lambda done, total: None)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from labinfer.errors import UserError
 from labinfer.sampling_params import SamplingParams
-from labinfer.weights.json_file import read_json
+from labinfer.weights.model_files import GENERATION, read_generation_config
 
-FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -19,15 +18,12 @@ def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
     Raises:
         UserError: a number is out of bounds.
     """
-    path = checkpoint / FILE
-    if not path.exists():
-        return {}
-    config = read_json(path)
+    config = read_generation_config(checkpoint)
     if config.get("do_sample") is False:
         return None
     given = {name: config[name] for name in FIELDS if config.get(name) is not None}
     try:
         SamplingParams(**given)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{checkpoint / GENERATION}: {error}") from None
     return given

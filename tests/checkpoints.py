@@ -11,13 +11,18 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    Kimi_K25Config,
     LlamaConfig,
+    MiniCPM3Config,
     MiniMaxM2Config,
     Ministral3Config,
     Mistral3Config,
@@ -123,10 +128,29 @@ PIXTRAL = {
     "head_dim": 8,
     "image_size": 32,
 }
+KIMI_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
 WINDOW_8 = {"use_sliding_window": True, "sliding_window": 8}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
 MOE = {"moe_intermediate_size": 44, "num_experts_per_tok": 3}
 """Columns and experts that no tensor-parallel degree divides."""
+LATENT = NARROW | {
+    "num_key_value_heads": 10,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 36,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 20,
+}
+"""Latent attention in which no two sizes are the same."""
+GROUPS = MOE | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}
+LITE_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
 HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "factor": 1.0}
 
 CONFIGS = {
@@ -198,15 +222,68 @@ CONFIGS = {
     "glm4-moe-groups": lambda: Glm4MoeConfig(
         **FAMILY_SHAPE, **MOE, n_routed_experts=12, n_group=4, topk_group=2, n_shared_experts=2, norm_topk_prob=False
     ),
+    "deepseek-v2-lite": lambda: DeepseekV2Config(
+        **LATENT | {"q_lora_rank": None},
+        **MOE,
+        n_routed_experts=7,
+        first_k_dense_replace=1,
+        rope_parameters=LITE_YARN,
+    ),
+    "deepseek-v2": lambda: DeepseekV2Config(
+        **LATENT, **GROUPS, topk_method="group_limited_greedy", routed_scaling_factor=1.5, attention_bias=True
+    ),
+    "deepseek-v3": lambda: DeepseekV3Config(
+        **LATENT,
+        **GROUPS,
+        first_k_dense_replace=2,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "deepseek-v3-plain": lambda: DeepseekV3Config(
+        **LATENT | {"q_lora_rank": None, "v_head_dim": 44},
+        **GROUPS,
+        first_k_dense_replace=1,
+        norm_topk_prob=False,
+        attention_bias=True,
+        rope_interleave=False,
+        rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+    ),
+    "kimi-k2": lambda: DeepseekV3Config(
+        **LATENT,
+        **MOE,
+        n_routed_experts=11,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "kimi-k2.5-pictures": lambda: Kimi_K25Config(
+        text_config=CONFIGS["kimi-k2"](),
+        vision_config=KIMI_VISION,
+        projection_hidden_size=16,
+        tie_word_embeddings=False,
+    ),
+    "glm-4.7-flash": lambda: Glm4MoeLiteConfig(
+        **LATENT | {"v_head_dim": 32},
+        **MOE,
+        n_routed_experts=7,
+        mlp_layer_types=["dense", "sparse", "dense", "sparse"],
+        num_nextn_predict_layers=0,
+    ),
+    "minicpm3": lambda: MiniCPM3Config(
+        **LATENT, dim_model_base=64, scale_emb=3, rope_parameters=LONGROPE | {"original_max_position_embeddings": 512}
+    ),
     "minimax-m2": lambda: MiniMaxM2Config(**FAMILY_SHAPE, num_local_experts=7, num_experts_per_tok=3, rotary_dim=8),
 }
 """Transformers' config of each kind of checkpoint: a new family is a line here and in ``FAMILIES``."""
 KINDS = ("qwen2-tied", "qwen2-untied-sharded", "llama-untied", "llama-tied-biased")
 MIXTURES = ("qwen3-moe", "qwen2-moe", "ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2")
+LATENTS = (
+    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "deepseek-v3-plain", "kimi-k2", "glm-4.7-flash", "minicpm3"),
+)
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
     *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
-    *("ernie4.5", "hunyuan", *MIXTURES, *HYBRIDS),
+    *("ernie4.5", "hunyuan", *MIXTURES, *LATENTS, *HYBRIDS),
 )
 
 

@@ -36,6 +36,9 @@ BEAMS = {"num_beams": 3, "max_tokens": 12}
 NOISE = 1e-5
 TOLERANCE = 1e-4
 """Difference of logits, relative to the largest."""
+OWN_ERROR = 4e-5
+"""The same between two orders of sums in the reference itself, at most, for a model to be one that is tested with. Processors without AVX-512
+come to 2e-5 and 3e-5 with models that have 1e-5 and 2e-5 elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def golden(kind: str) -> Golden:
         for seed in range(20):
             with tempfile.TemporaryDirectory(dir=folder) as unfinished:
                 directory = make_checkpoint(Path(unfinished) / kind, kind, seed)
-                if answer_with_transformers(directory, 1e-4 if kind in HYBRIDS else 2e-5):
+                if answer_with_transformers(directory, TOLERANCE if kind in HYBRIDS else OWN_ERROR):
                     with suppress(OSError):  # another run was faster
                         directory.rename(folder / kind)
                     break

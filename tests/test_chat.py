@@ -16,12 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from launchers import LAUNCH, ROOT, command, descendants, environment, kill_tree
 from pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, ENTER, LEFT, UP, PseudoTerminal, pseudo_terminal
 from serving import Server, serving
 
+from labinfer.executor.probe_layout import model_name
+from labinfer.models.registry import load_config
+from labinfer.planner.saved_plan import SavedPlan, SavedStage
+
 OWN = command("single", 1, LAUNCH, "chat", "--dtype", "float32", "--num-kv-blocks", "256")
+DEMO = ROOT / "labinfer" / "assets" / "demo"
 KEY = "a-key-for-tests"
 GREEDY = ("--temperature", "0")
 HELP = "/help lists the commands"
@@ -197,6 +203,21 @@ class TestLaunchers:
             terminal.type(CTRL_D)
             assert terminal.wait() == 0
             assert terminal.settings() == before
+
+    @pytest.mark.parametrize("layout", ["auto", "plan.json"])
+    def test_layout_is_planned_or_read_before_the_first_prompt(self, layout, tmp_path):
+        path, dtype = tmp_path / layout, ("--dtype", "float32")
+        if layout != "auto":
+            stage, dtype = SavedStage(machine="here", layers=3, tp_size=1, dtype="float32", quantization="none"), ()
+            path.write_bytes(msgspec.json.encode(SavedPlan(model=model_name(load_config(DEMO)), stages=[stage, stage])))
+            layout = str(path)
+        flags = ("--layout", layout, "--log-level", "info", *dtype, *GREEDY)
+        arguments = command("mpirun", 2, LAUNCH, "chat", *flags)
+        with pseudo_terminal(arguments, tmp_path, LABINFER_NODE_NAME="here") as terminal:
+            assert f"--layout {layout}: layers 0-" in terminal.wait_for("\n> ", seconds=120)
+            assert terminal.say("17 + 25 = ?") == "42"
+            terminal.type(CTRL_D)
+            assert terminal.wait() == 0
 
     def test_line_that_the_terminal_edits_itself(self, tmp_path):
         """Under mpirun: Chinese characters are erased whole, and of a line that it would cut nothing is sent."""

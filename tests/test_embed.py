@@ -12,9 +12,9 @@ from checkpoints import make_checkpoint, mixed_prompts, transformers_states, wor
 from labinfer import LLM, SamplingParams
 from labinfer.batch.job import BatchJob
 from labinfer.batch.job_output import JobOutput
+from labinfer.batch.options import JobOptions
 from labinfer.batch.progress import JobProgress
 from labinfer.batch.reader import JsonlReader
-from labinfer.config import JobOptions
 from labinfer.errors import UserError
 from labinfer.plan import POOLINGS
 

@@ -41,12 +41,16 @@ def test_tokens_and_logits_are_those_of_transformers(hybrid, chunk):
 
 @pytest.mark.parametrize("functions", ["reference", "auto"])
 def test_bfloat16_is_near_float32(checkpoint, functions):
-    """Compiled functions and torch's: the first token's logits of each prompt."""
+    """Compiled functions and torch's: the first token's logits of each prompt, as near as Transformers' own bfloat16 comes to them."""
     with recorded(checkpoint, dtype="bfloat16", functions=(functions,)) as (llm, rows):
         greedy(llm, SIX, num_tokens=1)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        theirs = [model(torch.tensor([prompt])).logits[0, -1].float() for prompt in SIX]
     expected_PV = golden("qwen3.5").logits[:6, 0]
     errors = [relative_error(rows[tuple(p)].float(), want_V) for p, want_V in zip(SIX, expected_PV, strict=True)]
-    assert max(errors) < 0.1
+    their_errors = [relative_error(logits_V, want_V) for logits_V, want_V in zip(theirs, expected_PV, strict=True)]
+    assert sum(errors) < 1.5 * sum(their_errors)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

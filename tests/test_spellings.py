@@ -70,7 +70,9 @@ def answers(directory: Path) -> tuple[list, dict]:
         return [output.token_ids for output in greedy(llm, SOME, 8)], dict(rows)
 
 
-@pytest.mark.parametrize("kind", [*MIXTURES, *HYBRIDS, "qwen3.5-moe-pictures"])
+@pytest.mark.parametrize(
+    "kind", [*MIXTURES, *HYBRIDS, "deepseek-v2", "deepseek-v3", "glm-4.7-flash", "qwen3.5-moe-pictures"]
+)
 def test_every_spelling_gives_the_same_logits(kind, tmp_path):
     """To the last bit: the same numbers go the same way."""
     pictures = kind.endswith("pictures")
@@ -85,6 +87,8 @@ def test_every_spelling_gives_the_same_logits(kind, tmp_path):
 LEFT_OUT = {
     "Ernie4_5_MoeForCausalLM": "model.mtp_block.0.mlp.down_proj.weight",
     "Glm4MoeForCausalLM": "model.layers.4.eh_proj.weight",
+    "DeepseekV3ForCausalLM": "model.layers.4.eh_proj.weight",
+    "Glm4MoeLiteForCausalLM": "model.layers.4.eh_proj.weight",
     "MiniMaxM2ForCausalLM": "model.layers.5.eh_proj.weight",
     "Qwen3NextForCausalLM": "mtp.fc.weight",
     "Qwen3_5ForConditionalGeneration": "mtp.fc.weight",
@@ -107,6 +111,8 @@ def test_published_config_is_read(name, tmp_path):
 def test_published_config_gives_the_logits_of_transformers(name, tmp_path, caplog):
     """With small sizes, and tensors named as on the hub."""
     values = shrink(PUBLISHED[name])
+    if values["model_type"] == "kimi_k2":  # which Transformers knows by its architecture's name only
+        values["model_type"] = "deepseek_v3"
     (tmp_path / "config.json").write_text(json.dumps(values))
     torch.manual_seed(1)
     auto = AutoModelForImageTextToText if "vision_config" in values else AutoModelForCausalLM
@@ -128,6 +134,33 @@ def test_published_config_gives_the_logits_of_transformers(name, tmp_path, caplo
         check_answers(greedy(llm, SOME, 8), rows, tokens, logits)
     lines = [record.message for record in caplog.records if "left out" in record.message]
     assert len(lines) == bool(extra) and all("2 tensors of" in line or "model.visual" in line for line in lines)
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_text_part_of_kimi(as_published, tmp_path, caplog):
+    """In the architecture's name of Transformers, and of the hub; with the hub's tensors, of which Transformers writes layers as
+    blocks."""
+    directory = make_checkpoint(tmp_path, "kimi-k2.5-pictures")
+    references = transformers_greedy(directory, SOME, 8, AutoModelForImageTextToText)
+    tensors = load_file(directory / "model.safetensors")
+    tensors = {
+        name.replace("language_model.model.blocks.", "language_model.model.layers."): x for name, x in tensors.items()
+    }
+    assert {
+        "language_model.model.layers.3.self_attn.kv_b_proj.weight",
+        "language_model.lm_head.weight",
+    } < tensors.keys()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    if as_published:
+        values = json.loads((directory / "config.json").read_text())
+        values |= {"architectures": ["KimiK25ForConditionalGeneration"]}
+        values["text_config"] |= {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
+        (directory / "config.json").write_text(json.dumps(values))
+    with caplog.at_level(logging.INFO, "labinfer"), recorded(directory) as (llm, rows):
+        tokens, logits = [r["token_ids"] for r in references], [r["logits"] for r in references]
+        check_answers(greedy(llm, SOME, 8), rows, tokens, logits)
+    (line,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert "vision_tower" in line and "mm_projector" in line
 
 
 @pytest.mark.parametrize("kind", ["ministral3-pictures", "mistral3-pictures"])

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from labinfer.config import EngineOptions
+from labinfer.option_fields import join
 from labinfer.sampling_params import SamplingParams
+from labinfer.weights.files import weight_files
 
 ANSWERING = {
     "model": (
@@ -37,6 +39,7 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
     for name, path in files.items():
         if os.path.isfile(path):
             files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+    chosen["quantization"] = join(chosen["quantization"])  # as earlier runs wrote it
     values = chosen | files | msgspec.to_builtins(sampling)
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
@@ -74,13 +77,13 @@ def model_fingerprint(directory: Path, tokenizer: str = "") -> dict[str, str]:
     digests = {}
     if tokenizer:
         digests = {f"tokenizer {name}": digest for name, digest in model_fingerprint(Path(tokenizer)).items()}
-    for file in sorted(directory.iterdir()):
-        if file.suffix not in (".json", ".safetensors", ".model", ".jinja") or not file.is_file():
+    for file in sorted(directory.iterdir()) if directory.is_dir() else weight_files(directory):
+        if file.suffix not in (".json", ".safetensors", ".gguf", ".model", ".jinja") or not file.is_file():
             continue
         size = file.stat().st_size
         digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
         with open(file, "rb") as content:
-            if file.suffix == ".safetensors":
+            if file.suffix in (".safetensors", ".gguf"):
                 digest.update(content.read(EDGE_BYTES))
                 content.seek(max(0, size - EDGE_BYTES))
             while chunk := content.read(CHUNK_BYTES):

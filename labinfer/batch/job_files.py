@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from labinfer.batch.fingerprint import input_fingerprint, options_fingerprint
 from labinfer.batch.job_output import JobOutput
+from labinfer.batch.options import JobOptions
 from labinfer.batch.reader import JsonlReader
-from labinfer.config import EngineOptions, JobOptions
+from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.observe.output_file import OutputFile
 from labinfer.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.batch.journal import Entry, Journal
-from labinfer.config import JobOptions
+from labinfer.batch.options import JobOptions
 from labinfer.errors import UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
 

@@ -73,23 +73,23 @@ class Variant:
     """A way to hold the model's numbers."""
 
     dtype: tuple[str, ...] = ("bfloat16",)
-    quantization: str = ModelOptions.quantization
+    quantization: tuple[str, ...] = ModelOptions.quantization
     group_size: int = ModelOptions.quantization_group_size
     kv_cache_dtype: str = "auto"
 
     @property
     def name(self) -> str:
         name = join(self.dtype)
-        if self.quantization not in ("auto", "none"):
-            name += f" {self.quantization}" + (f"/{self.group_size}" if self.quantization == "int4" else "")
+        if not {*self.quantization} <= {"auto", "none"}:
+            name += f" {join(self.quantization)}" + (f"/{self.group_size}" if "int4" in self.quantization else "")
         return name + (f", KV {self.kv_cache_dtype}" if self.kv_cache_dtype != "auto" else "")
 
 
 VARIANTS = (
     Variant(),
     Variant(("float16",)),
-    Variant(quantization="int8"),
-    *(Variant(quantization="int4", group_size=size) for size in QUANTIZATION_GROUP_SIZES),
+    Variant(quantization=("int8",)),
+    *(Variant(quantization=("int4",), group_size=size) for size in QUANTIZATION_GROUP_SIZES),
     Variant(kv_cache_dtype="int8"),
 )
 
@@ -168,7 +168,7 @@ class AccuracyBench:
         self._in_answer = torch.tensor(
             [place >= document.answer for document in documents for place in range(1, len(document.token_ids))]
         )
-        self._reference = self._build(Variant((accuracy.reference_dtype,), "none"), functions=("auto",))
+        self._reference = self._build(Variant((accuracy.reference_dtype,), ("none",)), functions=("auto",))
         self._say("reference %s: %d tokens of text", accuracy.reference_dtype, len(self._in_answer))
         self._reference_states, self._reference_sample = self._run(self._reference)
 

@@ -73,7 +73,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
     registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
-        registry.check(device, dtype, overrides, layout.rounding)
+        registry.check(device, dtype, overrides, layout.rounding(place))
     calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
     group.comm.barrier()
     measured = (provider.ceilings() for provider in providers)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from labinfer.batch.fingerprint import model_fingerprint
 from labinfer.batch.job import BatchJob
 from labinfer.batch.job_files import JobFiles
+from labinfer.batch.options import JobOptions
 from labinfer.batch.progress import JobProgress
 from labinfer.batch.records import result_record
 from labinfer.commands.loading import announce, load
 from labinfer.commands.prompt_answers import PromptAnswers
 from labinfer.commands.session import Session
-from labinfer.config import JobOptions
 from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.jsonl import ParsedLine

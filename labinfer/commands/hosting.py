@@ -119,14 +119,13 @@ class Hosting:
         Raises:
             UserError: they cannot be.
         """
-        llm, before = self.llms[change.model], self._layouts[change.model]
+        llm = self.llms[change.model]
         try:
             if change.plan is not None and change.plan.model != (own := model_name(llm.layout.config)):
                 raise UserError(
                     f"plan is for another model ({change.plan.model}) than {change.model} ({own}); plan again"
                 )
-            options = changed_options(before, change, [info.node for info in self._group.everyone])
-            options = _keep_context(options, llm)
+            options = self._changed_options(change)
             layout = make_layout(options, llm.layout.config, self._group.everyone)
         except UserError as error:
             raise UserError(as_keywords(str(error))) from None
@@ -138,18 +137,27 @@ class Hosting:
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
         """Rank 0: options with the better split of a model's layers; None where it could not be loaded before, or is not worth it."""
-        topology, before = self.llms[name].layout.topology, self._layouts[name]
-        parallel = replace(
-            before.parallel,
-            tensor_parallel_size=topology.tp_sizes,
-            pipeline_parallel_size=topology.num_stages,
-            layers=tuple(drift.layers),
+        change = LayoutChange(
+            model=name,
+            tensor_parallel_size=list(self.llms[name].layout.topology.tp_sizes),
+            layers=drift.layers,
+            ranks=list(self._layouts[name].parallel.ranks) or None,
         )
-        layouts = self._layouts | {name: _keep_context(replace(before, parallel=parallel), self.llms[name])}
+        layouts = self._layouts | {name: self._changed_options(change)}
         if layouts in self._failed or drift.gain * WORTH_SECONDS <= self._load_seconds:
             return None
-        logger.info("--replan auto: the layers of %s are split %s from now on", name, join(parallel.layers))
+        logger.info("--replan auto: the layers of %s are split %s from now on", name, join(drift.layers))
         return layouts
+
+    def _changed_options(self, change: LayoutChange) -> EngineOptions:
+        """Options with what a change says, and the context that is served: a longer one, once served, would have to be kept for good.
+
+        Raises:
+            UserError: as ``changed_options``.
+        """
+        options = changed_options(self._layouts[change.model], change, [info.node for info in self._group.everyone])
+        length = self.llms[change.model].facts.max_model_len
+        return replace(options, model=replace(options.model, max_model_len=length))
 
     def _change(self, layouts: Layouts) -> str:
         """Load the models in other layouts, and those of before where that fails. Returns why it has."""
@@ -210,11 +218,6 @@ class Hosting:
                 follow_all(llms)
             if problem is not None:
                 raise problem
-
-
-def _keep_context(options: EngineOptions, llm: LLM) -> EngineOptions:
-    """Options with the context that is served: a longer one, once served, would have to be kept for good."""
-    return replace(options, model=replace(options.model, max_model_len=llm.facts.max_model_len))
 
 
 def check_numbers(llm: LLM) -> None:
@@ -281,7 +284,8 @@ def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequenc
     if change.dtype is not None:
         model = replace(model, dtype=tuple(change.dtype))
     if change.quantization is not None:
-        model = replace(model, quantization=change.quantization)
+        given = change.quantization
+        model = replace(model, quantization=(given,) if isinstance(given, str) else tuple(given))
     changed = replace(options, parallel=parallel, model=model)
     changed.check()
     return changed
@@ -290,4 +294,4 @@ def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequenc
 def _shape(layout: Layout) -> tuple:
     """Everything of a layout that may be changed."""
     topology = layout.topology
-    return topology.places, topology.layers, layout.dtypes, layout.quantization
+    return topology.places, topology.layers, layout.dtypes, layout.quantizations

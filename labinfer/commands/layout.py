@@ -22,6 +22,11 @@ HEADER = (
 )
 """A token takes so many bytes of the KV cache, and so many tokens fit; a sequence so many of state, and so many slots."""
 
+REPLICATED = (
+    "every tensor-parallel rank keeps the whole latent of each token: --tensor-parallel-size makes a token no smaller, more "
+    "pipeline stages do"
+)
+
 
 def run(session: Session, own: PlanOptions) -> int:
     """Print the table on rank 0, and the sums of ranks that are too small. A single process may plan for any number of ranks, as
@@ -54,8 +59,12 @@ def run(session: Session, own: PlanOptions) -> int:
             least = f"all ranks use the least: {min(blocks)} blocks, {min(blocks) * size} tokens"
             if slots := [count for count in states if count is not None]:
                 least += f", {min(slots)} states of sequences"
+            replicated = any(
+                place.tp_size > 1 and layout.meta(place).is_cache_replicated for place in layout.topology.places
+            )
+            notes = [REPLICATED] if replicated else []
             complaints = [_describe_shortfall(session, layout, everyone, rank, free[rank]) for rank in layout.devices]
-            OutputFile(STANDARD).write("\n".join([table, "", least, *filter(None, complaints)]) + "\n")
+            OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
             if any(complaints):
                 status = ExitStatus.SOME_FAILED
     group.close()
@@ -75,7 +84,9 @@ def layout_rows(
     for place, tokens, slots in zip(layout.topology.places, kv_tokens, states, strict=True):
         begin, end = layout.topology.layers[place.stage]
         meta = layout.meta(place)
-        dtype = str(layout.dtype(place)).removeprefix("torch.")
+        form, quantization = str(layout.dtype(place)).removeprefix("torch."), layout.quantization_name(place)
+        if quantization != "none":
+            form += f", {quantization}"
         rows.append(
             (
                 place.rank,
@@ -84,7 +95,7 @@ def layout_rows(
                 place.stage,
                 place.tp_rank,
                 f"{begin}-{end - 1}",
-                dtype,
+                form,
                 format_bytes(layout.weight_bytes(place)),
                 format_bytes(meta.bytes_per_token),
                 tokens,

@@ -15,14 +15,13 @@ import torch
 from torch import nn
 
 import labinfer
-from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator
-from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError, first_line
 from labinfer.executor.lent_cores import share_cores
+from labinfer.executor.links import Links, connect, make_links
 from labinfer.executor.measure import StepMeter
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
@@ -39,13 +38,12 @@ from labinfer.models.registry import load_config, model_class, with_window
 from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
-from labinfer.plan import Command
-from labinfer.rank_stats import StepTimes, WorkerStats
-from labinfer.spmd.command_senders import command_senders
+from labinfer.rank_stats import StepTimes
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
-from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.model_files import config_path
 from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
@@ -91,9 +89,10 @@ def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelCon
     digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
     with group.together():
         if digests[group.rank] != digests[0]:
-            raise UserError(f"{directory / 'config.json'} differs from rank 0's; put the same checkpoint on every node")
+            raise UserError(f"{config_path(directory)} differs from rank 0's; put the same checkpoint on every node")
     if window := options.model.sliding_window:
-        config = with_window(config, window)
+        with group.together():
+            config = with_window(config, window)
     return directory, config
 
 
@@ -116,55 +115,13 @@ def build_rank(
     directory, config = find_model(group, options)
     with group.together():
         layout = make_layout(options, config, group.everyone)
-    links = _link(group, layout, channel, shares_channel)
+    links = make_links(group, layout, channel, shares_channel=shares_channel)
     placed = layout.topology.placed_ranks
     with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
         if group.rank in placed:
             return build_placed(links, options, config, directory, layout, on_progress=on_progress)
         group.progress.label = f"rank {group.rank} (spare)"
     return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Links:
-    """Communicators of a model, one for each purpose."""
-
-    placed: RankGroup
-    """The ranks that have a place."""
-    stage: Communicator
-    """The ranks of this one's stage; itself on a spare rank."""
-    activations: Communicator | None
-    results: Communicator | None
-    """Both None where there is one stage."""
-    machine: Communicator | None
-    """The placed ranks of this one's machine; itself on a spare rank, None where there is one stage."""
-    channel: ControlChannel | None
-    """None on a spare rank whose first model has made it."""
-
-
-def _link(group: RankGroup, layout: Layout, channel: ControlChannel | None, shares_channel: bool) -> Links:
-    """Make the communicators; collective over all ranks, also spare ones, as ``torch.distributed`` wants it."""
-    topology, everyone = layout.topology, range(group.size)
-    placed = topology.placed_ranks
-    stages = [topology.stage_ranks(stage) for stage in range(topology.num_stages)]
-    spare = [(rank,) for rank in everyone if rank not in placed]
-    carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
-    if not shares_channel:
-        senders = command_senders(topology.command_order)
-        channel = ControlChannel(group.split([everyone]), Command, WorkerStats, senders)
-    has_pipeline = topology.num_stages > 1
-    by_machine: dict[str, list[int]] = {}
-    for rank in sorted(placed):
-        by_machine.setdefault(group.everyone[rank].node, []).append(rank)
-    carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
-    return Links(
-        placed=group.only(placed) if spare else group,
-        stage=group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
-        activations=group.split([everyone], [carrier]) if has_pipeline else None,
-        results=group.split([everyone]) if has_pipeline else None,
-        machine=group.split([*by_machine.values(), *spare]) if has_pipeline else None,
-        channel=channel,
-    )
 
 
 def build_placed(
@@ -192,16 +149,16 @@ def build_placed(
             )
     group.progress.label = str(place)
     topology, device = layout.topology, layout.devices[group.rank]
-    tp, pipeline = _connect(links, layout, place, may_share=options.parallel.transport == "auto")
+    tp, pipeline = connect(links, layout, place, may_share=options.parallel.transport == "auto")
 
     with group.together():
-        checkpoint = Checkpoint(directory)
+        checkpoint = open_checkpoint(directory)
         cache = WeightCache.from_home(options.cache.weight_cache_size)
         if is_whole and group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
             check_checkpoint(whole.meta(whole.topology.place(0)).model, checkpoint, config.tied_embeddings)
         if group.rank == 0:
-            for warning in config.formats.warnings if options.model.quantization != "none" else ():
+            for warning in config.formats.warnings if set(layout.quantizations) != {"none"} else ():
                 logger.warning("%s", warning)
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype(place)
@@ -209,7 +166,7 @@ def build_placed(
     share_cores(group, links.machine, layout, place, providers)
     registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
-        registry.check(device, dtype, overrides, layout.rounding)
+        registry.check(device, dtype, overrides, layout.rounding(place))
     choice = None
     if options.model.autotune != "off":
         calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
@@ -330,32 +287,6 @@ def _gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:
     return tuple(by_rank.get(rank, 0) for rank in range(max(by_rank) + 1))
 
 
-def _connect(
-    links: Links, layout: Layout, place: Place, may_share: bool
-) -> tuple[TensorParallelCommunicator, PipelineCommunicator | None]:
-    """Exchanges with the ranks of this stage, and with the stages beside it.
-
-    Args:
-        may_share: also through memory, not over the transport alone.
-    """
-    topology, stage = layout.topology, links.stage
-    if may_share and all(layout.devices[rank].type == "cpu" for rank in topology.stage_ranks(place.stage)):
-        with compile_progress() as on_progress:
-            stage = share_memory(stage, on_progress)
-    tp = TensorParallelCommunicator(stage)
-    if links.activations is None:
-        return tp, None
-    pipeline = PipelineCommunicator(
-        links.activations,
-        links.results,
-        source=topology.activation_source(place),
-        destinations=topology.activation_destinations(place),
-        sampling_rank=topology.sampling_rank,
-        labels={each.rank: str(each) for each in topology.places},
-    )
-    return tp, pipeline
-
-
 def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
     """Compile, once on every node, and load the functions that this rank can use; collective."""
     providers, is_first = make_providers(), group.is_first_on_node
@@ -382,7 +313,8 @@ def _packed_files(
         return None
     begin, end = layout.topology.layers[place.stage]
     dtype = str(layout.dtype(place)).removeprefix("torch.")
-    form = dtype if layout.quantization_name == "none" else f"{layout.quantization_name} ({dtype})"
+    quantization = layout.quantization_name(place)
+    form = dtype if quantization == "none" else f"{quantization} ({dtype})"
     part = f"tp {place.tp_rank} of {place.tp_size}" if place.tp_size > 1 else ""
     return PackedFiles(
         cache=cache,
@@ -391,7 +323,7 @@ def _packed_files(
         circumstances=digest(
             labinfer.__version__,
             [provider.fingerprint() for provider in providers],
-            layout.rounding,
+            layout.rounding(place),
             layout.quantization_group_size,
         ),
         label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),

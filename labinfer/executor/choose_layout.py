@@ -62,6 +62,7 @@ def choose_layout(
                 f"the plan is for another model ({plan.model}) than --model {options.model.model} ({model}); plan again"
             )
         chosen = plan_options(plan, options, nodes)
+        chosen.check_group_size()
     if is_auto:  # these are what was measured, and other starts must not take them for others
         chosen = dataclasses.replace(chosen, model=options.model)
     group.take_cores(chosen.parallel.ranks, options.runtime.threads)

@@ -63,7 +63,7 @@ def file_name(
         [provider.fingerprint() for provider in providers],
         model_name(config),
         [kind_name(layer) for layer in config.layers],
-        (layout.dtype(place), layout.kv_dtype(place), layout.quantization_name, layout.quantization_group_size),
+        (layout.dtype(place), layout.kv_dtype(place), layout.quantization_name(place), layout.quantization_group_size),
         (options.model.functions, options.model.autotune == "off", layout.experts[place.stage], layout.head_preview),
         (options.cache.block_size, layout.max_model_len),
         (layout.weights, place.tp_size, place.tp_rank, layout.devices[group.rank].type),

@@ -19,9 +19,10 @@ import labinfer
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.links import measure_links
 from labinfer.config import EngineOptions
-from labinfer.executor.build import Links, build_placed, cache_folder, find_model, prepare_providers
+from labinfer.executor.build import build_placed, cache_folder, find_model, prepare_providers
 from labinfer.executor.cost_file import file_name, read_costs, write_costs
 from labinfer.executor.layer_fit import CHUNK_ROWS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
+from labinfer.executor.links import Links
 from labinfer.executor.probe_layout import (
     MIN_LAYERS,
     Units,
@@ -60,6 +61,7 @@ CACHE_TOKENS = 1 << 16
 CACHE_FRACTION = 0.25
 """Part of the free memory that it takes at most."""
 FILL_TOKENS = 128
+"""Tokens of the prompt whose keys and values fill it."""
 FEW_SEQUENCES = 16
 """Sequences of a step whose inputs are timed beside those of one."""
 
@@ -74,6 +76,7 @@ def probe_cluster(
     """Costs of every machine of the group, and links between them; collective. All machines measure at once, as they will run.
 
     Args:
+        group: without a model, as communicators that were split off end here.
         on_progress: called with what is measured.
         for_plan: all tensor-parallel degrees count that machines can have, not only that of the options, and links are remembered
             as long as costs are.
@@ -99,7 +102,9 @@ def probe_cluster(
             del timer  # with what is loaded
             return_freed_memory()
             write_costs(path, costs)
-        own.append(msgspec.structs.replace(costs, name=here.node, hardware=describe_hardware(group), memory=memory))
+            group.comm.barrier()  # ranks of a unit may still wait for each other's last sums
+            group.end_splits()
+        own.append(msgspec.structs.replace(costs, name=here.node, hardware=_describe_hardware(group), memory=memory))
     gathered = {
         rank: msgspec.json.decode(data, type=list[HostCosts])
         for rank, data in group.gather_bytes(msgspec.json.encode(own)).items()
@@ -121,7 +126,8 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
     """Links between all machines, measured, or as rank 0 remembers them; collective.
 
     Args:
-        folder: where it does.
+        folder: for rank 0's file of them; None where there is none.
+        may_remember: whether those of an earlier start will do.
     """
     by_node = ranks_by_node(group.everyone)
     nodes, path = list(by_node), None
@@ -225,7 +231,7 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
         name="",
         model=model_name(config),
         dtype=str(dtype).removeprefix("torch."),
-        quantization=layout.quantization_name,
+        quantization=layout.quantization_name(place),
         tp_size=place.tp_size,
         memory=0,
         layers=[kind_name(layer) for layer in config.layers],
@@ -307,7 +313,7 @@ def _cpu_share(group: RankGroup) -> float:
     return Cgroup().cpu_quota() / sum(info.node == here.node and bool(info.cpus & here.cpus) for info in group.everyone)
 
 
-def describe_hardware(group: RankGroup) -> str:
+def _describe_hardware(group: RankGroup) -> str:
     """The processor, and how much of it a rank has."""
     here, count = group.everyone[group.rank], group.threads.count
     lines = (line.partition(":") for line in processor().splitlines())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 import torch
@@ -24,6 +24,10 @@ class AttentionBatch:
     row_ptr_B: torch.Tensor
     context_lens_B: torch.Tensor
     table_ptr_B: torch.Tensor
+    _parts: dict[tuple[int, ...], tuple[torch.Tensor, AttentionBatch]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Parts that were made: all layers of a step ask for the same ones."""
 
     @classmethod
     def build(
@@ -44,6 +48,21 @@ class AttentionBatch:
             context_lens_B=int64_tensor(context_lens, device),
             table_ptr_B=int64_tensor(table_ptr, device),
         )
+
+    def part(self, indices: Sequence[int]) -> tuple[torch.Tensor, AttentionBatch]:
+        """Rows of these sequences, (R,), and the batch of them alone, its rows in this order."""
+        key = tuple(indices)
+        if key not in self._parts:
+            rows = [range(self.row_ptr[b], self.row_ptr[b + 1]) for b in key]
+            tables, device = self.tables_N.tolist(), self.tables_N.device
+            batch = AttentionBatch.build(
+                list(accumulate(map(len, rows), initial=0)),
+                [self.context_lens[b] for b in key],
+                [tables[self.table_ptr[b] : self.table_ptr[b + 1]] for b in key],
+                device,
+            )
+            self._parts[key] = int64_tensor(chain.from_iterable(rows), device), batch
+        return self._parts[key]
 
 
 def int64_tensor(numbers: Iterable[int], device: torch.device) -> torch.Tensor:

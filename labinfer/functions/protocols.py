@@ -16,6 +16,7 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.head_preview import HeadPreview
+from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_experts import ExpertForm, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
@@ -157,6 +158,54 @@ class PagedAttention(Protocol):
             head_ptr: KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``; int64, (K + 1), in host memory.
             scale: factor on the scores.
             window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all.
+        """
+
+
+class WriteLatent(Protocol):
+    """Positions for queries and keys of latent attention (DeepSeek-AI 2024, arXiv:2405.04434), and both into the cache."""
+
+    def __call__(
+        self,
+        q_THQ: torch.Tensor,
+        kv_TC: torch.Tensor,
+        cache: LatentCache,
+        slots_T: torch.Tensor,
+        cos_TR: torch.Tensor,
+        *,
+        sin_TR: torch.Tensor,
+        norm_L: torch.Tensor,
+        eps: float,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        """Queries whose last R dimensions are rotated, (T, H, Q), contiguous; the memory of ``q_THQ`` may be used for them.
+
+        Args:
+            kv_TC: each token's latent (L) and the part of its key that is rotated (R), C numbers; rows may be further apart.
+            cos_TR, sin_TR: of each token's angles, in the model's dtype.
+            cache: normalised latents and rotated parts of keys are stored in its dtype.
+            slots_T: int64, block × block size + offset.
+            norm_L, eps: of the root-mean-square norm of latents.
+            interleaved: pairs are dimensions (2i, 2i + 1) instead of (i, i + R/2).
+        """
+
+
+class LatentAttention(Protocol):
+    """Causal attention of new tokens over the latents of their sequences (DeepSeek-AI 2024, arXiv:2405.04434).
+
+    The key of head h for a token is ``weight[h, :N] @ latent`` with the rotated part behind it, its value ``weight[h, N:] @
+    latent``, N = Q - R. Whether these are computed, or the weights go to the queries' side, is up to the implementation.
+    """
+
+    def __call__(
+        self, q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """(T, H, Q) → (T, H, P) in the dtype of the queries, contiguous.
+
+        Args:
+            q_THQ: with their last R dimensions rotated.
+            cache: with the new tokens written already, in any dtype that it may have.
+            weight_HUL: rows for keys, N, and for values, P, of each head; in the dtype of the queries.
+            scale: factor on the scores.
         """
 
 
@@ -370,6 +419,8 @@ class Functions:
     paged_attention: PagedAttention
     tiled_cache: bool = False
     """Whether these two are the fastest where the KV cache is in tiles; all implementations read and write either layout."""
+    write_latent: WriteLatent
+    latent_attention: LatentAttention
     causal_conv: CausalConv
     delta_rule: DeltaRule
     gated_norm: GatedNorm

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import torch
 
 from labinfer.errors import UserError
+from labinfer.functions.by_sequence import BySequence
 from labinfer.functions.protocols import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "embedding", "make_preview", "largest_logits")
@@ -31,8 +32,10 @@ EXPERT_FUNCTIONS = ("make_experts", "experts")
 WEIGHT_FUNCTIONS = (MATRIX_FUNCTIONS, EXPERT_FUNCTIONS)
 OTHER_FUNCTIONS = (
     *("add_rms_norm", "silu_and_mul", "rotate_and_write", "paged_attention", "causal_conv", "delta_rule", "gated_norm"),
-    *("route", "argmax", "sample"),
+    *("write_latent", "latent_attention", "route", "argmax", "sample"),
 )
+CHOSEN_BY_SEQUENCE = ("latent_attention",)
+"""Functions of which each sequence of a batch has an implementation by its own new tokens; that of others goes by all rows."""
 FUNCTIONS = (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS, *OTHER_FUNCTIONS)
 
 WeightChoice = Literal["auto", "plain", "packed12"]
@@ -82,6 +85,15 @@ class ByRows:
 
     def __call__(self, argument: torch.Tensor, /, *others, **named):
         return self._calls[bisect_left(ROW_CLASSES, argument.shape[0])](argument, *others, **named)
+
+
+def by_new_tokens(calls: Sequence[Callable]) -> BySequence:
+    """A function that is another one for each class of new tokens of a sequence.
+
+    Args:
+        calls: one for each class, see ``ROW_CLASSES``.
+    """
+    return BySequence(lambda num_new, *others: calls[bisect_left(ROW_CLASSES, num_new)])
 
 
 class FunctionRegistry:
@@ -203,7 +215,11 @@ class FunctionRegistry:
             )
 
         others = {
-            name: _pick(self.candidates(name, device, dtype, overrides), choice.get(name, ()))
+            name: _pick(
+                self.candidates(name, device, dtype, overrides),
+                choice.get(name, ()),
+                by_new_tokens if name in CHOSEN_BY_SEQUENCE else ByRows,
+            )
             for name in OTHER_FUNCTIONS
         }
         return Functions(
@@ -247,17 +263,26 @@ class FunctionRegistry:
                 reads_weights = _layout_group(function)
                 known = self.candidates(function, device, dtype, {}, own if reads_weights else "none")
                 if known and name not in known:
-                    weights = f" and {own} weights" if reads_weights and own != "none" else ""
                     raise UserError(
-                        f"--functions {function}={name}: for {device.type} and {dtype}{weights} there is {', '.join(known)}"
+                        f"--functions {function}={name}: there is none of this name for "
+                        f"{_describe(device, dtype, own if reads_weights else 'none')}; choose one of {', '.join(known)}"
                     )
                 if known and reads_weights:
                     layouts.setdefault(reads_weights, set()).add(known[name].layout)
             for group, different in layouts.items():
                 if len(different) > 1:
+                    given = ",".join(f"{function}={overrides[function]}" for function in group if function in overrides)
                     raise UserError(
-                        f"--functions: {', '.join(group)} read the same packed weights; choose names that go together"
+                        f"--functions {given}: these share packed weights, but pack them in different ways; choose names that go together"
                     )
+
+
+def _describe(device: torch.device, dtype: torch.dtype, quantization: str) -> str:
+    """Circumstances in which implementations are looked for, in words."""
+    weights = {"none": "", VOCABULARY_INT4: ", the vocabulary in int4"}.get(
+        quantization, f", weights in {quantization}"
+    )
+    return f"{device.type} in {str(dtype).removeprefix('torch.')}{weights}"
 
 
 def _layout_group(function: str) -> tuple[str, ...]:
@@ -277,11 +302,15 @@ def _matching_layout(
     }
 
 
-def _pick(candidates: Mapping[str, Implementation], names: Sequence[str] = ()) -> Callable:
+def _pick(
+    candidates: Mapping[str, Implementation],
+    names: Sequence[str] = (),
+    combine: Callable[[Sequence[Callable]], Callable] = ByRows,
+) -> Callable:
     """The preferred candidate, or those with these names by classes of rows."""
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
-    return calls[0] if len(set(map(id, calls))) == 1 else ByRows(calls)
+    return calls[0] if len(set(map(id, calls))) == 1 else combine(calls)
 
 
 def _packing(candidates: Mapping[str, Implementation], quantization: str) -> str:

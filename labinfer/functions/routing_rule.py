@@ -21,6 +21,8 @@ class RoutingRule:
     scale: float = 1.0
     """Factor on the weights."""
     num_groups: int = 1
-    """Groups of neighbouring experts, of which only the ``num_chosen_groups`` with the best two experts are chosen from
-    (DeepSeek-V3)."""
+    """Groups of neighbouring experts, of which only the ``num_chosen_groups`` with the best experts are chosen from."""
     num_chosen_groups: int = 1
+    num_group_best: int = 2
+    """Experts of a group whose scores together are the group's: its best two (DeepSeek-V3), or its best alone (DeepSeek-V2,
+    arXiv:2405.04434)."""

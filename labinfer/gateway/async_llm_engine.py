@@ -48,6 +48,10 @@ class ChangeUnderWay(RuntimeError):
     """The layout is being changed already."""
 
 
+class NoEngine(RuntimeError):
+    """No host is there that could change its layout."""
+
+
 class AsyncLLMEngine:
     """The engines of the host that is attached, for any number of requests at once.
 
@@ -189,12 +193,13 @@ class AsyncLLMEngine:
 
         Raises:
             ChangeUnderWay: another change has not come to its end.
-            EngineFailed: the engine has.
+            NoEngine: a host has died, and the next one is not there yet.
+            EngineFailed: the host has died during the change.
         """
         if self._change is not None or self._awaits_outcome:
             raise ChangeUnderWay("the layout is being changed already; try again when that is done")
         if self._link is None or self._awaits_host:
-            raise EngineFailed("there is no engine now; try again in a moment")
+            raise NoEngine("the engine has ended, and another one is awaited; try again in a moment")
         self._change = asyncio.get_running_loop().create_future()
         try:
             self._tell(ChangeLayout(change))

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from labinfer.batch.job_output import JobOutput
 from labinfer.batch.journal import line_digest
-from labinfer.config import JobOptions
+from labinfer.batch.options import JobOptions
 from labinfer.errors import UserError, is_failure
 from labinfer.gateway.access import Caller
 from labinfer.gateway.batch_lines import BatchFile, LineFailure, split_answers

@@ -167,7 +167,6 @@ class ClusterRank(RankFacts, kw_only=True):
     threads: Count | None
     cpus: str | None
     """Cores it may run on, as ``taskset`` writes them."""
-    quantization: str
 
 
 class LayerExperts(Answer):
@@ -236,6 +235,7 @@ class LayoutChanged(Answer, kw_only=True, tag_field="object", tag="cluster.layou
     max_model_len: Count
     """Tokens."""
     quantization: str
+    """One name for all stages, or where they differ one for each, with commas between."""
     ranks: list[RankFacts]
     """Ranks that have a part of it."""
 

@@ -42,12 +42,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
 """Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
-
-UNDER_WAY = "the layout is being changed already"
-
 SOON_SECONDS = 0.01
-"""The same while a request waits for its model's guides."""
-
+"""Rank 0 sleeps so long at a time while a request waits for its model's guides."""
+UNDER_WAY = "the layout is being changed already"
 PROMISE_SECONDS = 30.0
 """A better split of the layers has to be one for so long before the layout changes."""
 

@@ -99,7 +99,6 @@ class HostedModel:
             max_model_len=llm.facts.max_model_len,
             context_shift=options.scheduler.context_shift,
             num_layers=llm.layout.config.num_layers,
-            quantization=llm.layout.quantization_name,
             block_size=options.cache.block_size,
             num_blocks=llm.facts.num_blocks,
             max_num_seqs=options.scheduler.max_num_seqs,
@@ -124,6 +123,7 @@ class HostedModel:
                 num_layers=end - begin,
                 dtype=str(layout.dtype(place)).removeprefix("torch."),
                 kv_dtype=str(layout.kv_dtype(place)).removeprefix("torch."),
+                quantization=layout.quantization_name(place),
                 weight_bytes=layout.weight_bytes(place),
                 kv_bytes=self.llm.facts.num_blocks * layout.block_bytes(place, self.llm.options.cache.block_size),
             )

@@ -27,8 +27,17 @@ class TokenTensor:
     """First rotated index of the last dimension; the rotated part is as long as the table is wide."""
     can_turn: bool = True
     """Whether rotating the entry further gives that of another position; not where it was scaled after it was rotated."""
+    parts: tuple[int, ...] = ()
+    """Sizes of the parts of the last dimension that have a scale each in int8; empty for one scale. The rotated part is one."""
+    is_replicated: bool = False
+    """Whether every tensor-parallel rank keeps all of it, so that more ranks make it no smaller."""
     layout: PoolLayout = PoolLayout.ROWS
     """The layout of its pool, where block size and dtype allow it."""
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Shape of the scales of a token's entry in int8."""
+        return self.shape[:-1] + ((len(self.parts),) if self.parts else ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,7 @@ class CacheSpec:
             layout = tensor.layout if fits else PoolLayout.ROWS
             pools[name] = BlockPool(entry=tensor.shape, dtype=tensor.dtype or kv_dtype, layout=layout)
             if tensor.dtype is None and kv_dtype == torch.int8:
-                scales = BlockPool(entry=tensor.shape[:-1], dtype=SCALE_DTYPE, layout=layout.scale_layout)
+                scales = BlockPool(entry=tensor.scale_shape, dtype=SCALE_DTYPE, layout=layout.scale_layout)
                 pools[f"{name}_scale"] = scales
         return pools
 
@@ -81,6 +90,11 @@ class CacheSpec:
         """Bytes that a token takes in this layer's KV blocks, scales included."""
         pools = self.token_pools(kv_dtype, block_size=1)  # any: it is the same in all
         return sum(math.prod(pool.entry) * pool.dtype.itemsize for pool in pools.values())
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every tensor-parallel rank keeps all that a token leaves."""
+        return bool(self.per_token) and all(tensor.is_replicated for tensor in self.per_token.values())
 
     @property
     def can_shift(self) -> bool:

@@ -20,7 +20,6 @@ from labinfer.models.config import ModelConfig
 from labinfer.models.registry import model_class
 from labinfer.spmd.machine import RankInfo, resolve_device
 from labinfer.spmd.topology import Place, Topology, make_topology, per_stage
-from labinfer.weights.codes import CodeForm
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GIB = 1 << 30
@@ -42,9 +41,9 @@ class Layout:
     experts: tuple[ExpertCut, ...]
     """The way in which the ranks of each stage share experts."""
     max_model_len: int
-    quantization: str = "none"
-    """``--quantization``: ``int8`` and ``int4`` round what the checkpoint holds in floating point; with ``none``, unlike
-    ``auto``, what it holds in codes is decoded."""
+    quantizations: tuple[str, ...]
+    """``--quantization`` of each stage: ``int8`` and ``int4`` round what the checkpoint holds in floating point; with ``none``,
+    unlike ``auto``, what it holds in codes is decoded."""
     quantization_group_size: int = 0
     """Inputs that share a scale in int4."""
     weights: WeightChoice = "auto"
@@ -119,7 +118,8 @@ class Layout:
         begin, end = self.topology.layers[place.stage]
         dtype = self.dtype(place)
         device = self.devices[place.rank]
-        functions = registry.select(device, dtype, overrides, self.rounding, choice)
+        functions = registry.select(device, dtype, overrides, self.rounding(place), choice)
+        quantization = self.quantizations[place.stage]
         return StageContext(
             tp=tp,
             functions=functions,
@@ -128,26 +128,22 @@ class Layout:
             last_layer=end,
             is_first=self.topology.is_first(place.stage),
             is_last=self.topology.is_last(place.stage),
-            form=self._form if device.type == "cpu" else lambda matrix: None,
+            # Only CPUs have kernels for codes; other devices hold what was decoded.
+            form=lambda matrix: self.config.formats(matrix).form(quantization) if device.type == "cpu" else None,
             experts=self.experts[place.stage],
             head_preview=self.head_preview,
             names=model_class(self.config).names,
         )
 
-    def _form(self, matrix: str) -> CodeForm | None:
-        """Only CPUs have kernels for codes; other devices hold what was decoded."""
-        return self.config.formats(matrix).form(self.quantization)
+    def rounding(self, place: Place) -> str:
+        """Quantization of a rank's matrices that the checkpoint holds in floating point."""
+        quantization = self.quantizations[place.stage]
+        return "none" if quantization == "auto" else quantization
 
-    @property
-    def rounding(self) -> str:
-        """Quantization of matrices that the checkpoint holds in floating point."""
-        return "none" if self.quantization == "auto" else self.quantization
-
-    @property
-    def quantization_name(self) -> str:
-        """Name for users: the checkpoint's method, and the rounding of everything else."""
-        method = self.config.formats.method if self.quantization != "none" else ""
-        return " + ".join(name for name in (method, self.rounding) if name not in ("", "none")) or "none"
+    def quantization_name(self, place: Place) -> str:
+        """Name of a rank's quantization for users: the checkpoint's method, and the rounding of everything else."""
+        method = self.config.formats.method if self.quantizations[place.stage] != "none" else ""
+        return " + ".join(name for name in (method, self.rounding(place)) if name not in ("", "none")) or "none"
 
     def meta(self, place: Place) -> MetaStage:
         """A rank's share of the model without memory behind it; built once."""
@@ -169,7 +165,7 @@ class Layout:
             kv_dtypes=self.kv_dtypes[:1],
             experts=self.experts[:1],
             max_model_len=self.max_model_len,
-            quantization=self.quantization,
+            quantizations=self.quantizations[:1],
             quantization_group_size=self.quantization_group_size,
             weights=self.weights,
             head_preview=self.head_preview,
@@ -207,11 +203,12 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     devices = {place.rank: resolve_device(device_names[place.stage], everyone[place.rank]) for place in topology.places}
     dtype_names = per_stage("--dtype", options.model.dtype, topology.num_stages)
     dtypes = tuple(_resolve_dtype(name, config) for name in dtype_names)
+    quantizations = per_stage("--quantization", options.model.quantization, topology.num_stages)
     kv_name = options.cache.kv_cache_dtype
     kv_dtypes = tuple(dtype if kv_name == "auto" else KV_DTYPES[kv_name] for dtype in dtypes)
     length = _resolve_length(options.model.max_model_len, config)
     if options.model.head_preview:
-        _check_preview(options.model.quantization, devices[topology.sampling_rank], dtypes[-1])
+        _check_preview(quantizations[-1], devices[topology.sampling_rank], dtypes[-1])
     return Layout(
         config=config,
         topology=topology,
@@ -220,7 +217,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         kv_dtypes=kv_dtypes,
         experts=tuple(per_stage("--experts", parallel.experts, topology.num_stages)),
         max_model_len=length,
-        quantization=options.model.quantization,
+        quantizations=quantizations,
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,
         head_preview=options.model.head_preview,

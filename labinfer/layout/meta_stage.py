@@ -64,6 +64,11 @@ class MetaStage:
         return sum(spec.bytes_per_token(self._kv_dtype) for spec in self._cache_specs)
 
     @property
+    def is_cache_replicated(self) -> bool:
+        """Whether every tensor-parallel rank keeps all that a token leaves."""
+        return all(spec.is_replicated for spec in self._cache_specs)
+
+    @property
     def can_shift(self) -> bool:
         """Whether its layers let tokens be taken out of the context."""
         return all(spec.can_shift for spec in self._cache_specs)

@@ -87,6 +87,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     dtype: str
     kv_dtype: str
+    quantization: str
     weight_bytes: int
     kv_bytes: int
 
@@ -122,7 +123,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     context_shift: bool
     """Whether answers may be longer than the context."""
     num_layers: int
-    quantization: str
     block_size: int
     """Tokens of a KV block."""
     num_blocks: int

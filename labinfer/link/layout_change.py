@@ -13,6 +13,8 @@ Counts = Annotated[
     list[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
 ]
 
+Quantization = Literal["auto", "none", "int8", "int4"]
+
 
 class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The body of ``POST /v1/cluster/layout``: fields with the meanings of the flags of these names.
@@ -37,7 +39,10 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         | None
     ) = None
-    quantization: Literal["auto", "none", "int8", "int4"] | None = None
+    quantization: (
+        Quantization | Annotated[list[Quantization], msgspec.Meta(min_length=1, max_length=MAX_STAGES)] | None
+    ) = None
+    """One for all stages, or a list as that of dtype."""
     plan: SavedPlan | None = None
     """A layout as ``launch.py plan --auto --save`` writes it, in place of all other fields but the model."""
 

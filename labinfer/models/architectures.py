@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.errors import UserError
-from labinfer.weights.json_file import read_json
+from labinfer.weights.model_files import config_path, read_config
 
 MODULES = {
     "LlamaForCausalLM": "llama",
@@ -33,6 +33,12 @@ MODULES = {
     "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
     "Glm4MoeForCausalLM": "glm4_moe",
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "KimiK25ForConditionalGeneration": "kimi_k2",
+    "Kimi_K25ForConditionalGeneration": "kimi_k2",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "MiniCPM3ForCausalLM": "minicpm3",
 }
 """Class names, as in ``architectures`` of ``config.json``, and the modules beside this one that have them."""
 
@@ -41,10 +47,9 @@ def check_architecture(directory: Path) -> None:
     """Refuse a checkpoint that ``registry.load_config`` would refuse without looking at the model.
 
     Raises:
-        UserError: there is no ``config.json``, it is broken, or its architecture is not supported.
+        UserError: there is no config, it is broken, or its architecture is not supported.
     """
-    path = directory / "config.json"
-    names = read_json(path).get("architectures")
+    path, names = config_path(directory), read_config(directory).get("architectures")
     if names is None:
         raise UserError(f"{path} has no 'architectures'; is the checkpoint complete?")
     refuse_unknown(path, names)

@@ -17,7 +17,7 @@ from labinfer.layers.rope import RopeConfig, check_rope
 from labinfer.layers.router import RouterConfig
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats
-from labinfer.weights.json_file import read_json
+from labinfer.weights.model_files import config_path, read_config, read_generation_config
 
 MOST = {
     "layers": 1 << 10,
@@ -51,6 +51,12 @@ class ModelConfig:
     norm_eps: float
     norm_offset: float = 0.0
     """Added to the weights of the norms around mixers and MLPs and of the final one."""
+    embedding_scale: float = 1.0
+    """Factor on the embeddings of tokens."""
+    residual_scale: float = 1.0
+    """Factor on what a mixer or an MLP adds to the hidden states."""
+    logits_divisor: float = 1.0
+    """Divisor of the hidden states in front of the output head."""
     max_position: int
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
@@ -65,11 +71,11 @@ class ModelConfig:
 
 
 class ConfigFile:
-    """``config.json`` with typed access; every error names the file and the key."""
+    """``config.json``, or what a GGUF file says in its place, with typed access; every error names the file and the key."""
 
     def __init__(self, directory: Path):
-        self.path = directory / "config.json"
-        self.values = read_json(self.path)
+        self._model, self.path = directory, config_path(directory)
+        self.values = read_config(directory)
 
     def with_defaults(self, **defaults: Any) -> ConfigFile:
         """The same file, with a family's own values for keys that it leaves out; a null stays."""
@@ -121,6 +127,10 @@ class ConfigFile:
         """Refuse the checkpoint unless ``holds``."""
         if not holds:
             raise UserError(f"{self.path}: {complaint}")
+
+    def generation_values(self) -> dict[str, Any]:
+        """The values of ``generation_config.json``; empty where there is none."""
+        return read_generation_config(self._model)
 
     @property
     def architecture(self) -> str:
@@ -306,9 +316,6 @@ def read_layer_types(file: ConfigFile, known: Sequence[str], default: Callable[[
 
 def read_eos_ids(file: ConfigFile) -> tuple[int, ...]:
     """End-of-sequence ids: ``generation_config.json`` where there is one, as it is the chat-tuned list."""
-    value = file.values.get("eos_token_id")
-    generation = file.path.parent / "generation_config.json"
-    if generation.exists():
-        value = read_json(generation).get("eos_token_id", value)
+    value = file.generation_values().get("eos_token_id", file.values.get("eos_token_id"))
     values = value if isinstance(value, list) else [value]
     return tuple(v for v in values if isinstance(v, int))

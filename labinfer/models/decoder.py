@@ -47,6 +47,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = norm("pre", "sandwich")
         self.mlp = layer.mlp.build(config.hidden_size, ctx)
         self.mlp_output_norm = norm("post", "sandwich")
+        self._residual_scale = config.residual_scale
 
     def forward(
         self,
@@ -72,16 +73,21 @@ class DecoderLayer(nn.Module):
                 return hidden_TD, delta_TD
         if self.self_attn_output_norm is not None:
             _, delta_TD = self.self_attn_output_norm(delta_TD)
+        delta_TD = _scale(delta_TD, self._residual_scale)
         hidden_TD, x_TD = _add_and_norm(hidden_TD, delta_TD, self.post_attention_layernorm)
         delta_TD = self.mlp(x_TD)
         if self.mlp_output_norm is not None:
             _, delta_TD = self.mlp_output_norm(delta_TD)
-        return hidden_TD, delta_TD
+        return hidden_TD, _scale(delta_TD, self._residual_scale)
 
 
 def make_norm(config: ModelConfig, ctx: StageContext) -> RMSNorm:
     """A norm of hidden states."""
     return RMSNorm(config.hidden_size, config.norm_eps, ctx, config.norm_offset)
+
+
+def _scale(x_TD: torch.Tensor, factor: float) -> torch.Tensor:
+    return x_TD if factor == 1.0 else x_TD * factor
 
 
 def _add_and_norm(
@@ -128,7 +134,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, ctx: StageContext):
         super().__init__()
-        self._ctx, self._dtype = ctx, ctx.dtype
+        self._ctx, self._dtype, self._config = ctx, ctx.dtype, config
         self.model = StageModel(config, self.norm_placement, ctx)
         if ctx.is_last and ctx.is_first and config.tied_embeddings:
             self.lm_head = self.model.embed_tokens  # held once
@@ -195,7 +201,7 @@ class Decoder(nn.Module):
             caches: of the stage's layers, see ``cache_specs``.
         """
         if self._ctx.is_first:
-            hidden_TD = self.model.embed_tokens(batch.token_ids_T)
+            hidden_TD = _scale(self.model.embed_tokens(batch.token_ids_T), self._config.embedding_scale)
         angles = [table.at(batch.positions_T) for table in self._rotary]
         delta_TD = None
         for index, (layer, cache) in enumerate(zip(self.model.layers.values(), caches, strict=True)):
@@ -211,4 +217,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
         """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others; see ``VocabParallelEmbedding``."""
-        return self.lm_head.logits(self.final_norm(hidden_BD), largest_only=largest_only)
+        hidden_BD = self.final_norm(hidden_BD)
+        if self._config.logits_divisor != 1.0:
+            hidden_BD = hidden_BD / self._config.logits_divisor
+        return self.lm_head.logits(hidden_BD, largest_only=largest_only)

@@ -9,7 +9,7 @@ from pathlib import Path
 from labinfer.models.architectures import MODULES, refuse_unknown
 from labinfer.models.config import ConfigFile, ModelConfig
 from labinfer.models.decoder import Decoder
-from labinfer.weights.formats.registry import read_formats
+from labinfer.weights.checkpoint import read_model_formats
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
     name: getattr(import_module(f"labinfer.models.{module}"), name) for name, module in MODULES.items()
@@ -24,9 +24,7 @@ def load_config(directory: Path) -> ModelConfig:
     """
     file = ConfigFile(directory)
     refuse_unknown(file.path, [file.architecture])
-    formats = read_formats(
-        file.values, file.path
-    )  # refuses a quantisation that is not supported before anything is loaded
+    formats = read_model_formats(directory)  # refuses what is not supported before anything is loaded
     return replace(ARCHITECTURES[file.architecture].read_config(file), formats=formats)
 
 

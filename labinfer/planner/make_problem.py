@@ -10,7 +10,7 @@ from labinfer.option_fields import join
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Limits
 from labinfer.planner.problem import Problem
-from labinfer.planner.saved_plan import rounding
+from labinfer.planner.saved_plan import ROUNDINGS, rounding
 from labinfer.planner.workload import (
     DEFAULT_OUTPUT,
     DEFAULT_PROMPT,
@@ -79,31 +79,42 @@ def no_room(problem: Problem) -> UserError:
 
 
 def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, str], ...]:
-    """Pairs of dtype and quantization that --dtype and --quantization allow; empty for any. Of several dtypes the first counts
-    that a machine has.
+    """Pairs of dtype and quantization that --dtype and --quantization allow, the first ones preferred; empty for any. The order of
+    --quantization counts before that of --dtype.
 
     Raises:
         UserError: no machine was probed with one, or --quantization has to decide.
     """
     probed = dict.fromkeys((costs.dtype, costs.quantization) for machine in cluster.machines for costs in machine.costs)
-    if model.quantization == "auto" and len({rounding(quantization) for _, quantization in probed}) > 1:
-        raise UserError(
-            f"machines were probed in {_name_forms(probed)}, but --quantization is the same for all stages; choose with -q"
-        )
-    if model.dtype == ModelOptions.dtype and model.quantization == "auto":
-        return ()
+    if model.quantization == ModelOptions.quantization:
+        if len({rounding(quantization) for _, quantization in probed}) > 1:
+            raise UserError(
+                f"machines were probed in {_name_forms(probed)}, and fewer bits are not chosen unasked; choose with -q, such as "
+                "-q none,int8 for int8 where it has to be"
+            )
+        if model.dtype == ModelOptions.dtype:
+            return ()
     pairs = [
         pair
+        for quantization in model.quantization
         for dtype in model.dtype
         for pair in probed
-        if dtype in ("auto", pair[0]) and model.quantization in ("auto", rounding(pair[1]))
+        if dtype in ("auto", pair[0]) and _is_asked_for(pair[1], quantization, len(model.quantization) == 1)
     ]
     if not pairs:
         raise UserError(
-            f"--dtype {join(model.dtype)} --quantization {model.quantization}: machines were probed in {_name_forms(probed)} only; probe "
+            f"--dtype {join(model.dtype)} --quantization {join(model.quantization)}: machines were probed in {_name_forms(probed)} only; probe "
             "with these flags, too"
         )
     return tuple(dict.fromkeys(pairs))
+
+
+def _is_asked_for(name: str, quantization: str, is_only: bool) -> bool:
+    """Whether a value of --quantization stands for a name of ``HostCosts.quantization``: auto on its own for any, beside others for
+    what is not rounded."""
+    if quantization == "auto":
+        return is_only or rounding(name) not in ROUNDINGS
+    return rounding(name) == quantization
 
 
 def _name_forms(forms: Iterable[tuple[str, str]]) -> str:

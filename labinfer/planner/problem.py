@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Criterion, Limits, Room, Stage
+from labinfer.planner.units import FIRST_FORMS, FormLevel
 from labinfer.planner.workload import MeanRequest
 
 
@@ -16,6 +17,8 @@ class Solution:
     value: float
     criterion: Criterion
     stages: tuple[Stage, ...]
+    level: FormLevel = FIRST_FORMS
+    """Level of the forms among which it is the best."""
 
     @property
     def machines(self) -> list[str]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from labinfer.observe.table import format_bytes, format_seconds, format_table
+from labinfer.option_fields import join
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.make_problem import no_room
 from labinfer.planner.objective import Stage, kv_room, kv_tokens
 from labinfer.planner.problem import Problem, Solution
-from labinfer.planner.saved_plan import SavedPlan, rounding
+from labinfer.planner.saved_plan import SavedPlan, merge_equal, rounding
 from labinfer.planner.search import find_layout, judge
-from labinfer.planner.units import allowed_costs, choose_units
+from labinfer.planner.units import allowed_forms, choose_units, form_levels
 from labinfer.spmd.topology import shard_range
 
 HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "without it")
@@ -36,7 +37,7 @@ class PlanReport:
     left_out: Mapping[str, Solution | None]
     """The best layouts in which each of the other machines has a stage."""
     num_unseen: int = 0
-    """See ``UnitChoices.num_left_out``."""
+    """See ``UnitChoices.num_left_out``; of all that were searched."""
 
     @classmethod
     def make(cls, problem: Problem) -> PlanReport:
@@ -48,6 +49,7 @@ class PlanReport:
         best = find_layout(problem)
         if best is None:
             raise no_room(problem)
+        levels = [level for level in form_levels(problem.cluster, problem.dtypes) if level <= best.level]
         names = [machine.name for machine in problem.cluster.machines]
         used = best.machines
         alone = {name: find_layout(replace(problem, excluded=frozenset(names) - {name}, first="")) for name in names}
@@ -55,7 +57,7 @@ class PlanReport:
             problem=problem,
             best=best,
             even=_split_evenly(problem),
-            num_unseen=choose_units(problem.cluster, problem.dtypes).num_left_out,
+            num_unseen=sum(choose_units(problem.cluster, problem.dtypes, level).num_left_out for level in levels),
             alone={name: solution for name, solution in alone.items() if solution is not None},
             without={
                 name: find_layout(replace(problem, excluded=frozenset({name})))
@@ -105,7 +107,7 @@ class PlanReport:
             lines.append(f"{name} is left out; with it: {text}")
         if self.num_unseen:
             lines.append(
-                f"choices of tensor-parallel degrees that were not looked at: {self.num_unseen}, of which one may do more; leave out machines, "
+                f"choices of tensor-parallel degrees and precisions that were not looked at: {self.num_unseen}, of which one may do more; leave out machines, "
                 "or degrees that a cluster file has costs for"
             )
         if not all(stage.costs.measured for stage in best.stages):
@@ -116,8 +118,8 @@ class PlanReport:
             f"-tp {','.join(str(stage.costs.tp_size) for stage in best.stages)} --layers {','.join(map(str, sizes))}"
         )
         flags += f" --dtype {','.join(stage.costs.dtype for stage in best.stages)}"
-        quantizations = {rounding(stage.costs.quantization) for stage in best.stages} - {"none", "auto"}
-        flags += "".join(f" -q {quantization}" for quantization in sorted(quantizations))
+        quantizations = merge_equal(tuple(rounding(stage.costs.quantization) for stage in best.stages))
+        flags += f" -q {join(quantizations)}" * (quantizations not in (("none",), ("auto",)))
         flags = f"--layout {path}, or with {flags}" if path else flags
         lines.append(f"start it with {flags} and rank 0 on {best.stages[0].machine}, stages in this order: {order}")
         return "\n".join(lines)
@@ -128,10 +130,12 @@ class PlanReport:
         return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
 
     def _describe_value(self, solution: Solution) -> str:
+        others = _forms(solution) - _forms(self.best)  # of other precision than what it is compared with
+        form = f", in {' and '.join(sorted(others))}" if others else ""
         if solution.criterion.adds:
-            return f"{format_seconds(solution.value)} an answer"
-        rate = self.problem.request.output / solution.value
-        return f"{rate:.4g} tokens/s with {solution.criterion.num_seqs} sequences at once in {solution.criterion.num_batches} micro-batches"
+            return f"{format_seconds(solution.value)} an answer{form}"
+        rate, criterion = self.problem.request.output / solution.value, solution.criterion
+        return f"{rate:.4g} tokens/s with {criterion.num_seqs} sequences at once in {criterion.num_batches} micro-batches{form}"
 
     def _describe_loss(self, machine: str) -> str:
         """Change of the rate, or of the time of an answer, without a machine."""
@@ -154,6 +158,11 @@ class PlanReport:
         return [f"a server of its own on each of {', '.join(self.alone)}, behind a proxy: {rate:.4g} tokens/s in sum"]
 
 
+def _forms(solution: Solution) -> set[str]:
+    """Names of dtype and quantization of its stages."""
+    return {f"{stage.costs.dtype} ({stage.costs.quantization})" for stage in solution.stages}
+
+
 def _stage_tokens(problem: Problem, stages: tuple[Stage, ...], number: int) -> int:
     """KV tokens that one stage has room for."""
     stage, last = stages[number], len(stages) - 1
@@ -166,7 +175,8 @@ def _split_evenly(problem: Problem) -> Solution | None:
     machines = sorted(problem.cluster.machines, key=lambda machine: machine.name != problem.first)
     ranks: list[tuple[str, HostCosts]] = []
     for machine in machines:
-        costs = next((costs for costs in allowed_costs(machine, problem.dtypes) if costs.tp_size == 1), None)
+        forms = allowed_forms(machine, problem.dtypes)
+        costs = next((costs for costs in forms[0] if costs.tp_size == 1), None) if forms else None
         if costs is None:
             return None
         ranks += [(machine.name, costs)] * machine.ranks

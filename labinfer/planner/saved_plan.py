@@ -86,7 +86,7 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) -> EngineOptions:
-    """Options with the layout, the dtypes and the quantization of a plan; the same on every rank.
+    """Options with the layout, the dtypes and the quantizations of a plan; the same on every rank.
 
     Args:
         options: everything else.
@@ -95,17 +95,11 @@ def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) 
     Raises:
         UserError: the plan is not for these machines, or not for one start.
     """
-    names = {stage.quantization for stage in plan.stages}
-    if len(roundings := {rounding(name) for name in names}) > 1:
-        raise UserError(
-            f"the plan has stages in {' and '.join(sorted(names))}, but --quantization is the same for all; plan again with -q"
-        )
     ranks, dtypes = place_stages(plan, nodes), tuple(stage.dtype for stage in plan.stages)
+    quantizations = tuple(rounding(stage.quantization) for stage in plan.stages)
     chosen = replace(
         options,
-        model=replace(
-            options.model, dtype=dtypes if len(set(dtypes)) > 1 else dtypes[:1], quantization=roundings.pop()
-        ),
+        model=replace(options.model, dtype=merge_equal(dtypes), quantization=merge_equal(quantizations)),
         parallel=replace(
             options.parallel,
             tensor_parallel_size=tuple(stage.tp_size for stage in plan.stages),
@@ -165,6 +159,11 @@ def rounding(name: str) -> str:
         return name
     last = name.rpartition(" + ")[2]
     return last if last in ROUNDINGS else "auto"
+
+
+def merge_equal(values: tuple[str, ...]) -> tuple[str, ...]:
+    """One value in place of a value for each stage where all have the same."""
+    return values[:1] if len(set(values)) == 1 else values
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:

@@ -9,18 +9,29 @@ from labinfer.planner.class_search import ClassSearch
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Stage, fits, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem, Solution
-from labinfer.planner.units import choose_units
+from labinfer.planner.units import FormLevel, choose_units, form_levels
 
 MEMORY_SHARE = 0.9
 """Part of the best throughput that a layout with the most KV tokens must keep."""
 
 
 def find_layout(problem: Problem) -> Solution | None:
-    """The best layout; None where the model does not fit."""
-    if problem.objective == "memory":
-        return _find_roomiest(problem)
+    """The best layout; None where the model does not fit. Each machine has the first form of ``problem.dtypes`` that it was probed
+    in; only where the model fits on no layout of these, as few kinds of machines as possible have the next one."""
+    problem = replace(problem, cluster=_without(problem.cluster, problem.excluded), excluded=frozenset())
+    wants_room = problem.objective == "memory"
+    if wants_room:
+        problem = replace(problem, objective="throughput")
+    for level in form_levels(problem.cluster, problem.dtypes):
+        best = _find_best(problem, level)
+        if best is not None:
+            return replace(_find_roomiest(problem, best, level) if wants_room else best, level=level)
+    return None
+
+
+def _find_best(problem: Problem, level: FormLevel) -> Solution | None:
     best: Solution | None = None
-    for classes in choose_units(_without(problem.cluster, problem.excluded), problem.dtypes).choices:
+    for classes in choose_units(problem.cluster, problem.dtypes, level).choices:
         solution = ClassSearch(problem=problem, classes=classes, known=best).run()
         best = solution or best
     return best
@@ -32,19 +43,15 @@ def _without(cluster: Cluster, excluded: Collection[str]) -> Cluster:
     return Cluster(machines=machines, links=links, default_link=cluster.default_link)
 
 
-def _find_roomiest(problem: Problem) -> Solution | None:
+def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel) -> Solution:
     """The layout with the most KV tokens among those with nearly the best throughput, by bisection over its tokens."""
-    problem = replace(problem, objective="throughput")
-    best = fastest = find_layout(problem)
-    if fastest is None:
-        return None
-    most = fastest.value / MEMORY_SHARE
+    best, most = fastest, fastest.value / MEMORY_SHARE
     size = problem.limits.block_size
     low = kv_tokens(fastest.stages, problem.limits) // size
     high = problem.limits.max_num_seqs * -(-problem.limits.max_model_len // size)
     while low < high:
         middle = (low + high + 1) // 2
-        solution = find_layout(replace(problem, kv_tokens=middle * size))
+        solution = _find_best(replace(problem, kv_tokens=middle * size), level)
         if solution is not None and solution.value <= most:
             best, low = solution, kv_tokens(solution.stages, problem.limits) // size
         else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,27 +39,47 @@ class UnitClass:
 
 @dataclass(frozen=True)
 class UnitChoices:
-    """The ways to make units of a cluster's machines: one for each choice of a tp_size on each kind of machine."""
+    """The ways to make units of a cluster's machines: one for each choice of a form and a tp_size on each kind of machine."""
 
     choices: list[list[UnitClass]]
     num_left_out: int = 0
     """Choices that are not among them: they are more than ``MAX_CHOICES``, or make more than ``MAX_STATES`` sets."""
 
 
-def choose_units(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> UnitChoices:
+class FormLevel(NamedTuple):
+    """Places by which machines are behind their first form."""
+
+    worst: int
+    """Places of the one that is the furthest behind."""
+    total: int
+    """Places of all kinds of machines together."""
+
+
+FIRST_FORMS = FormLevel(0, 0)
+
+
+def choose_units(
+    cluster: Cluster, dtypes: Sequence[tuple[str, str]] = (), level: FormLevel = FIRST_FORMS
+) -> UnitChoices:
     """All choices, or as many as are looked through; those with the largest tp_sizes, and so the fewest units, first.
 
     Args:
-        dtypes: pairs of dtype and quantization that are allowed, the first that a machine has is taken; empty for any.
+        dtypes: forms, which are pairs of dtype and quantization, that are allowed, the preferred ones first; empty for any.
+        level: of the forms that are chosen.
 
     Raises:
         UserError: even the fewest units are too many, and too unlike, to look through all sets of them.
     """
     groups = _group_machines(cluster)
-    options = [allowed_costs(machines[0], dtypes) or [None] for machines in groups]
-    total = math.prod(len(costs) for costs in options)
+    forms = [allowed_forms(machines[0], dtypes) or [[None]] for machines in groups]
+    total = _count_choices(forms, level)
+    options = itertools.chain.from_iterable(
+        itertools.product(*(costs[place] for costs, place in zip(forms, places, strict=True)))
+        for places in _share_places([min(len(costs) - 1, level.worst) for costs in forms], level.total)
+        if max(places, default=0) == level.worst
+    )
     choices, sizes = [], []
-    for choice in itertools.islice(itertools.product(*options), MAX_CHOICES):
+    for choice in itertools.islice(options, MAX_CHOICES):
         classes: list[UnitClass] = []
         for machines, costs in zip(groups, choice, strict=True):
             if costs is None:
@@ -81,18 +102,52 @@ def choose_units(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Un
     return UnitChoices(choices, total - len(choices))
 
 
-def allowed_costs(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> list[HostCosts]:
-    """The costs of a machine among which a plan may choose, the largest tp_size first.
+def allowed_forms(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> list[list[HostCosts]]:
+    """The costs of a machine among which a plan may choose: those of each form that it has, the largest tp_size first.
 
     Args:
         dtypes: see ``choose_units``.
     """
-    fitting = machine.costs
-    if dtypes:
-        ranked = [costs for pair in dtypes for costs in machine.costs if (costs.dtype, costs.quantization) == pair]
-        fitting = [costs for costs in ranked if costs.dtype == ranked[0].dtype] if ranked else []
-        fitting = [costs for costs in fitting if costs.quantization == fitting[0].quantization]
-    return sorted(fitting, key=lambda costs: -costs.tp_size)
+    forms = [
+        [costs for costs in machine.costs if not dtypes or (costs.dtype, costs.quantization) == pair]
+        for pair in dtypes or [("", "")]
+    ]
+    return [sorted(costs, key=lambda each: -each.tp_size) for costs in forms if costs]
+
+
+def form_levels(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Iterator[FormLevel]:
+    """The levels at which there may be choices, the nearest to the first forms first. For arguments see ``choose_units``."""
+    most = [max(0, len(allowed_forms(machines[0], dtypes)) - 1) for machines in _group_machines(cluster)]
+    for worst in range(max(most, default=0) + 1):
+        for total in range(worst, sum(min(own, worst) for own in most) + 1):
+            yield FormLevel(worst, total)
+
+
+def _share_places(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
+    """All ways to share so many places out, with at most so many for each."""
+    if not most:
+        if total == 0:
+            yield ()
+        return
+    for own in range(max(0, total - sum(most[1:])), min(most[0], total) + 1):
+        for others in _share_places(most[1:], total - own):
+            yield (own, *others)
+
+
+def _count_choices(forms: Sequence[Sequence[Sequence[HostCosts | None]]], level: FormLevel) -> int:
+    """Number of choices in ``choose_units``."""
+
+    def count(worst: int) -> int:
+        """Choices of this total in which no machine is further behind."""
+        by_total = {0: 1}
+        for costs in forms:
+            more: dict[int, int] = {}
+            for (total, before), (place, own) in itertools.product(by_total.items(), enumerate(costs[: worst + 1])):
+                more[total + place] = more.get(total + place, 0) + before * len(own)
+            by_total = more
+        return by_total.get(level.total, 0)
+
+    return count(level.worst) - (count(level.worst - 1) if level.worst else 0)
 
 
 def _group_machines(cluster: Cluster) -> list[list[Machine]]:

@@ -111,10 +111,11 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
     topology.check_nodes(nodes)
     machines = {machine.name: machine for machine in cluster.machines}
     dtypes = per_stage("--dtype", options.model.dtype, topology.num_stages)
+    quantizations = per_stage("--quantization", options.model.quantization, topology.num_stages)
     stages = []
     for stage, tp_size in enumerate(topology.tp_sizes):
         machine = machines[nodes[topology.stage_ranks(stage)[0]]]
-        costs = _choose_costs(machine, tp_size, dtypes[stage], options.model.quantization)
+        costs = _choose_costs(machine, tp_size, dtypes[stage], quantizations[stage])
         begin, end = topology.layers[stage]
         stages.append(Stage(machine=machine.name, costs=costs, begin=begin, end=end))
     limits = Limits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from labinfer.config import EngineOptions
+from labinfer.config import EngineOptions, ModelOptions
 from labinfer.errors import UserError
 from labinfer.option_fields import join
 from labinfer.spmd.topology import make_topology
@@ -55,11 +55,15 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
         flags += ["--layers", join(_grown([parallel.layers[stage] for stage in stages], sum(parallel.layers)))]
     for flag, values in (
         ("--dtype", options.model.dtype),
+        ("--quantization", options.model.quantization),
         ("--device", parallel.device),
         ("--experts", parallel.experts),
     ):
         if len(values) > 1:
             flags += [flag, join([values[stage] for stage in stages])]
+    given = options.model.quantization
+    if "int4" in given and len(given) > 1 and "int4" not in [given[stage] for stage in stages]:
+        flags += ["--quantization-group-size", str(ModelOptions.quantization_group_size)]
     return flags
 
 

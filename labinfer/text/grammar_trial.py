@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labinfer.errors import UserError
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.gguf_tokenizer import fast_tokenizer_source
 from labinfer.text.guidance import LIMITS, first_line, grammar_source, need_json_file
 from labinfer.text.helper_process import (
     HelperEnded,
@@ -141,7 +143,7 @@ def main(json_file: str) -> None:
     from llguidance import LLParserLimits, LLTokenizer
 
     try:
-        tokenizer, problem = LLTokenizer(json_file), ""
+        tokenizer, problem = LLTokenizer(fast_tokenizer_source(Path(json_file))), ""
     except ValueError as error:
         tokenizer, problem = None, first_line(str(error))
     limits = LLParserLimits(**LIMITS)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labinfer.errors import UserError
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.gguf_tokenizer import fast_tokenizer_source
 from labinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Vocabulary:
                 "add eos_token_id"
             )
         try:
-            self.tokenizer: LLTokenizer = LLTokenizer(str(json_file), eos_token=ends[0])
+            self.tokenizer: LLTokenizer = LLTokenizer(fast_tokenizer_source(json_file), eos_token=ends[0])
         except ValueError as error:
             raise UserError(f"structured_outputs cannot be used with {json_file}: {first_line(str(error))}") from None
         self.limits: LLParserLimits = LLParserLimits(**LIMITS)

@@ -1,4 +1,5 @@
-"""Tokenizer: a checkpoint's ``tokenizer.json``, read by tokenizers, or ``tokenizer.model``, read by SentencePiece."""
+"""Tokenizer: a checkpoint's ``tokenizer.json``, read by tokenizers, or ``tokenizer.model``, read by SentencePiece; a GGUF file has
+what corresponds to one of them."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labinfer.errors import PromptTooLong, UserError
+from labinfer.text.gguf_tokenizer import read_gguf_tokenizer
 from labinfer.text.messages import Ending
 from labinfer.text.reply_format import ReplyFormat, choose_format
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.spelling import Spelling, spell
 from labinfer.text.tokenizer_backends import FastBackend, SentencePieceBackend, TokenizerBackend
+from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import need_plain_file, read_json, read_optional
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ class Tokenizer:
     """Text ↔ token ids of a checkpoint.
 
     Args:
+        directory: or a GGUF file.
         response_template: how replies are read; see ``choose_format``.
         chat_template: file that takes the place of the checkpoint's chat templates; empty for none.
 
@@ -47,19 +51,9 @@ class Tokenizer:
 
     def __init__(self, directory: Path, response_template: str = "", chat_template: str = ""):
         self._directory = directory
-        self._backend: TokenizerBackend
-        for name in ("tokenizer.json", "tokenizer.model", "chat_template.jinja"):
-            need_plain_file(directory / name)
-        if (directory / "tokenizer.json").exists():
-            self._backend = FastBackend(directory / "tokenizer.json")
-        elif (directory / "tokenizer.model").exists():
-            self._backend = SentencePieceBackend(directory / "tokenizer.model")
-        else:
-            raise UserError(
-                f"{directory} has no tokenizer.json and no tokenizer.model; give --tokenizer DIR, or prompts as token ids"
-            )
+        self._backend, config = self._open(directory)
         self._template, self._tool_template, self.reply_format = _load_templates(
-            directory, response_template, chat_template, self._backend.named_tokens
+            directory, config, response_template, chat_template, named_tokens=self._backend.named_tokens
         )
         """Format by which replies are read; None where they are content and nothing else."""
         self._special_ids = frozenset(self._backend.special_tokens.values())
@@ -70,14 +64,34 @@ class Tokenizer:
         )
         self._spell = lru_cache(MAX_SPELLINGS)(self._spell_anew)
 
+    @staticmethod
+    def _open(directory: Path) -> tuple[TokenizerBackend, dict[str, Any]]:
+        """The backend, and the values of ``tokenizer_config.json``."""
+        if is_gguf(directory):
+            return read_gguf_tokenizer(directory)
+        backend: TokenizerBackend
+        for name in ("tokenizer.json", "tokenizer.model", "chat_template.jinja"):
+            need_plain_file(directory / name)
+        if (directory / "tokenizer.json").exists():
+            backend = FastBackend(directory / "tokenizer.json")
+        elif (directory / "tokenizer.model").exists():
+            backend = SentencePieceBackend(directory / "tokenizer.model")
+        else:
+            raise UserError(
+                f"{directory} has no tokenizer.json and no tokenizer.model; give --tokenizer DIR, or prompts as token ids"
+            )
+        return backend, read_optional(directory / "tokenizer_config.json")
+
     @property
     def vocab_size(self) -> int:
         return self._backend.vocab_size
 
     @property
     def json_file(self) -> Path | None:
-        """Path of the ``tokenizer.json`` that this tokenizer was read from; None for SentencePiece's."""
-        return self._directory / "tokenizer.json" if isinstance(self._backend, FastBackend) else None
+        """Path of the ``tokenizer.json`` or GGUF file that this tokenizer was read from; None for SentencePiece's."""
+        if not isinstance(self._backend, FastBackend):
+            return None
+        return self._directory if is_gguf(self._directory) else self._directory / "tokenizer.json"
 
     @property
     def has_chat_template(self) -> bool:
@@ -232,14 +246,14 @@ class Tokenizer:
 
 
 def _load_templates(
-    directory: Path, response_template: str, chat_template: str, named_tokens: dict[str, str]
+    directory: Path, config: dict[str, Any], response_template: str, chat_template: str, *, named_tokens: dict[str, str]
 ) -> tuple[ChatTemplate | None, ChatTemplate | None, ReplyFormat | None]:
     """The chat template, another for conversations with tools where the checkpoint has one, and the format of replies.
 
     Args:
+        config: the values of ``tokenizer_config.json``.
         named_tokens: texts of ``bos_token`` and the like, where the checkpoint's files do not say them.
     """
-    config = read_optional(directory / "tokenizer_config.json")
     source = config.get("chat_template")
     if chat_template:
         need_plain_file(Path(chat_template))

@@ -45,13 +45,17 @@ class TokenizerBackend(Protocol):
 
 
 class FastBackend:
-    """``tokenizer.json`` (Hugging Face tokenizers)."""
+    """``tokenizer.json`` (Hugging Face tokenizers).
 
-    def __init__(self, path: Path):
+    Args:
+        source: contents of such a file where ``path`` is another one.
+    """
+
+    def __init__(self, path: Path, source: str = ""):
         from tokenizers import Tokenizer as FastTokenizer
 
         try:
-            self._tokenizer = FastTokenizer.from_file(str(path))
+            self._tokenizer = FastTokenizer.from_str(source) if source else FastTokenizer.from_file(str(path))
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -128,14 +132,22 @@ class SentencePieceBackend:
     found in the text, as chat templates write them; what follows one begins with no space of SentencePiece's own, unless
     the checkpoint asks for its ``legacy`` way. Its config also says whether a text begins with that space
     (``add_prefix_space``) and with the beginning-of-sequence token (``add_bos_token``), and ends with the other.
+
+    Args:
+        model: contents of such a file where ``path`` is another one.
+        config: its ``tokenizer_config.json``; by default what is beside ``path``.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, model: bytes = b"", config: dict[str, Any] | None = None):
         from sentencepiece import SentencePieceProcessor
 
-        config, self.special_tokens, self.added_tokens = read_optional(path.with_name("tokenizer_config.json")), {}, {}
+        self.special_tokens, self.added_tokens, added_later = {}, {}, {}
+        if config is None:
+            config = read_optional(path.with_name("tokenizer_config.json"))
+            added_later = read_optional(path.with_name("added_tokens.json"))
         try:
-            self._processor = SentencePieceProcessor(model_file=str(path))
+            source = {"model_proto": model} if model else {"model_file": str(path)}
+            self._processor = SentencePieceProcessor(**source)
         except (OSError, RuntimeError) as error:
             raise UserError(f"{path} is not a valid SentencePiece model: {first_line(error):.120}") from None
         self._guard, self._is_legacy = self._processor.encode(GUARD), bool(config.get("legacy"))
@@ -148,7 +160,7 @@ class SentencePieceBackend:
         for token_id in range(self._processor.get_piece_size()):
             if self._processor.is_control(token_id) or self._processor.is_unknown(token_id):
                 self.special_tokens[self._processor.id_to_piece(token_id)] = token_id
-        for content, token_id, is_special in _added_tokens(path.parent, config):
+        for content, token_id, is_special in _added_tokens(path, added_later, config):
             (self.special_tokens if is_special else self.added_tokens)[content] = token_id
         self.added_tokens |= self.special_tokens
         self._names = {token_id: content for content, token_id in self.added_tokens.items()}
@@ -193,14 +205,19 @@ class SentencePieceBackend:
         return max([self._processor.get_piece_size(), *(token_id + 1 for token_id in self._names)])
 
 
-def _added_tokens(directory: Path, config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    """Text, id and whether it is special of each token that a checkpoint adds to SentencePiece's."""
+def _added_tokens(path: Path, later: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
+    """Text, id and whether it is special of each token that a checkpoint adds to SentencePiece's.
+
+    Args:
+        path: of SentencePiece's.
+        later, config: the values of ``added_tokens.json`` and ``tokenizer_config.json``.
+    """
     try:
-        for content, token_id in read_optional(directory / "added_tokens.json").items():
+        for content, token_id in later.items():
             yield content, int(token_id), False
         for token_id, token in (config.get("added_tokens_decoder") or {}).items():
             yield token["content"], int(token_id), bool(token.get("special"))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
-            f"{directory} has added tokens without text or id in added_tokens.json or tokenizer_config.json"
+            f"{path.parent} has added tokens without text or id in added_tokens.json or tokenizer_config.json"
         ) from None

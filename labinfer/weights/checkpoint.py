@@ -1,18 +1,89 @@
-"""A Hugging Face checkpoint directory: its tensors, and the format of each matrix that they store."""
+"""Checkpoints: a Hugging Face directory with its tensors and the format of each matrix, or a GGUF file."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
+
+import torch
 
 from labinfer.errors import UserError
-from labinfer.weights.formats.format import Format, TensorReader
+from labinfer.weights.codes import Range
+from labinfer.weights.formats.format import Format, Formats, MatrixForm, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.registry import read_formats
+from labinfer.weights.gguf.checkpoint import GgufCheckpoint, gguf_formats
+from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import read_json
+from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
 from labinfer.weights.stack import StackReader, stacked_names
 from labinfer.weights.tensor_files import PLAIN, TensorFiles
+
+
+class CheckpointReader(Protocol):
+    """A model's weights, as the loader needs them."""
+
+    directory: Path
+    """Path of the directory or of the file."""
+    functions: LoadFunctions
+    """Compiled ones take the place of those in torch once they are there."""
+    bytes_read: int
+    """Bytes that were read so far, headers excluded."""
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See ``TensorReader``."""
+
+    def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See ``TensorReader``."""
+
+    def format(self, matrix: str) -> MatrixForm:
+        """The form in which a matrix is held, and the tensors that it is stored in."""
+
+    def load(self, part: WeightSlice) -> None:
+        """Read and decode a slice into its destination.
+
+        Raises:
+            UserError: a tensor is missing, or has another shape or an unsuitable dtype.
+        """
+
+    def check(self, part: WeightSlice) -> None:
+        """Refuse what ``load`` would refuse by name, shape or dtype, and codes that contradict the config.
+
+        Raises:
+            UserError: as for ``load``.
+        """
+
+    def is_plain(self, matrix: MatrixSlice) -> bool:
+        """Whether a matrix is stored in values, whatever the config says."""
+
+    def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
+        """Names of the tensors that a slice may be read from."""
+
+
+def open_checkpoint(model: Path) -> CheckpointReader:
+    """The weights in a directory or in a GGUF file.
+
+    Raises:
+        UserError: there are none, or a file is broken.
+    """
+    return GgufCheckpoint(model) if is_gguf(model) else Checkpoint(model)
+
+
+def read_model_formats(model: Path) -> Formats:
+    """The format of each matrix of a model, before its weights are opened.
+
+    Raises:
+        UserError: a quantisation that is not supported, or a broken file.
+    """
+    if is_gguf(model):
+        return gguf_formats(model)
+    return read_formats(read_json(model / "config.json"), model / "config.json")
 
 
 class Checkpoint(TensorFiles):
@@ -37,11 +108,7 @@ class Checkpoint(TensorFiles):
         return PlainFormat()
 
     def load(self, part: WeightSlice) -> None:
-        """Read and decode a slice into its destination.
-
-        Raises:
-            UserError: a tensor is missing, or has another shape or an unsuitable dtype.
-        """
+        """See ``CheckpointReader``."""
         if isinstance(part, TensorSlice):
             self.read_into(part)
         else:
@@ -49,11 +116,7 @@ class Checkpoint(TensorFiles):
             chosen.read(tensors, matrix)
 
     def check(self, part: WeightSlice) -> None:
-        """Refuse what ``load`` would refuse by name, shape or dtype, and codes that contradict the config.
-
-        Raises:
-            UserError: as for ``load``.
-        """
+        """See ``CheckpointReader``."""
         if isinstance(part, TensorSlice):
             self.expect(part.name, part.shape, part.destination.dtype)
         else:
@@ -61,7 +124,7 @@ class Checkpoint(TensorFiles):
             chosen.check(tensors, matrix)
 
     def is_plain(self, matrix: MatrixSlice) -> bool:
-        """Whether a matrix is stored in values, whatever the config says."""
+        """See ``CheckpointReader``."""
         chosen, _, _ = self._source(matrix)
         return isinstance(chosen, PlainFormat)
 
@@ -96,7 +159,7 @@ class Checkpoint(TensorFiles):
         return self._names_of_stacks[stack]
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
-        """Names of the tensors that a slice may be read from."""
+        """See ``CheckpointReader``."""
         if isinstance(part, TensorSlice):
             return (part.name,)
         names = self.format(part.name).tensor_names(part.name)

@@ -1,10 +1,11 @@
-"""The files of a checkpoint's weights, by their names alone."""
+"""The files of a model's weights, by their names alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from labinfer.errors import UserError
+from labinfer.weights.gguf.file import is_gguf, split_paths
 from labinfer.weights.json_file import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -12,11 +13,13 @@ SINGLE_FILE = "model.safetensors"
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in the order of their names.
+    """The safetensors files of a checkpoint, in the order of their names, or the GGUF files of a model.
 
     Raises:
         UserError: there are none, or the index is broken.
     """
+    if is_gguf(directory):
+        return split_paths(directory)
     index = directory / INDEX_FILE
     if index.exists():
         weight_map = read_json(index).get("weight_map")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from labinfer.errors import UserError
-from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.checkpoint import CheckpointReader
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.packed_file import PackedFiles
@@ -58,7 +58,7 @@ def choose_forms(model: nn.Module, form: Callable[[str], CodeForm | None]) -> No
 
 def load_weights(
     model: nn.Module,
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointReader,
     device: torch.device,
     on_progress: Callable[[int, int], None],
     files: PackedFiles | None = None,
@@ -100,7 +100,7 @@ def load_weights(
         files.keep(path, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)
 
 
-def check_checkpoint(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: bool) -> None:
+def check_checkpoint(whole_model: nn.Module, checkpoint: CheckpointReader, tied_head: bool) -> None:
     """Compare a checkpoint's tensors with those of the whole model (built on the meta device).
 
     Of what is read only that is looked into which may contradict the config: zero points, orders of inputs, biases.
@@ -127,7 +127,7 @@ def check_checkpoint(whole_model: nn.Module, checkpoint: Checkpoint, tied_head: 
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise UserError(
-            f"{checkpoint.directory} has tensor {extra[0]}{more}, which the model in its config.json has no place for"
+            f"{checkpoint.directory} has tensor {extra[0]}{more}, which the model in its config has no place for"
         )
 
 
@@ -155,7 +155,7 @@ def _check_finite(part: WeightSlice) -> None:
             )
 
 
-def _is_zero_bias(name: str, checkpoint: Checkpoint) -> bool:
+def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:
     """Whether a tensor adds nothing: old exports of GPTQ give every projection a bias."""
     shape = checkpoint.shape(name)
     if not name.endswith(".bias") or len(shape) != 1:
@@ -163,7 +163,7 @@ def _is_zero_bias(name: str, checkpoint: Checkpoint) -> bool:
     return not checkpoint.read(name, shape, (), torch.float32).any()
 
 
-def _hold_as_stored(model: nn.Module, checkpoint: Checkpoint, names: CheckpointNames) -> None:
+def _hold_as_stored(model: nn.Module, checkpoint: CheckpointReader, names: CheckpointNames) -> None:
     """Take codes back from modules of which the checkpoint has values, though its config does not say so.
 
     Configs name the modules that they leave out; experts are none in Transformers, so nobody names them.

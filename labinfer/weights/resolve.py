@@ -1,4 +1,4 @@
-"""The directory of a model by its name: bundled, a path, under $LABINFER_MODEL_DIR, in the Hugging Face cache, on the hub."""
+"""The directory or GGUF file of a model by its name: bundled, a path, under $LABINFER_MODEL_DIR, in the Hugging Face cache, on the hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from labinfer.errors import UserError, first_line
+from labinfer.weights.gguf.file import SUFFIX, is_gguf, split_paths
 
 BUNDLED = ("demo", "demo-draft")
 """Models in ``labinfer/assets``. These names always mean them; a directory of such a name is written ``./demo``."""
@@ -29,7 +30,7 @@ HUB_TIMEOUT_SECONDS = 5.0
 
 
 def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
-    """The directory of a model.
+    """The directory of a model, or its GGUF file.
 
     Args:
         name: as the user gave it.
@@ -44,7 +45,7 @@ def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
 
 
 def find_here(name: str, model_dir: str) -> Path | None:
-    """The directory of a model without a word to the hub; None where it has to be fetched from there.
+    """The directory or file of a model without a word to the hub; None where it has to be fetched from there.
 
     Raises:
         UserError: the model is nowhere, and the hub cannot have it or must not be asked ($HF_HUB_OFFLINE).
@@ -60,7 +61,7 @@ def find_here(name: str, model_dir: str) -> Path | None:
 
 
 def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
-    """The directory of a model that need not be looked for in the hub or its cache, which takes long; None where it may be
+    """The directory or file of a model that need not be looked for in the hub or its cache, which takes long; None where it may be
     there. And the places that were tried.
 
     Raises:
@@ -69,16 +70,16 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
     if name in BUNDLED:
         return Path(__file__).parent.parent / "assets" / name, []
     tried = [f"directory {name}"]
-    if os.path.isdir(name):  # unlike Path's, False for names the system cannot take
+    if _is_model(name):
         return Path(name), tried
     if os.path.exists(name):
         raise UserError(
-            f"--model {name} is a file; give the directory that holds config.json and the safetensors files"
+            f"--model {name} is a file; give the directory that holds config.json and the safetensors files, or a {SUFFIX} file"
         )
     if model_dir:
         for candidate in dict.fromkeys((name, ALIASES.get(name, name), ALIASES.get(name, name).rpartition("/")[2])):
             path = Path(model_dir) / candidate
-            if os.path.isdir(path):
+            if _is_model(path):
                 return path, tried
             tried.append(f"directory {path}")
     else:
@@ -89,6 +90,17 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
     if "/" not in name:
         tried.append(f"name {name} (known: {', '.join((*BUNDLED, *ALIASES))})")
     raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")
+
+
+def _is_model(path: str | Path) -> bool:
+    """Whether there is a directory or a GGUF file. Unlike Path's methods, false for names that the system cannot take.
+
+    Raises:
+        UserError: it is one of several files of a model, but not the first.
+    """
+    if os.path.isdir(path):
+        return True
+    return os.path.exists(path) and is_gguf(Path(path)) and bool(split_paths(Path(path)))
 
 
 def _from_hub(repository: str, name: str, may_download: bool, tried: list[str]) -> Path:

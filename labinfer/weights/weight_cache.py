@@ -258,7 +258,8 @@ def checkpoint_digest(directory: Path) -> str:
         OSError: one is not there.
         UserError: there are none.
     """
-    paths = sorted([*directory.glob("*.json"), *weight_files(directory)])
+    configs = directory.glob("*.json") if directory.is_dir() else ()
+    paths = sorted([*configs, *weight_files(directory)])
     return digest([(path.name, *_identity(path)) for path in paths])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -80,7 +81,11 @@ class KVCacheManager:
                     table = self._rotary_table(tensor.rope)
                     layout = spec.token_pools(self._dtype, self.block_size)[name].layout
                     pool = TokenPool(pools[name], pools.get(f"{name}_scale"), layout)
-                    _turn(tensor, pool, blocks, self.block_size, table=table, positions=positions)
+                    begin = tensor.rope_begin
+                    if tensor.parts:  # the others stay as they are, to the last bit
+                        pool, begin = _rotated_part(tensor, pool), 0
+                    rotated = slice(begin, begin + tensor.rope.dim)
+                    _turn(pool, rotated, blocks, self.block_size, table=table, positions=positions)
 
 
 def _block_pools(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pools:
@@ -95,23 +100,31 @@ def _state_pools(spec: CacheSpec, num_slots: int, device: torch.device) -> Pools
     }
 
 
+def _rotated_part(tensor: TokenTensor, pool: TokenPool) -> TokenPool:
+    """The pool of the part that a rotary table gave its position."""
+    end = tensor.rope_begin + tensor.rope.dim
+    index = [*accumulate(tensor.parts, initial=0)].index(tensor.rope_begin)
+    return TokenPool(pool.data[..., tensor.rope_begin : end], None if pool.scale is None else pool.scale[..., index])
+
+
 def _turn(
-    tensor: TokenTensor,
     pool: TokenPool,
+    rotated: slice,
     blocks: torch.Tensor,
     block_size: int,
     *,
     table: RotaryTable,
     positions: int,
 ) -> None:
-    """Turn what tokens left in these blocks to where they are so many positions further on."""
+    """Turn what tokens left in these blocks to where they are so many positions further on.
+
+    Args:
+        rotated: the rotated indices of an entry's last dimension.
+    """
     blocks = blocks.to(pool.data.device)
     x = pool.load(blocks, torch.float32)
-    end = tensor.rope_begin + tensor.rope.dim
-    rotated = x[..., tensor.rope_begin : end]
-    x[..., tensor.rope_begin : end] = table.turn(rotated.reshape(len(x), -1, tensor.rope.dim), positions).view(
-        rotated.shape
-    )
+    part = x[..., rotated]
+    x[..., rotated] = table.turn(part.reshape(len(x), -1, part.shape[-1]), positions).view(part.shape)
     slots = blocks.unsqueeze(1) * block_size + torch.arange(block_size, device=blocks.device)
     pool.store(x, slots.flatten())
 

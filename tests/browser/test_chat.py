@@ -1,4 +1,4 @@
-"""Asking and answering: send, stop, edit, answer again, versions, settings, drafts."""
+"""Asking and answering: send, stop, edit, answer again, versions, drafts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from chat_page import (
     choose,
     conversations,
     dictate,
-    exported,
     long_conversation,
     questions,
     send,
@@ -21,7 +20,7 @@ from chat_page import (
     wait_for_end,
 )
 from playwright.sync_api import expect
-from serving import serving, wait_for
+from serving import wait_for
 
 STILL = """async (one) => {
     for (let last = -1, frames = 0; frames < 10; frames = one.scrollTop === last ? frames + 1 : 0) {
@@ -252,89 +251,6 @@ def test_edit_survives_a_reload_until_it_is_given_up(page):
     questions(page).get_by_role("button", name="Previous version").click()
     expect(answers(page)).to_contain_text("42")
     expect(editor).to_have_count(0)
-
-
-def test_one_of_several_models_is_chosen_for_a_conversation(context):
-    page = context.new_page()
-    with serving("--model", "one=demo", "--model", "two=demo-draft") as server:
-        page.goto(server.url)
-        model = page.get_by_role("combobox", name="Model")
-        expect(model).to_have_value("one")
-        model.select_option("two")
-        with page.expect_request("**/v1/chat/completions") as asked:
-            ask(page, "17 + 25 = ?")
-        assert asked.value.post_data_json["model"] == "two"
-        page.get_by_role("button", name="New chat").click()
-        expect(questions(page)).to_have_count(0)
-        expect(model).to_have_value("two")
-        model.select_option("one")
-        ask(page, "20 + 3 = ?")
-        page.go_back()
-        expect(model).to_have_value("two")
-        page.reload()
-        expect(model).to_have_value("two")
-
-
-def test_settings_are_sent_and_kept_with_the_conversation(page):
-    page.get_by_role("button", name="Settings of this conversation").click()
-    temperature = page.get_by_label("Temperature")
-    expect(temperature).to_have_attribute("placeholder", "server: 0.3")
-    temperature.fill("0")
-    page.get_by_label("Max tokens").fill("5")
-    page.get_by_label("System prompt").fill("Be brief.")
-    page.get_by_label("Max tokens").press("Enter")
-    with page.expect_request("**/v1/chat/completions") as asked:
-        answer = ask(page, "Count from 3 to 15.")
-    body = asked.value.post_data_json
-    assert body["temperature"] == 0 and body["max_tokens"] == 5
-    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
-    expect(answer).to_contain_text("cut off")
-    expect(answer).to_contain_text("5 tokens")
-    page.reload()
-    page.get_by_role("button", name="Settings of this conversation").click()
-    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
-    expect(page.get_by_label("Max tokens")).to_have_value("5")
-
-
-def test_settings_are_those_of_the_conversation_that_they_were_opened_for(page):
-    ask(page, "17 + 25 = ?")
-    start_new(page)
-    ask(page, "20 + 3 = ?")
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("System prompt").fill("Be brief.")
-    page.go_back()
-    expect(page.locator("#title")).to_have_text("17 + 25 = ?")
-    page.get_by_role("button", name="Save").click()
-    systems = {one["title"]: one["system"] for one in exported(page)["conversations"]}
-    assert systems == {"17 + 25 = ?": "", "20 + 3 = ?": "Be brief."}
-
-
-def test_settings_of_a_conversation_that_has_not_begun_survive_a_reload(page):
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("System prompt").fill("Be brief.")
-    page.get_by_role("button", name="Save").click()
-    page.reload()
-    with page.expect_request("**/v1/chat/completions") as asked:
-        ask(page, "17 + 25 = ?")
-    assert asked.value.post_data_json["messages"][0] == {"role": "system", "content": "Be brief."}
-    page.get_by_role("button", name="New chat").click()  # which is another one
-    expect(answers(page)).to_have_count(0)
-    with page.expect_request("**/v1/chat/completions") as asked:
-        ask(page, "20 + 3 = ?")
-    assert asked.value.post_data_json["messages"][0]["role"] == "user"
-
-
-def test_settings_that_mean_nothing_are_not_taken(page):
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("Further fields").fill("[1]")
-    page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("alert")).to_contain_text("no JSON object")
-
-
-def test_what_the_server_refuses_is_told_in_its_words(page):
-    choose(page, temperature=-1)
-    answer = ask(page, "17 + 25 = ?")
-    expect(answer).to_contain_text("temperature")
 
 
 def test_draft_survives_a_reload_and_belongs_to_its_conversation(page):

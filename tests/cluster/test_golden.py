@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from checkpoints import FAMILIES, HYBRIDS, KINDS, MIXTURES
+from checkpoints import FAMILIES, HYBRIDS, KINDS, LATENTS, MIXTURES
 from golden import BEAM_PROMPTS, BEAMS, PROMPTS, TOLERANCE, golden
 from launchers import BIN, LAUNCHERS, Finished, command, finish, free_port, matrix, start
 
@@ -16,7 +16,7 @@ CHUNKS = (1, 16, 512)
 ALL_CASES = [(schedule, chunk, "plain") for schedule in SCHEDULES for chunk in CHUNKS]
 SAMPLE_CASES = [("1f1b", 16, "plain"), ("gpipe", 512, "plain"), ("lockstep", 1, "plain")]
 SAMPLE_KINDS = ("qwen2-tied", "llama-untied")
-NEWEST = MIXTURES + HYBRIDS
+NEWEST = MIXTURES + HYBRIDS + LATENTS
 SCENARIOS = ("hit", "swap", "recompute", "beams")
 """Of ``golden_driver.py``."""
 
@@ -172,8 +172,8 @@ SCENARIO_LAYOUTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "cut"), SCENARIO_LAYOUTS)
 @pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("kinds", [MIXTURES, HYBRIDS], ids=["mixtures", "hybrids"])
-def test_mixtures_and_hybrids_in_every_scenario(kinds, chunk, name, cut, tmp_path):
+@pytest.mark.parametrize("kinds", [MIXTURES, HYBRIDS, LATENTS], ids=["mixtures", "hybrids", "latents"])
+def test_newest_families_in_every_scenario(kinds, chunk, name, cut, tmp_path):
     """Found in the cache, preempted in both ways, and with beams; the launchers take turns."""
     num_ranks, layout = LAYOUTS[name]
     number = len(name) + CHUNKS.index(chunk) + len(kinds)

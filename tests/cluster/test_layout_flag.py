@@ -75,7 +75,6 @@ def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):
         jobs.plan(
             "first", (B, 1, 2), (A, 1, 2)
         ): "first stage on node-b, but rank 0 is on node-a; start rank 0 on node-b",
-        jobs.plan("mixed", (A, 1, 2), (B, 1, 2), quantization="int8"): "has stages in int8 and none",
     }
     cases = {f"refused {path}": [*jobs.flags("refused"), "--layout", path] for path in refused}
     cases |= {
@@ -83,6 +82,7 @@ def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):
         "two models": ["serve", "--model", jobs.model, "--model", "demo", "--layout", whole],
         "whole": [*jobs.flags("whole"), "--layout", whole],
         "spare": [*jobs.flags("spare"), "--layout", spare],
+        "mixed": [*jobs.flags("mixed"), "--layout", jobs.plan("mixed", (A, 1, 2), (B, 1, 2), quantization="int8")],
     }
     ended = run_in_turn("mpirun", 3, cases, tmp_path, nodes=(A, B, A))
     for path, text in refused.items():
@@ -101,6 +101,9 @@ def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):
     ]
     jobs.check("spare", ended["spare"])
     assert "layers 0-2 on node-a (rank 0), layers 3-3 on node-b (rank 1); spare: rank 2" in ended["spare"].stderr
+    assert ended["mixed"].returncode == 0, ended["mixed"].text
+    rows = [re.split(" {2,}", line.strip()) for line in ended["mixed"].stderr.splitlines() if " node-" in line]
+    assert [row[6] for row in rows if len(row) == 12] == ["float32", "float32, int8"]
 
 
 def test_machines_that_measure_are_planned_for(jobs, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from checkpoints import make_checkpoint
 from launchers import LAUNCH, run
@@ -34,10 +36,13 @@ def test_plan_counts_codes(checkpoints):
         flags = ("-tp", "2", "--num-kv-blocks", "10", "--dtype", "float32", "--quantization", quantization)
         done = run("single", 1, LAUNCH, "plan", "--model", checkpoints[0], *flags)
         assert done.returncode == 0, done.text
-        rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])]
-        assert len(rows) == 2
-        weights.append([float(row[7]) for row in rows])
-        assert all(row[8] == "KiB" for row in rows)
+        rows = [
+            re.split(" {2,}", line.strip()) for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])
+        ]
+        assert [row[6] for row in rows] == ["float32, gptq" if quantization == "auto" else "float32"] * 2
+        sizes = [row[7].split() for row in rows]
+        weights.append([float(size) for size, _ in sizes])
+        assert all(unit == "KiB" for _, unit in sizes)
 
     assert all(held < 0.9 * decoded for held, decoded in zip(*weights, strict=True))
 

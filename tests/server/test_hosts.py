@@ -55,7 +55,6 @@ FACTS = ModelFacts(
     max_model_len=64,
     context_shift=False,
     num_layers=2,
-    quantization="none",
     block_size=16,
     num_blocks=8,
     max_num_seqs=4,
@@ -308,6 +307,16 @@ def test_layout_that_cannot_be_is_an_error_of_the_caller():
             host.link.send(answer)
             reply = change.result(END_SECONDS)
             assert reply.status == status and answer.problem in reply.error["message"]
+
+
+def test_layout_cannot_be_changed_while_there_is_no_host():
+    with gateway(outlives_host=True) as server:
+        with Host(server, "red"):
+            wait_ready(server)
+        wait_for(lambda: server.get("/ready")[0] == 503, END_SECONDS)
+        reply = server.ask("POST", "/v1/cluster/layout", {"layers": [2]})
+        reply.check_error(503, "server_error", "overloaded")
+        assert "another one is awaited" in reply.error["message"] and int(reply.headers["retry-after"]) >= 1
 
 
 def test_stream_fails_with_a_host_that_the_gateway_does_not_outlive():

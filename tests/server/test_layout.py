@@ -54,6 +54,10 @@ WRONG = [
     ({"dtype": ["float32", "bfloat16"]}, "has 2 values for 1 stage", "dtype"),
     ({"dtype": ["float8"]}, "float8", "dtype"),
     ({"quantization": "int3"}, "int3", "quantization"),
+    ({"quantization": ["none", "int3"]}, "int3", "quantization"),
+    ({"quantization": []}, "length", "quantization"),
+    ({"quantization": 8}, "quantization", "quantization"),
+    ({"quantization": ["none", "int8"]}, "has 2 values for 1 stage", "quantization"),
     ({"plan": {"model": "other", "stages": [STAGE]}}, "plan is for another model", "plan"),
     ({"plan": {"model": "other", "stages": []}}, "length", "plan"),
     ({"layer": [6]}, "did you mean 'layers'", "layer"),
@@ -88,9 +92,12 @@ def test_two_changes_of_precision_under_load_lose_nothing(server):
     streams = [Stream(server, {"max_tokens": length, "stream_options": USAGE}, KEY) for length in lengths]
     for stream in streams:
         stream.wait_begun()
-    for quantization in ("int8", "none"):
+    for quantization, name in (("int8", "int8"), (["none"], "none")):
         status, answer = server.post(LAYOUT, {"quantization": quantization}, KEY)
-        assert (status, answer["changed"], answer["quantization"]) == (200, True, quantization)
+        assert (status, answer["changed"], answer["quantization"]) == (200, True, name)
+        assert (
+            answer["ranks"][0]["quantization"] == server.get("/v1/cluster", KEY)[1]["ranks"][0]["quantization"] == name
+        )
         assert server.complete(KEY).status == 200
     for stream, length in zip(streams, lengths, strict=True):
         assert (stream.finish().error, stream.events[-1]["usage"]["completion_tokens"]) == (None, length)
@@ -98,5 +105,6 @@ def test_two_changes_of_precision_under_load_lose_nothing(server):
 
 def test_fields_offer_what_the_flags_offer():
     hints = get_type_hints(LayoutChange)
-    (dtypes, _), (quantizations, _) = get_args(hints["dtype"]), get_args(hints["quantization"])
-    assert get_args(get_args(dtypes)[0]) == DTYPES and get_args(quantizations) == QUANTIZATIONS
+    dtypes, (one, several, _) = get_args(hints["dtype"])[0], get_args(hints["quantization"])
+    assert get_args(get_args(dtypes)[0]) == DTYPES
+    assert get_args(one) == get_args(get_args(several)[0]) == QUANTIZATIONS

@@ -15,6 +15,7 @@ from labinfer.functions.calls import (
 )
 from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedNormCall
 from labinfer.functions.expert_calls import ExpertsCall
+from labinfer.functions.latent_calls import LatentAttentionCall, WriteLatentCall
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import FunctionRegistry, Implementation, kind_quantization
@@ -23,6 +24,7 @@ CPU = torch.device("cpu")
 SETTING = CallSetting(device=CPU, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, block_size=4)
 MATRICES = ((96, 64), (64, 32))
 NUM_LAYERS = 3
+LATENT = {"heads": 4, "rank": 24, "rotated": 8, "unrotated": 12, "value_size": 16}
 
 
 def layer_calls(matrices=MATRICES, num_layers: int = NUM_LAYERS, quantization: str = "none") -> dict[FunctionCall, int]:
@@ -52,6 +54,8 @@ def all_calls(quantization: str = "none", window: int = 0) -> dict[FunctionCall,
         CausalConvCall(channels=96, width=4): NUM_LAYERS,
         DeltaRuleCall(key_heads=(0, 0, 1, 1), key_size=16, value_size=8): NUM_LAYERS,
         GatedNormCall(heads=4, size=8): NUM_LAYERS,
+        WriteLatentCall(**LATENT): NUM_LAYERS,
+        LatentAttentionCall(**LATENT): NUM_LAYERS,
         experts: NUM_LAYERS,
     }
 

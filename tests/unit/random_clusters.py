@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
+import msgspec
 from hypothesis import strategies as st
 
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
 from labinfer.planner.objective import Limits, Room, Stage, has_room, make_criteria
 from labinfer.planner.problem import Problem, Solution
+from labinfer.planner.units import FormLevel
 from labinfer.planner.workload import MeanRequest, RequestLengths, Workload
 
 LAN = Link(3e-4, 1.25e8)
@@ -42,6 +45,27 @@ def make_costs(speed: float = 1.0, num_layers: int = 8, **changes) -> HostCosts:
         "fixed": 5e-4,
     }
     return HostCosts(**values | changes)
+
+
+FORMS = (("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"))
+
+
+def make_machine(name: str, memory: int, forms=FORMS) -> Machine:
+    """Layers of 4, 2 and 1 MiB, between ends that have none; fewer bits are faster, too."""
+    bits = {"none": 4, "int8": 2, "int4": 1}
+    costs = [
+        make_costs(
+            4 / bits[quantization],
+            dtype=dtype,
+            quantization=quantization,
+            layer_bytes={"dense": bits[quantization] << 20},
+            memory=memory << 20,
+            embedding_bytes=0,
+            head_bytes=0,
+        )
+        for dtype, quantization in forms
+    ]
+    return Machine(name=name, costs=costs)
 
 
 def make_cluster(*speeds: float, **changes) -> Cluster:
@@ -91,6 +115,31 @@ def try_all(problem: Problem) -> Solution | None:
             if best is None or value < best.value:
                 best = Solution(value, criterion, stages)
     return best
+
+
+def try_all_forms(problem: Problem) -> Solution | None:
+    """The best layout among those of the lowest ``FormLevel``, by trying every choice of forms."""
+    own = [
+        [costs for form in problem.dtypes for costs in machine.costs if (costs.dtype, costs.quantization) == form]
+        for machine in problem.cluster.machines
+    ]
+
+    def level_of(places: tuple[int, ...]) -> FormLevel:
+        return FormLevel(max(places), sum(places))
+
+    choices = sorted(itertools.product(*map(range, map(len, own))), key=level_of)
+    for level, group in itertools.groupby(choices, key=level_of):
+        solutions = []
+        for choice in group:
+            machines = [
+                msgspec.structs.replace(machine, costs=[costs[place]])
+                for machine, costs, place in zip(problem.cluster.machines, own, choice, strict=True)
+            ]
+            cluster = msgspec.structs.replace(problem.cluster, machines=machines)
+            solutions.append(try_all(replace(problem, cluster=cluster)))
+        if found := [solution for solution in solutions if solution is not None]:
+            return replace(min(found, key=lambda solution: solution.value), level=level)
+    return None
 
 
 def fits(stages: tuple[Stage, ...], limits: Limits, room: Room) -> bool:
@@ -177,3 +226,28 @@ def problems(draw, kinds: tuple[str, ...] = ("dense",), most_machines: int = 4, 
         first=draw(st.sampled_from(("", names[0]))),
         required=frozenset(draw(st.sampled_from(((), names[-1:])))),
     )
+
+
+@st.composite
+def problems_of_forms(draw) -> Problem:
+    """Machines that were probed in one or several of three forms; no two are alike, and of some the memory is scarce."""
+    problem = draw(problems(most_machines=3, most_layers=5))
+    forms = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"))
+    machines = []
+    for number, machine in enumerate(problem.cluster.machines):
+        memory = draw(st.sampled_from((200, 300, 400, 600))) + number
+        costs = [
+            msgspec.structs.replace(
+                machine.costs[0],
+                dtype=dtype,
+                quantization=quantization,
+                memory=memory,
+                layer_bytes={"dense": 100 >> place},
+                fixed=draw(seconds(2e-3)),
+            )
+            for place, (dtype, quantization) in enumerate(forms)
+        ]
+        probed = draw(st.lists(st.sampled_from(costs), min_size=1, max_size=3, unique_by=lambda each: id(each)))
+        machines.append(msgspec.structs.replace(machine, costs=probed))
+    cluster = msgspec.structs.replace(problem.cluster, machines=machines)
+    return replace(problem, cluster=cluster, dtypes=tuple(draw(st.permutations(forms))))

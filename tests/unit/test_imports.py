@@ -16,8 +16,9 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "option_fields flags commands supervisor gateway terminal batch planner group models observe weights spmd config sampling_options sampling_params",
-    "flags": "planner option_fields supervisor gateway terminal simulator bench config sampling_options",
+    "cli": "early_reading option_fields flags commands supervisor gateway terminal batch planner group models observe weights spmd config "
+    "sampling_options sampling_params",
+    "flags": "planner option_fields supervisor gateway terminal batch simulator bench config sampling_options",
     "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl input_processor outputs executor layout group "
     "planner engine worker functions comm prompts text observe weights cache_capacity spmd config sampling_params clock",
     "supervisor": "option_fields gateway host link spmd config heartbeat clock",
@@ -27,11 +28,12 @@ MAY_IMPORT = {
     "host": "link llm recommended_sampling outputs pooling engine comm config heartbeat rank_stats",
     "link": "planner engine heartbeat rank_stats",
     "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_options sampling_params",
-    "batch": "llm jsonl openai outputs pooling engine protocol prompts text observe config sampling_params clock",
+    "batch": "option_fields llm jsonl openai outputs pooling engine protocol prompts text observe weights config sampling_params clock",
     "simulator": "option_fields outputs runs planner engine prompts observe plan cache_capacity spmd config sampling_params rank_stats",
     "bench": "option_fields jsonl outputs planner engine prompts observe config sampling_params clock",
-    "llm": "request_maker runs turns home_process input_processor outputs pooling executor layout group engine "
-    "prompts text observe weights spmd config sampling_params rank_stats clock",
+    "llm": "early_reading request_maker runs turns home_process input_processor outputs pooling executor layout group engine "
+    "prompts text observe spmd config sampling_params rank_stats clock",
+    "early_reading": "weights spmd config",
     "request_maker": "runs input_processor engine worker prompts plan sampling_params",
     "runs": "outputs pooling group engine text observe rank_stats clock",
     "turns": "",

@@ -141,8 +141,8 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
         soften(scores + r * SPAN, weights + r * SPAN, units * UNIT, from, std::min(end - begin, own + 1),
-               batch.scale * LOG2_E, batch.keys.scales ? span.key_scales : nullptr,
-               batch.values.scales ? span.value_scales : nullptr, top[r], mass[r]);
+               batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
+               batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
       int64_t i = 0;
       if (few)
@@ -161,11 +161,11 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
 
 void write(const Batch& batch, const Tile& tile, int64_t row, const float* total, float mass) {
   int64_t token = batch.row_ptr[tile.sequence] + tile.first, group = batch.group(tile.kv);
-  bf16* to = batch.out + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.size;
+  bf16* to = batch.out + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.value_size;
   int64_t i = 0;
   float factor = 1.0f / mass;
-  for (; i + WIDTH <= batch.size; i += WIDTH) store(to + i, narrow(load<floats>(total + i) * factor));
-  for (; i < batch.size; ++i) to[i] = narrow(total[i] * factor);
+  for (; i + WIDTH <= batch.value_size; i += WIDTH) store(to + i, narrow(load<floats>(total + i) * factor));
+  for (; i < batch.value_size; ++i) to[i] = narrow(total[i] * factor);
 }
 
 // All spans of a tile, one after another.
@@ -273,14 +273,29 @@ extern "C" {
             const int64_t* head_ptr, bf16* out, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t size,        \
             int64_t block_size, int tiled, float scale, int64_t window, int threads) {                                   \
     Batch batch{q, {k_cache, k_scales}, {v_cache, v_scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out,    \
-                heads, kv_heads, size, block_size, bool(tiled), scale, window};                                          \
+                heads, kv_heads, size, block_size, bool(tiled), scale, window, size, false};                             \
+    attend_all<KERNEL>(batch, sequences, threads);                                                                       \
+  }                                                                                                                      \
+  REPLAYABLE(NAME)
+
+// The same of q (tokens, heads, size) over rows of a cache (slots, size) that are keys for all heads, and of which the first rank
+// numbers are values: out (tokens, heads, rank). A row is read once for the heads of a token and more.
+#define ATTEND_LATENT(NAME, KERNEL)                                                                                      \
+  void NAME(const bf16* q, const void* cache, const float* scales, const int64_t* tables, const int64_t* table_ptr,      \
+            const int64_t* row_ptr, const int64_t* context_lens, bf16* out, int64_t sequences, int64_t heads,            \
+            int64_t size, int64_t rank, int64_t block_size, float scale, int threads) {                                  \
+    int64_t head_ptr[] = {0, heads};                                                                                     \
+    Batch batch{q, {cache, scales}, {cache, scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out, heads, 1,  \
+                size, block_size, false, scale, 0, rank, true};                                                          \
     attend_all<KERNEL>(batch, sequences, threads);                                                                       \
   }                                                                                                                      \
   REPLAYABLE(NAME)
 
 ATTEND(attend, FmaUnits)
+ATTEND_LATENT(attend_latent, FmaUnits)
 #ifdef HAS_BFLOAT16_DOT
 ATTEND(attend_dot, DotUnits)
+ATTEND_LATENT(attend_latent_dot, DotUnits)
 #endif
 
 }  // extern "C"

@@ -115,6 +115,10 @@ def load(path: Path) -> Library:
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
         "rotate_and_write": [pointer] * 10 + [size] * 5 + [count, size, count, count],
+        "write_latent": [pointer] * 8 + [size] * 6 + [real, count, count],
+        "absorb_queries": [pointer] * 3 + [size] * 6 + [count],
+        "expand_values": [pointer] * 3 + [size] * 5 + [count],
+        "attend_latent": [pointer] * 8 + [size] * 5 + [real, count],
         "attend": [pointer] * 11 + [size] * 5 + [count, real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
@@ -141,6 +145,7 @@ def load(path: Path) -> Library:
         "linear12_dot": arguments["linear12"],
         "experts_dot": arguments["experts"],
         "attend_dot": arguments["attend"],
+        "attend_latent_dot": arguments["attend_latent"],
         "ceiling_dot": [size, count],
         "ceiling_int8": [size, count],
     }

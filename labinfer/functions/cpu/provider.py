@@ -18,6 +18,7 @@ from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.float16 import CpuFloat16
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.head_preview import CpuHeadPreview
+from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
 from labinfer.functions.cpu.packed12 import CpuPacked12
@@ -71,6 +72,10 @@ class CpuProvider(Provider):
         if has_dot(self._library):
             calls = CpuFunctions(self._library, dot=True).calls()
             _add(registry, {name: calls[name] for name in PANEL_FUNCTIONS}, name="cpu-dot", dtypes=CpuFunctions.dtypes)
+        _add(registry, CpuLatent(self._library).calls(), name="cpu", dtypes=CpuLatent.dtypes)
+        if has_dot(self._library):
+            attention = {"latent_attention": CpuLatent(self._library, dot=True).latent_attention}
+            _add(registry, attention, name="cpu-dot", dtypes=CpuLatent.dtypes)
         _add(registry, CpuFloat16(self._library).calls(), name="cpu", dtypes=CpuFloat16.dtypes)
         packed12 = {"weights": "packed12", "dtypes": CpuPacked12.dtypes}
         _add(registry, CpuPacked12(self._library).calls(), name="cpu-packed12", **packed12)

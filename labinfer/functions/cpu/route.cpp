@@ -12,7 +12,7 @@ constexpr int TOGETHER = 4;  // tokens, and experts, whose products are computed
 
 // How scores become a choice; see routing_rule.py.
 struct Rule {
-  int64_t experts, chosen, groups, chosen_groups;
+  int64_t experts, chosen, groups, chosen_groups, group_best;
   int32_t is_sigmoid, is_normalized;
   float least_sum, scale;
 };
@@ -84,7 +84,7 @@ inline int64_t take_largest(float* numbers, int64_t count, std::vector<char>& ta
   return best;
 }
 
-// Minus infinity for experts outside of the groups whose two best have the largest sums.
+// Minus infinity for experts outside of the groups whose best have the largest sums.
 void keep_best_groups(float* ranked, const Rule& rule, std::vector<float>& sums, std::vector<char>& taken) {
   int64_t size = rule.experts / rule.groups;
   sums.resize(rule.groups);
@@ -92,7 +92,7 @@ void keep_best_groups(float* ranked, const Rule& rule, std::vector<float>& sums,
     taken.assign(size, 0);
     float* own = ranked + group * size;
     sums[group] = own[take_largest(own, size, taken)];
-    if (size > 1) sums[group] += own[take_largest(own, size, taken)];
+    for (int64_t i = 1; i < std::min(size, rule.group_best); ++i) sums[group] += own[take_largest(own, size, taken)];
   }
   taken.assign(rule.groups, 0);
   for (int64_t i = 0; i < rule.chosen_groups; ++i) take_largest(sums.data(), rule.groups, taken);

@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t UNITS = SPAN / UNIT;
 
 // (slots, KV heads, size), or in tiles (blocks, KV heads, units of a block; see units.h); in bfloat16, or in int8 with scales
-// (slots, KV heads), or (blocks, KV heads, keys of a block).
+// (slots, KV heads), or (blocks, KV heads, keys of a block). Where values are part of keys there is one KV head, and scales are
+// (slots, 2): of the values, and of what is behind them.
 struct Cache {
   const void* data;
   const float* scales;
@@ -25,10 +26,12 @@ struct Batch {
   int64_t heads, kv_heads, size, block_size;
   bool tiled;
   float scale;
-  int64_t window;
+  int64_t window, value_size;
+  bool shared;  // values are the first numbers of the keys
 
+  bool has_scales() const { return keys.scales && !shared; }  // that are not in the numbers already, as they are laid out
   int64_t group(int64_t kv) const { return head_ptr[kv + 1] - head_ptr[kv]; }
-  int64_t width() const { return up_to(size, PANEL); }  // of a row of sums
+  int64_t width() const { return up_to(value_size, PANEL); }  // of a row of sums
 };
 
 // Some query tokens of a sequence, with the heads that read one KV head, and the keys that they see.
@@ -93,6 +96,10 @@ struct Units {
         continue;
       }
       const int8_t* from = (const int8_t*)cache.data + row * batch.size;
+      if (batch.shared) {
+        for (int64_t i = 0; i < batch.size; ++i) to[i] = narrow(from[i] * cache.scales[2 * row + (i >= batch.value_size)]);
+        continue;
+      }
       for (int64_t i = 0; i < batch.size; ++i) to[i] = narrow(float(from[i]));
       scales[key] = cache.scales[row];
     }
@@ -104,10 +111,15 @@ inline void pack_keys(const bf16* rows, int64_t size, bf16* to) {
                  [&](int64_t pair, words column) { store(to + pair * 2 * UNIT, column); });
 }
 
-inline void pack_values(const bf16* rows, int64_t size, int64_t width, bf16* to) {
-  for (int64_t key = 0; key < UNIT; key += 2, rows += 2 * size, to += 2 * width)
-    for (int64_t i = 0; i < width; ++i)
-      for (int odd = 0; odd < 2; ++odd) to[2 * i + odd] = i < size ? rows[odd * size + i] : bf16(0);
+// Of rows of any length the first size numbers, and zeros up to width.
+inline void pack_values(const bf16* rows, int64_t length, int64_t size, int64_t width, bf16* to) {
+  for (int64_t key = 0; key < UNIT; key += 2, rows += 2 * length, to += 2 * width) {
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH)
+      store(to + 2 * i, widen_words(load<halves>(rows + i)) | widen_words(load<halves>(rows + length + i)) << 16);
+    for (; i < width; ++i)
+      for (int odd = 0; odd < 2; ++odd) to[2 * i + odd] = i < size ? rows[odd * length + i] : bf16(0);
+  }
 }
 
 // Units that cannot be read where they are.
@@ -124,7 +136,7 @@ struct Span {
   // The units of keys begin ... end; begin is the first of one, what is past the end is zero among the values.
   void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, UnitMemory& memory) {
     int64_t first = begin / UNIT, last = (tile.end - 1) / UNIT, even = up_to(end - begin, 2 * UNIT) / UNIT;
-    count = up_to(end - begin, UNIT) / UNIT, width = up_to(batch.size, WIDTH);
+    count = up_to(end - begin, UNIT) / UNIT, width = up_to(batch.value_size, WIDTH);
     Units keys{batch, batch.keys, tile}, values{batch, batch.values, tile};
     bool in_place = batch.tiled && !batch.keys.scales;
     bf16 *own_keys = nullptr, *own_values = room(memory.values, SPAN * width), *rows = nullptr;
@@ -142,10 +154,10 @@ struct Span {
         values.widen_unit(first + i, next, to_values, value_scales + i * UNIT);
         key_unit = to_keys;
       } else {
-        keys.stage(first + i, here, rows, batch.keys.scales ? key_scales + i * UNIT : nullptr);
+        keys.stage(first + i, here, rows, batch.has_scales() ? key_scales + i * UNIT : nullptr);
         pack_keys(rows, batch.size, to_keys);
-        values.stage(first + i, here, rows, batch.values.scales ? value_scales + i * UNIT : nullptr);
-        pack_values(rows, batch.size, width, to_values);
+        if (!batch.shared) values.stage(first + i, here, rows, batch.has_scales() ? value_scales + i * UNIT : nullptr);
+        pack_values(rows, batch.size, batch.value_size, width, to_values);
         key_unit = to_keys;
       }
       value_unit = to_values;

@@ -13,6 +13,7 @@ from labinfer.functions.reference import (
     elementwise,
     experts,
     head_preview,
+    latent_attention,
     linear,
     packed12,
     quantized,
@@ -23,7 +24,8 @@ from labinfer.functions.registry import VOCABULARY_GROUP, VOCABULARY_INT4, Funct
 
 
 class ReferenceProvider(Provider):
-    """Plain torch. Only the products with dense weights are autotuned, which torch has from the processor's vendor."""
+    """Plain torch. Only the products with dense weights are autotuned, which torch has from the processor's vendor, and the two
+    forms of latent attention, which are little else."""
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         dense = {
@@ -38,6 +40,8 @@ class ReferenceProvider(Provider):
             "silu_and_mul": elementwise.silu_and_mul,
             "rotate_and_write": attention.rotate_and_write,
             "paged_attention": attention.paged_attention,
+            "write_latent": latent_attention.write_latent,
+            "latent_attention": latent_attention.latent_attention,
             "causal_conv": delta_rule.causal_conv,
             "delta_rule": delta_rule.delta_rule,
             "gated_norm": delta_rule.gated_norm,
@@ -78,6 +82,8 @@ class ReferenceProvider(Provider):
             layout="reference-packed12",
             autotuned=False,
         )
+        for form in (latent_attention.expanded, latent_attention.absorbed):
+            registry.add_all({"latent_attention": form}, name=form.__name__)
         registry.add_all(dense, name="reference")
         registry.add_all(others, name="reference", autotuned=False)
         registry.add_all(int8, name="reference", quantization="int8", autotuned=False)

@@ -39,8 +39,9 @@ def choose(
 
 
 def _within_best_groups(ranked_TE: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """The scores of the groups whose two best experts have the largest sums; minus infinity elsewhere."""
+    """The scores of the groups whose best experts have the largest sums; minus infinity elsewhere."""
     grouped_TGE = ranked_TE.view(len(ranked_TE), rule.num_groups, -1)
-    best_TG = grouped_TGE.topk(2, dim=2).values.sum(2).topk(rule.num_chosen_groups, dim=1).indices
+    sums_TG = grouped_TGE.topk(min(rule.num_group_best, grouped_TGE.shape[2]), dim=2).values.sum(2)
+    best_TG = sums_TG.topk(rule.num_chosen_groups, dim=1).indices
     outside_TG = torch.ones(grouped_TGE.shape[:2], dtype=torch.bool, device=ranked_TE.device).scatter(1, best_TG, False)
     return grouped_TGE.masked_fill(outside_TG.unsqueeze(2), float("-inf")).flatten(1)

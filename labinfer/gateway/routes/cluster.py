@@ -40,7 +40,7 @@ async def show(call: Call) -> Response:
             max_num_seqs=info.max_num_seqs,
             hop_seconds=info.hop_seconds or None,
             pipeline_schedule=info.pipeline_schedule,
-            ranks=[_describe_rank(info, rank, stats.get(rank.rank)) for rank in info.ranks],
+            ranks=[_describe_rank(rank, stats.get(rank.rank)) for rank in info.ranks],
             experts=_describe_experts(stats.values()),
             expert_reads=_describe_reads(stats.values()),
             links=history.links(info.name),
@@ -87,12 +87,11 @@ async def workload(call: Call) -> Response:
     return Response(call.service.recent_requests.lines(name), headers=call.headers, media_type=JSONL)
 
 
-def _describe_rank(info: ModelFacts, rank: RankFacts, stats: RankStats | None) -> ClusterRank:
+def _describe_rank(rank: RankFacts, stats: RankStats | None) -> ClusterRank:
     return ClusterRank(
         **msgspec.structs.asdict(rank),
         threads=stats.num_threads if stats else None,
         cpus=stats.cpus if stats else None,
-        quantization=info.quantization,
     )
 
 

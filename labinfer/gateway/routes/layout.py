@@ -6,11 +6,13 @@ import msgspec
 from starlette.responses import Response
 
 from labinfer.errors import UserError
-from labinfer.gateway.async_llm_engine import ChangeUnderWay
+from labinfer.gateway.async_llm_engine import ChangeUnderWay, NoEngine
 from labinfer.gateway.call import Call
 from labinfer.gateway.cluster_answers import LayoutChanged
 from labinfer.gateway.refusals import refused_field
+from labinfer.gateway.service import LOADING_SECONDS
 from labinfer.gateway.submission import EngineFailed
+from labinfer.link.frames import ModelFacts
 from labinfer.link.layout_change import LayoutChange
 from labinfer.openai import api_errors
 
@@ -26,6 +28,8 @@ async def change(call: Call) -> Response:
         answer, info = await call.service.engine.change_layout(msgspec.structs.replace(body, model=name))
     except ChangeUnderWay as error:
         raise api_errors.conflict(str(error)) from None
+    except NoEngine as error:
+        raise api_errors.overloaded(str(error), LOADING_SECONDS) from None
     except EngineFailed as error:
         raise api_errors.engine_failed(str(error)) from None
     if answer.is_refused:
@@ -42,7 +46,14 @@ async def change(call: Call) -> Response:
             pause_seconds=answer.seconds,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
-            quantization=info.quantization,
+            quantization=_name_quantizations(info),
             ranks=info.ranks,
         )
     )
+
+
+def _name_quantizations(info: ModelFacts) -> str:
+    """See ``LayoutChanged.quantization``."""
+    by_stage = {rank.stage: rank.quantization for rank in info.ranks}
+    names = set(by_stage.values())
+    return names.pop() if len(names) == 1 else ",".join(by_stage[stage] for stage in sorted(by_stage))

@@ -58,8 +58,8 @@ class TensorReader(Protocol):
         """
 
 
-class Format(Protocol):
-    """A way to store matrices; see ``plain.py`` for the simplest."""
+class MatrixForm(Protocol):
+    """The form in which a matrix is held, and the tensors that it is stored in."""
 
     def form(self, quantization: str) -> CodeForm | None:
         """The form of codes in which a rank should hold a matrix; None for values, which its functions may round.
@@ -70,6 +70,10 @@ class Format(Protocol):
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:
         """Names of all checkpoint tensors that may belong to the matrix of this name."""
+
+
+class Format(MatrixForm, Protocol):
+    """A way to store matrices; see ``plain.py`` for the simplest."""
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         """See that everything is there that ``read`` needs.
@@ -88,13 +92,14 @@ class Format(Protocol):
 
 FormatByName = Callable[[str], Format]
 """The format of each matrix of a checkpoint, by the matrix's name."""
+FormByName = Callable[[str], MatrixForm]
 
 
 @dataclass(frozen=True)
 class Formats:
     """The format of each matrix of a checkpoint, as ``quantization_config`` has it."""
 
-    choose: FormatByName = field(repr=False, compare=False)
+    choose: FormByName = field(repr=False, compare=False)
     quantization_config: Mapping[str, Any] | None = None
     """The object in config.json; None without one. Two checkpoints are stored alike if it is equal."""
     notes: Sequence[str] = field(default=(), repr=False, compare=False)
@@ -107,7 +112,7 @@ class Formats:
         """Texts for the user, a line each, about the matrices that were asked for so far."""
         return [f"{self.path}: {note}" for note in self.notes]
 
-    def __call__(self, matrix: str) -> Format:
+    def __call__(self, matrix: str) -> MatrixForm:
         return self.choose(matrix)
 
     @property

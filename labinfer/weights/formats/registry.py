@@ -36,6 +36,8 @@ def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
         UserError: a quantisation that is not supported.
     """
     quantization = config.get("quantization_config")
+    if quantization is None and isinstance(config.get("text_config"), dict):  # as Kimi K2.5 has it
+        quantization = config["text_config"].get("quantization_config")
     if quantization is None:
         return plain_formats()
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None

@@ -30,3 +30,11 @@ def test_tokenizer_and_response_template_are_known_by_their_content(tmp_path):
         prints.append((given, model_fingerprint(tmp_path, options["tokenizer"])))
     assert prints[0] == prints[1]
     assert prints[0][0] != prints[2][0] and prints[0][1] != prints[2][1]
+
+
+def test_quantization_of_all_stages_is_written_as_ever():
+    def written(quantization: str) -> object:
+        options = EngineOptions.from_flat({"quantization": quantization})
+        return options_fingerprint(options, SamplingParams())["--quantization"]
+
+    assert [written(value) for value in ("auto", "int8", "none,int8")] == ["auto", "int8", "none,int8"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from labinfer.batch.job_files import QUICK_BYTES, open_quickly
-from labinfer.config import JobOptions
+from labinfer.batch.options import JobOptions
 
 
 def test_files_that_others_would_wait_for_are_not_opened_quickly(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from labinfer.batch.job_output import JobOutput
 from labinfer.batch.journal import RECORD_BYTES, line_digest
-from labinfer.config import JobOptions
+from labinfer.batch.options import JobOptions
 from labinfer.errors import UserError
 
 GIVEN = {"input": {"bytes": 3, "digest": "abc"}, "options": {"--temperature": 0.5, "--seed": 1}}

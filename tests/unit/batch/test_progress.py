@@ -9,8 +9,8 @@ from fake_clock import FakeClock
 
 from labinfer.batch.job import BatchJob
 from labinfer.batch.job_output import JobOutput
+from labinfer.batch.options import JobOptions
 from labinfer.batch.progress import JobProgress
-from labinfer.config import JobOptions
 from labinfer.engine.llm_engine import EngineLoad
 from labinfer.observe.output_file import OutputFile
 from labinfer.sampling_params import SamplingParams

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from labinfer.commands.hosting import changed_options
+from labinfer.commands.hosting import WORTH_SECONDS, Hosting, changed_options
 from labinfer.config import EngineOptions, ParallelOptions
 from labinfer.errors import UserError
+from labinfer.gateway.options import ServerOptions
 from labinfer.link.layout_change import LayoutChange
+from labinfer.link.stats import Drift
 from labinfer.planner.saved_plan import SavedPlan, SavedStage
 
 
@@ -39,23 +43,50 @@ def test_precision_changes_alone():
     before = {"layers": [2, 4], "dtype": ["bfloat16", "float32"]}
     options = changed(before, {"quantization": "int8"}, 2)
     assert options == EngineOptions.from_flat(before | {"quantization": "int8"})
+    options = changed(before, {"quantization": ["none", "int8"]}, 2)
+    assert options == EngineOptions.from_flat(before | {"quantization": "none,int8"})
+    options = changed(before | {"quantization": "int8,none"}, {"quantization": ["int8"]}, 2)
+    assert options == EngineOptions.from_flat(before | {"quantization": "int8"})
+    in_groups = before | {"quantization": "int4", "quantization_group_size": 32}
+    options = changed(in_groups, {"quantization": ["int8"]}, 2)  # there may be a change back
+    assert (options.model.quantization, options.model.quantization_group_size) == (("int8",), 32)
     options = changed(before, {"dtype": ["float16"]}, 2)
     assert options == EngineOptions.from_flat(before | {"dtype": "float16"})
 
 
 def test_plan_says_all():
     stages = [
-        SavedStage(machine="node", layers=layers, tp_size=1, dtype=dtype, quantization="none")
-        for layers, dtype in ((4, "bfloat16"), (2, "float32"))
+        SavedStage(machine="node", layers=layers, tp_size=1, dtype=dtype, quantization=quantization)
+        for layers, dtype, quantization in ((4, "bfloat16", "none"), (2, "float32", "int8"))
     ]
     plan = SavedPlan(model="digest", stages=stages)
     options = changed({}, {"plan": plan}, 3)
     assert (options.parallel.layers, options.parallel.ranks) == ((4, 2), (0, 1))
-    assert options.model.dtype == ("bfloat16", "float32")
+    assert (options.model.dtype, options.model.quantization) == (("bfloat16", "float32"), ("none", "int8"))
     with pytest.raises(UserError, match="plan says what all other fields say"):
         changed({}, {"plan": plan, "layers": [4, 2]}, 3)
 
 
 def test_values_that_do_not_go_together_are_refused():
-    with pytest.raises(UserError, match="packed12"):
-        changed({"weights": "packed12"}, {"quantization": "int8"}, 1)
+    for quantization in ("int8", ["none", "int8"]):
+        with pytest.raises(UserError, match="packed12"):
+            changed({"weights": "packed12"}, {"quantization": quantization}, 2)
+
+
+@pytest.mark.parametrize("ranks", [(), (2, 1, 0)])
+def test_better_split_changes_layers_and_context_alone_and_has_to_be_worth_the_pause(ranks):
+    options = EngineOptions.from_flat(
+        {"tensor_parallel_size": (2, 1), "layers": (3, 3), "ranks": ranks or None, "dtype": "float32"}
+    )
+    group = SimpleNamespace(everyone=[SimpleNamespace(node="node")] * 3)
+    hosting = Hosting(SimpleNamespace(group=group, plan_text=""), {"demo": options}, None, ServerOptions())
+    topology = SimpleNamespace(tp_sizes=(2, 1))
+    served = SimpleNamespace(layout=SimpleNamespace(topology=topology), facts=SimpleNamespace(max_model_len=64))
+    hosting.llms, hosting._load_seconds = {"demo": served}, 0.1 * WORTH_SECONDS
+    drift = Drift(factors=[1.0, 2.0], slow=1, rank=2, layers=[4, 2], gain=0.2)
+    layouts = hosting._plan_split("demo", drift)
+    parallel = replace(options.parallel, layers=(4, 2))
+    assert layouts == {"demo": replace(options, parallel=parallel, model=replace(options.model, max_model_len=64))}
+    assert hosting._plan_split("demo", msgspec.structs.replace(drift, gain=0.09)) is None
+    hosting._failed.append(layouts)
+    assert hosting._plan_split("demo", drift) is None

@@ -20,7 +20,7 @@ from labinfer.executor.cost_file import read_costs, write_costs
 from labinfer.executor.layer_fit import fit_layer
 from labinfer.executor.probe import probe_cluster
 from labinfer.executor.probe_layout import LAYER_BYTES, all_degrees, kind_name, layer_places, split_nodes
-from labinfer.group.rank_group import join_group
+from labinfer.group.rank_group import RankGroup, join_group
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config
@@ -33,7 +33,7 @@ from labinfer.weights.loader import weight_bytes
 
 
 class Probed(NamedTuple):
-    """A small model, its cluster of one machine at two probes, what the second one did, and that machine's layout."""
+    """A small model, its cluster of one machine at two probes, what the second one did, that machine's layout, and its group."""
 
     directory: Path
     cluster: Cluster
@@ -41,6 +41,7 @@ class Probed(NamedTuple):
     texts: list[str]
     config: ModelConfig
     layout: Layout
+    group: RankGroup
 
 
 @pytest.fixture(scope="module", params=["qwen2-tied", "qwen3.5-moe"])
@@ -56,12 +57,16 @@ def probed(request, tmp_path_factory):
         texts: list[str] = []
         again = probe_cluster(group, options, texts.append, for_plan=True)
     config = load_config(directory)
-    return Probed(directory, cluster, again, texts, config, make_layout(options, config, group.everyone))
+    return Probed(directory, cluster, again, texts, config, make_layout(options, config, group.everyone), group)
 
 
 def test_costs_are_measured_once(probed):
     assert probed.again.machines[0].costs[0].layer_kinds == probed.cluster.machines[0].costs[0].layer_kinds
     assert "loading some layers" not in probed.texts
+
+
+def test_communicators_of_a_probe_end_with_it(probed):
+    assert probed.group.made == []
 
 
 def test_what_was_measured_is_read_again(tmp_path):

@@ -20,13 +20,13 @@ from labinfer.functions.registry import OTHER_FUNCTIONS, FunctionRegistry, Imple
 def test_every_function_can_be_timed(quantization, kv_dtype):
     setting = replace(SETTING, kv_dtype=kv_dtype)
     calls = rank_calls(reference_registry(), all_calls(quantization), setting)
-    assert len(calls.candidates) == 10
+    assert len(calls.candidates) == 12
     for target, candidates in calls.candidates.items():
         for rows in TIMED_ROWS:
             calls.bind(target, candidates["reference"], rows)()
             work = calls.work(target, candidates["reference"], rows)
             assert work.num_bytes > 0
-            counted = ("paged_attention", "experts", "delta_rule")
+            counted = ("paged_attention", "latent_attention", "experts", "delta_rule")
             assert (work.operations > 0) == (target.endswith("linear") or target in counted)
 
 
@@ -151,7 +151,7 @@ def test_part_of_large_matrices_is_timed():
 
 def test_function_the_user_chose_is_not_timed():
     calls = rank_calls(registry_with_rival(), overrides={"linear": "slow"})
-    assert calls.contested() == {}
+    assert set(calls.contested()) == {"latent_attention"}
 
 
 def test_reference_code_is_not_autotuned():
@@ -167,4 +167,5 @@ def test_short_functions_of_the_reference_are_not_autotuned():
     registry = reference_registry()
     for function in ("linear", *OTHER_FUNCTIONS):
         registry.add(function, Implementation(name="other", call=lambda *_: None))
-    assert {target.rpartition(".")[2] for target in rank_calls(registry, all_calls()).contested()} == {"linear"}
+    contested = {target.rpartition(".")[2] for target in rank_calls(registry, all_calls()).contested()}
+    assert contested == {"linear", "latent_attention"}  # whose forms are products

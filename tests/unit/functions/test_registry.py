@@ -29,14 +29,30 @@ def test_later_implementations_are_preferred_where_they_suit():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("linear=fastest", "--functions linear=fastest: for cpu and torch.float32 there is reference"),
+        (
+            "linear=fastest",
+            "--functions linear=fastest: there is none of this name for cpu in float32; choose one of reference",
+        ),
         ("relu=reference", "there is no such function; there are pack_weight, pack_codes"),
-        ("quick", "--functions pack_weight=quick: for cpu"),
+        ("quick", "--functions pack_weight=quick: there is none of this name for cpu"),
     ],
 )
 def test_implementations_nobody_knows_are_refused(given, message):
     with pytest.raises(UserError, match=message):
         reference_registry().select(CPU, torch.float32, parse_overrides((given,)))
+
+
+@pytest.mark.parametrize(
+    ("function", "circumstances"),
+    [
+        ("linear", "cpu in bfloat16, weights in int4"),
+        ("embedding", "cpu in bfloat16, the vocabulary in int4"),
+        ("argmax", "cpu in bfloat16"),
+    ],
+)
+def test_name_that_is_unknown_is_refused_with_the_weights_that_it_is_not_for(function, circumstances):
+    with pytest.raises(UserError, match=f"{function}=quick: there is none of this name for {circumstances}; choose"):
+        reference_registry().check(CPU, torch.bfloat16, {function: "quick"}, "int4")
 
 
 def packing_registry() -> FunctionRegistry:
@@ -88,7 +104,7 @@ def test_flags_overrule_the_choice(choice):
 
 
 def test_flags_that_mix_layouts_are_refused():
-    with pytest.raises(UserError, match="choose names that go together"):
+    with pytest.raises(UserError, match="--functions pack_weight=reference,linear=packed: these share packed weights"):
         packing_registry().select(CPU, torch.float32, {"linear": "packed", "pack_weight": "reference"})
 
 

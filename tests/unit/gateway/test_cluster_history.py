@@ -27,6 +27,7 @@ RANKS = [
         num_layers=1,
         dtype="float32",
         kv_dtype="float32",
+        quantization="none",
         weight_bytes=10,
         kv_bytes=20,
     )

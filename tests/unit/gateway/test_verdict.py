@@ -22,6 +22,7 @@ def facts(stages: tuple[int, ...] = (0, 1), num_layers: int = 4, hop: float = 0.
             num_layers=num_layers,
             dtype="float32",
             kv_dtype="float32",
+            quantization="none",
             weight_bytes=1,
             kv_bytes=1,
         )
@@ -39,7 +40,6 @@ def facts(stages: tuple[int, ...] = (0, 1), num_layers: int = 4, hop: float = 0.
         max_model_len=64,
         context_shift=False,
         num_layers=8,
-        quantization="none",
         block_size=4,
         num_blocks=16,
         max_num_seqs=8,

@@ -23,7 +23,6 @@ FACTS = ModelFacts(
     max_model_len=8,
     context_shift=False,
     num_layers=1,
-    quantization="none",
     block_size=4,
     num_blocks=2,
     max_num_seqs=1,

@@ -26,6 +26,13 @@ def make_mixed(*forms: tuple[str, str]) -> Cluster:
         (FORMS[:2], {"dtype": "bfloat16"}, (FORMS[1],)),
         (FORMS[:2], {"dtype": "bfloat16,float32"}, (FORMS[1], FORMS[0])),
         (FORMS, {"dtype": "auto", "quantization": "int8"}, (FORMS[2],)),
+        (FORMS, {"quantization": "none,int8"}, tuple(FORMS)),
+        (FORMS, {"quantization": "int8,none"}, (FORMS[2], *FORMS[:2])),
+        (FORMS, {"dtype": "bfloat16,float32", "quantization": "none,int8"}, (FORMS[1], FORMS[0], FORMS[2])),
+        (FORMS, {"dtype": "bfloat16", "quantization": "none,int4"}, (FORMS[1],)),
+        ([FORMS[2], *FORMS[:2]], {"quantization": "auto,int8"}, (*FORMS[:2], FORMS[2])),
+        (FORMS[2:], {}, ()),
+        (FORMS[2:], {"dtype": "bfloat16"}, (FORMS[2],)),
     ],
 )
 def test_dtype_and_quantization_are_those_that_are_given(forms, options, dtypes):
@@ -35,7 +42,7 @@ def test_dtype_and_quantization_are_those_that_are_given(forms, options, dtypes)
 @pytest.mark.parametrize(
     ("forms", "options", "text"),
     [
-        (FORMS, {}, "--quantization is the same for all stages; choose with -q"),
+        (FORMS, {}, "fewer bits are not chosen unasked; choose with -q"),
         (
             FORMS[:1],
             {"dtype": "float16"},

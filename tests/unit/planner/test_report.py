@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from random_clusters import make_cluster, make_costs, make_problem
+from random_clusters import make_cluster, make_costs, make_machine, make_problem
 
 from labinfer.cli import main
 from labinfer.errors import UserError
@@ -72,7 +72,7 @@ def test_choices_that_were_not_looked_at_are_told(monkeypatch):
         for name, speed in (("a", 1.0), ("b", 0.5))
     ]
     text = PlanReport.make(make_problem(Cluster(machines=both, default_link=Link(1e-4, 1e9)))).describe()
-    assert "degrees that were not looked at: 1" in text
+    assert "degrees and precisions that were not looked at: 1" in text
     monkeypatch.undo()
     text = PlanReport.make(make_problem(Cluster(machines=both, default_link=Link(1e-4, 1e9)))).describe()
     assert "not looked at" not in text
@@ -133,3 +133,22 @@ def test_command_prints_the_plan_and_saves_it(tmp_path, capfd):
 def test_wrong_flags_of_a_plan_are_refused(flags, text, capfd):
     assert main(["plan", *flags]) == 2
     assert text in capfd.readouterr().err
+
+
+def test_command_plans_in_precisions_that_were_asked_for(tmp_path, capfd):
+    """Of eight layers each machine has room for three; the last line is a start that LABInfer takes."""
+    files = []
+    for name, memory in (("a", 14), ("b", 13)):
+        files.append(str(tmp_path / f"{name}.json"))
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(Cluster(machines=[make_machine(name, memory)])))
+    flags = ["plan", "--auto", "--cluster", ",".join(files), "--link", "1gbit,1ms", "--max-model-len", "64"]
+    flags += ["--max-num-seqs", "4"]
+    assert main(flags) == 2
+    assert "fewer bits are not chosen unasked; choose with -q" in capfd.readouterr().err
+    assert main([*flags, "-q", "none"]) == 2
+    assert "the model fits on no layout of a, b" in capfd.readouterr().err
+    path = tmp_path / "plan.json"
+    assert main([*flags, "-q", "none,int8", "--save", str(path)]) == 0
+    plan, text = SavedPlan.read(str(path)), capfd.readouterr().out
+    assert sorted(stage.quantization for stage in plan.stages) == ["int8", "none"]
+    assert f"-q {','.join(stage.quantization for stage in plan.stages)} and rank 0 on {plan.stages[0].machine}" in text

@@ -41,7 +41,7 @@ def test_plan_that_is_saved_is_read_and_followed(tmp_path):
     assert chosen.parallel.tensor_parallel_size == (1, 1) and chosen.parallel.pipeline_parallel_size == 2
     assert chosen.parallel.layers == tuple(stage.end - stage.begin for stage in stages)
     assert chosen.parallel.ranks == (0, 2) and chosen.parallel.layout == ""
-    assert chosen.model.dtype == ("float32",) and chosen.model.quantization == "none"
+    assert chosen.model.dtype == ("float32",) and chosen.model.quantization == ("none",)
     assert chosen.scheduler == options.scheduler
 
 
@@ -59,10 +59,19 @@ def test_ranks_are_those_of_the_machines_in_the_order_of_the_stages(plan, nodes,
     assert plan_options(plan, EngineOptions(), list(nodes)).parallel.ranks == ranks
 
 
-def test_dtypes_are_given_by_stage_where_they_differ():
-    plan = make_plan(("a", 1, 3), ("b", 1, 1), dtypes=("float32", "bfloat16"), names=("gptq + int8",))
+@pytest.mark.parametrize(
+    ("dtypes", "names", "model"),
+    [
+        (("float32", "bfloat16"), ("gptq + int8",), (("float32", "bfloat16"), ("int8",))),
+        (("bfloat16",), ("none", "int8"), (("bfloat16",), ("none", "int8"))),
+        (("float32", "bfloat16"), ("int4", "fp8"), (("float32", "bfloat16"), ("int4", "auto"))),
+        (("bfloat16",), ("gptq", "fp8"), (("bfloat16",), ("auto",))),
+    ],
+)
+def test_dtypes_and_quantizations_are_given_by_stage_where_they_differ(dtypes, names, model):
+    plan = make_plan(("a", 1, 3), ("b", 1, 1), dtypes=dtypes, names=names)
     chosen = plan_options(plan, EngineOptions(), ["a", "b"])
-    assert chosen.model.dtype == ("float32", "bfloat16") and chosen.model.quantization == "int8"
+    assert (chosen.model.dtype, chosen.model.quantization) == model
 
 
 def test_description_has_layers_machines_and_spare_ranks():
@@ -78,7 +87,6 @@ def test_description_has_layers_machines_and_spare_ranks():
         (make_plan(("a", 1, 3), ("c", 2, 1)), "ab", "a stage on c, but ranks are on a, b only; start 2 there"),
         (make_plan(("a", 1, 1), ("b", 1, 1), ("a", 1, 2)), "ab", "needs 2 ranks on a, which has 1; start 2 there"),
         (make_plan(("b", 1, 3), ("a", 1, 1)), "ab", "rank 0 is on a; start rank 0 on b"),
-        (make_plan(("a", 1, 3), ("b", 1, 1), names=("int8", "none")), "ab", "stages in int8 and none"),
         (make_plan(("a", 1, 4), dtypes=("float13",)), "a", "--dtype float13: choose one of"),
     ],
 )

@@ -9,7 +9,21 @@ from dataclasses import replace
 import pytest
 from effort import effort
 from hypothesis import HealthCheck, given, settings
-from random_clusters import all_layouts, fits, make_cluster, make_costs, make_problem, problems, try_all
+from random_clusters import (
+    FORMS,
+    LAN,
+    LIMITS,
+    all_layouts,
+    fits,
+    make_cluster,
+    make_costs,
+    make_machine,
+    make_problem,
+    problems,
+    problems_of_forms,
+    try_all,
+    try_all_forms,
+)
 
 from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
@@ -204,6 +218,46 @@ def test_tp_size_is_chosen_for_each_machine():
     assert [(stage.machine, stage.costs.tp_size) for stage in best.stages] == [("a", 2)]
     best = find_layout(make_problem(Cluster(machines=[wide, narrow], default_link=Link(1e-4, 1e9))))
     assert {(stage.machine, stage.costs.tp_size) for stage in best.stages} >= {("a", 2), ("b", 1)}
+
+
+@settings(max_examples=100, **QUIET)
+@given(problems_of_forms())
+def test_search_over_forms_equals_trying_all_with_the_fewest_later_ones(problem):
+    best, expected = find_layout(problem), try_all_forms(problem)
+    assert (best is None) == (expected is None)
+    if best is not None:
+        assert best.level == expected.level
+        assert best.value == pytest.approx(expected.value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [  # of eight layers, with a KiB of cache for each of 64 tokens a layer
+        ((40, 40), {"none"}),
+        ((40, 3), {"none"}),  # the model fits on one machine
+        ((30, 9), {"none"}),
+        ((14, 13), {"none", "int8"}),
+        ((30, 3), {"int8"}),  # one machine, too, and it takes all layers
+        ((10, 9), {"int8"}),
+        ((7, 6), {"int8", "int4"}),
+        ((6, 4), {"int4"}),
+        ((3, 3), None),
+    ],
+)
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+def test_fewer_bits_are_chosen_only_where_the_model_does_not_fit(memory, expected, objective):
+    cluster = Cluster(machines=[make_machine("a", memory[0]), make_machine("b", memory[1])], default_link=LAN)
+    problem = make_problem(cluster, prompt=30, output=10, limits=LIMITS, dtypes=FORMS, objective=objective)
+    best = find_layout(problem)
+    assert (best and {stage.costs.quantization for stage in best.stages}) == expected
+
+
+def test_machine_that_has_only_a_later_form_has_it_from_the_start():
+    machines = [make_machine("a", 14), make_machine("b", 13, FORMS[1:])]
+    cluster = Cluster(machines=machines, default_link=LAN)
+    best = find_layout(make_problem(cluster, prompt=30, output=10, limits=LIMITS, dtypes=FORMS))
+    assert {stage.machine: stage.costs.quantization for stage in best.stages} == {"a": "none", "b": "int8"}
+    assert best.level == (0, 0)
 
 
 def test_first_allowed_dtype_that_was_measured_is_taken():

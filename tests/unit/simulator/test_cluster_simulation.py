@@ -176,6 +176,19 @@ def test_states_take_their_part_of_the_cache():
     assert facts.num_blocks == ((1 << 30) - (10 + 64) * (1 << 20)) // (16 * 1024 * 8)
 
 
+def test_stages_are_simulated_in_precisions_of_their_own():
+    forms = [make_costs(), make_costs(2.0, quantization="int8")]
+    cluster = make_cluster(Machine(name="a", costs=forms), Machine(name="b", costs=forms))
+    mixed, plain, rounded = (
+        simulate(cluster, quantization=given).source.times(make_plan(0)).stages
+        for given in ("none,int8", "none", "int8")
+    )
+    assert [stage.run for stage in mixed] == [plain[0].run, rounded[1].run]
+    assert rounded[1].run < 0.6 * plain[1].run
+    with pytest.raises(UserError, match="--quantization none,int8,none has 3 values for 2 stages"):
+        simulate(cluster, quantization="none,int8,none")
+
+
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [

@@ -24,11 +24,27 @@ NODES = ["a", "a", "b", "b", "c"]
             [0, 1, 4],
             "-tp 2,1 -pp 2 --dtype float32,bfloat16",
         ),
+        (
+            {"tensor_parallel_size": (2, 2, 1), "quantization": "none,int4,int8", "quantization_group_size": 32},
+            [0, 1, 4],
+            "-tp 2,1 -pp 2 --quantization none,int8 --quantization-group-size 64",
+        ),
         ({"ranks": (4, 0, 1, 2)}, [0, 1, 4], "-tp 1,1,1 -pp 3 --ranks 2,0,1"),
         ({"ranks": (0, 2), "layers": (3, 1)}, [0, 1, 4], "-tp 1,1 -pp 2 --ranks 0,1 --layers 3,1"),
         ({"ranks": (0, 1, 4), "tensor_parallel_size": (2, 1)}, [0, 1, 2, 3], "-tp 2,1 -pp 2 --ranks 0,1,2"),
     ],
-    ids=["even", "tp", "last", "layers", "grown", "dtypes", "order", "spare", "spare of another machine"],
+    ids=[
+        "even",
+        "tp",
+        "last",
+        "layers",
+        "grown",
+        "dtypes",
+        "quantizations",
+        "order",
+        "spare",
+        "spare of another machine",
+    ],
 )
 def test_stages_that_lost_no_rank_stay_and_spare_ranks_stand_in(options, left, flags):
     assert " ".join(smaller_layout(EngineOptions.from_flat(options), NODES, left)) == flags

@@ -159,9 +159,7 @@ def test_bias_that_has_no_place_is_refused_unless_it_adds_nothing(checkpoints, t
         model, checkpoint = changed(checkpoints, tmp_path, "gptq-sym", lambda tensors, bias=bias: tensors | bias)
         if not value:
             check_checkpoint(model, checkpoint, tied_head=False)
-    with pytest.raises(
-        UserError, match=rf"has tensor {DOWN}.bias, which the model in its config.json has no place for"
-    ):
+    with pytest.raises(UserError, match=rf"has tensor {DOWN}.bias, which the model in its config has no place for"):
         check_checkpoint(model, checkpoint, tied_head=False)
 
 

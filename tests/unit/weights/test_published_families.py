@@ -12,6 +12,7 @@ from published_models import RANKS, matrices, values
 from tiny_llama import model_of
 
 from labinfer.functions.cpu.loading import CpuLoading
+from labinfer.layers.latent_attention import HeadWeights
 from labinfer.models.registry import load_config, model_class
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights
@@ -20,6 +21,7 @@ FAMILIES = {
     "phi3": (*LINEARS, "qkv_proj", "gate_up_proj"),
     "qwen3.5": (*LINEARS, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
     "qwen3-next-moe": (*LINEARS, "in_proj_qkvz", "in_proj_ba", "out_proj"),
+    "deepseek-v3": (*LINEARS, "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
     "qwen2-tied": LINEARS,
 }
 """The linear layers of each, as its checkpoints name them."""
@@ -41,6 +43,11 @@ def load(directory, rank: int, size: int, compiled, **options):
     check_checkpoint(whole, checkpoint, config.tied_embeddings)
     load_weights(model, checkpoint, torch.device("cpu"), lambda done, total: None)
     return model
+
+
+def head_weights(model) -> dict[str, torch.Tensor]:
+    """Weights of latents, which are decoded whatever they are stored in."""
+    return {name: module.weight for name, module in model.named_modules() if isinstance(module, HeadWeights)}
 
 
 @pytest.mark.parametrize(
@@ -67,3 +74,8 @@ def test_fused_and_hybrid_layers_hold_the_oracles_weights(family, compiled_funct
             assert any(hasattr(block.packed, "scales") for matrix in held.values() for block in matrix._blocks)
         for path, matrix in held.items():
             assert torch.equal(values(matrix), values(wanted[path])), (rank, size, path)
+        exact, decoded = (
+            head_weights(load(folder, rank, size, compiled_functions)) for folder in (tmp_path / "twin", directory)
+        )
+        assert exact.keys() == decoded.keys() and len(exact) == 4 * (kind == "deepseek-v3")
+        assert all(torch.equal(exact[path], decoded[path]) for path in exact), (rank, size)

@@ -47,6 +47,17 @@ def test_file_is_refused(tmp_path):
         resolve_model(str(path), "", may_download=False)
 
 
+def test_gguf_file_is_a_model_by_its_path_and_by_its_name(tmp_path):
+    for name in ("own.gguf", "split-00001-of-00002.gguf", "split-00002-of-00002.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    for name in ("own.gguf", "split-00001-of-00002.gguf"):
+        path = tmp_path / name
+        assert resolve_model(str(path), "", may_download=False) == path
+        assert resolve_model(name, str(tmp_path), may_download=False) == path
+    with pytest.raises(UserError, match="give the first, split-00001-of-00002.gguf"):
+        resolve_model(str(tmp_path / "split-00002-of-00002.gguf"), "", may_download=False)
+
+
 def test_hub_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
     def fail(*args, **options):
         raise ConnectionError

@@ -1,0 +1,89 @@
+"""Links: the communicators of a model, one for each purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.group.rank_group import RankGroup
+from labinfer.layout.layout import Layout
+from labinfer.observe.progress_line import compile_progress
+from labinfer.plan import Command
+from labinfer.rank_stats import WorkerStats
+from labinfer.spmd.command_senders import command_senders
+from labinfer.spmd.topology import Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Communicators of a model, one for each purpose."""
+
+    placed: RankGroup
+    """The ranks that have a place."""
+    stage: Communicator
+    """The ranks of this one's stage; itself on a spare rank."""
+    activations: Communicator | None
+    results: Communicator | None
+    """Both None where there is one stage."""
+    machine: Communicator | None
+    """The placed ranks of this one's machine; itself on a spare rank, None where there is one stage."""
+    channel: ControlChannel | None
+    """None on a spare rank whose first model has made it."""
+
+
+def make_links(
+    group: RankGroup, layout: Layout, channel: ControlChannel | None = None, *, shares_channel: bool = False
+) -> Links:
+    """Make the communicators; collective over all ranks, also spare ones, as ``torch.distributed`` wants it. For the arguments see
+    ``build_rank``."""
+    topology, everyone = layout.topology, range(group.size)
+    placed = topology.placed_ranks
+    stages = [topology.stage_ranks(stage) for stage in range(topology.num_stages)]
+    spare = [(rank,) for rank in everyone if rank not in placed]
+    carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
+    if not shares_channel:
+        senders = command_senders(topology.command_order)
+        channel = ControlChannel(group.split([everyone]), Command, WorkerStats, senders)
+    has_pipeline = topology.num_stages > 1
+    by_machine: dict[str, list[int]] = {}
+    for rank in sorted(placed):
+        by_machine.setdefault(group.everyone[rank].node, []).append(rank)
+    carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
+    return Links(
+        placed=group.only(placed) if spare else group,
+        stage=group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
+        activations=group.split([everyone], [carrier]) if has_pipeline else None,
+        results=group.split([everyone]) if has_pipeline else None,
+        machine=group.split([*by_machine.values(), *spare]) if has_pipeline else None,
+        channel=channel,
+    )
+
+
+def connect(
+    links: Links, layout: Layout, place: Place, *, may_share: bool
+) -> tuple[TensorParallelCommunicator, PipelineCommunicator | None]:
+    """Exchanges with the ranks of this stage, and with the stages beside it, if there are any; collective over the stage.
+
+    Args:
+        may_share: also through memory, not over the transport alone.
+    """
+    topology, stage = layout.topology, links.stage
+    if may_share and all(layout.devices[rank].type == "cpu" for rank in topology.stage_ranks(place.stage)):
+        with compile_progress() as on_progress:
+            stage = share_memory(stage, on_progress)
+    tp = TensorParallelCommunicator(stage)
+    if links.activations is None:
+        return tp, None
+    pipeline = PipelineCommunicator(
+        links.activations,
+        links.results,
+        source=topology.activation_source(place),
+        destinations=topology.activation_destinations(place),
+        sampling_rank=topology.sampling_rank,
+        labels={each.rank: str(each) for each in topology.places},
+    )
+    return tp, pipeline

@@ -1,0 +1,111 @@
+"""Latent attention over compiled functions, absorbed; sizes and caches that these do not take go to the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.cpu.library import Library
+from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.reference import latent_attention as reference
+
+UNIT = 16
+"""Numbers of which a latent has whole runs."""
+CACHES = (torch.bfloat16, torch.int8)
+
+
+class CpuLatent:
+    """An implementation of the function of its name in each method; ``protocols`` has their arguments.
+
+    Args:
+        library: see ``library.load``.
+        dot: products take the processor's dot product in bfloat16 instead of float32 arithmetic.
+    """
+
+    dtypes = (torch.bfloat16,)
+
+    def __init__(self, library: Library, dot: bool = False):
+        self._library = library
+        self._attend = library.attend_latent_dot if dot else library.attend_latent
+
+    def calls(self) -> dict[str, Callable]:
+        """Methods by function."""
+        return {"write_latent": self.write_latent, "latent_attention": self.latent_attention}
+
+    def write_latent(
+        self,
+        q_THQ: torch.Tensor,
+        kv_TC: torch.Tensor,
+        cache: LatentCache,
+        slots_T: torch.Tensor,
+        cos_TR: torch.Tensor,
+        *,
+        sin_TR: torch.Tensor,
+        norm_L: torch.Tensor,
+        eps: float,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        if cache.latent.dtype not in CACHES:
+            angles = {"sin_TR": sin_TR, "norm_L": norm_L, "eps": eps, "interleaved": interleaved}
+            return reference.write_latent(q_THQ, kv_TC, cache, slots_T, cos_TR, **angles)
+        q_THQ = q_THQ.contiguous()
+        self._library.write_latent(
+            q_THQ.data_ptr(),
+            kv_TC.data_ptr(),
+            cos_TR.data_ptr(),
+            sin_TR.data_ptr(),
+            norm_L.data_ptr(),
+            slots_T.data_ptr(),
+            *_addresses(cache),
+            *q_THQ.shape,
+            cache.rank,
+            cos_TR.shape[1],
+            kv_TC.stride(0),
+            eps,
+            interleaved,
+            torch.get_num_threads(),
+        )
+        return q_THQ
+
+    def latent_attention(
+        self, q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        width, rank = cache.latent.shape[2], cache.rank
+        if cache.latent.dtype not in CACHES or rank % UNIT or width % 2:
+            return reference.absorbed(q_THQ, cache, batch, weight_HUL, scale)
+        q_THQ, threads = q_THQ.contiguous(), torch.get_num_threads()
+        tokens, heads, size = q_THQ.shape
+        rotated, unit = width - rank, weight_HUL.shape[1]
+        sizes = (tokens, heads, size - rotated)
+        q_THC, sums_THL = q_THQ.new_empty(tokens, heads, width), q_THQ.new_empty(tokens, heads, rank)
+        self._library.absorb_queries(
+            q_THQ.data_ptr(), weight_HUL.data_ptr(), q_THC.data_ptr(), *sizes, rotated, unit, rank, threads
+        )
+        self._attend(
+            q_THC.data_ptr(),
+            *_addresses(cache),
+            batch.tables_N.data_ptr(),
+            batch.table_ptr_B.data_ptr(),
+            batch.row_ptr_B.data_ptr(),
+            batch.context_lens_B.data_ptr(),
+            sums_THL.data_ptr(),
+            len(batch.context_lens),
+            heads,
+            width,
+            rank,
+            cache.block_size,
+            scale,
+            threads,
+        )
+        out_THP = q_THQ.new_empty(tokens, heads, unit - size + rotated)
+        self._library.expand_values(
+            sums_THL.data_ptr(), weight_HUL.data_ptr(), out_THP.data_ptr(), *sizes, unit, rank, threads
+        )
+        return out_THP
+
+
+def _addresses(cache: LatentCache) -> tuple[int, int | None]:
+    """Latents and their scales."""
+    return cache.latent.data_ptr(), None if cache.latent_scale is None else cache.latent_scale.data_ptr()

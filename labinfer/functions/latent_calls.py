@@ -1,0 +1,84 @@
+"""Calls of a layer with latent attention; see ``calls``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.calls import CONTEXT, CallSetting, Work
+from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.layer_cache import SCALE_DTYPE
+from labinfer.functions.protocols import LatentAttention, WriteLatent
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSizes:
+    """Sizes of a layer's heads on this rank."""
+
+    heads: int
+    rank: int
+    """Size of a latent, L."""
+    rotated: int
+    """Dimensions of a key that have a position, R."""
+    unrotated: int
+    """Dimensions of a head's key that have none, N."""
+    value_size: int
+
+    @property
+    def query_size(self) -> int:
+        return self.unrotated + self.rotated
+
+    def cache(self, num_blocks: int, setting: CallSetting) -> LatentCache:
+        """A cache of zeros."""
+        shape, device = (num_blocks, setting.block_size), setting.device
+        latent, scale = torch.zeros(*shape, self.rank + self.rotated, dtype=setting.kv_dtype, device=device), None
+        if setting.kv_dtype == torch.int8:
+            scale = torch.zeros(*shape, 2, dtype=SCALE_DTYPE, device=device)
+        return LatentCache(latent=latent, latent_scale=scale, rank=self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteLatentCall(LatentSizes):
+    """``write_latent`` of this rank's heads."""
+
+    interleaved: bool = False
+    target = "write_latent"
+
+    def bind(self, function: WriteLatent, rows: int, setting: CallSetting) -> Callable[[], object]:
+        q_THQ = setting.random(rows, self.heads, self.query_size)
+        kv_TC, angles_TR = setting.random(rows, self.rank + self.rotated), setting.random(rows, self.rotated)
+        cache, slots_T = self.cache(-(-rows // setting.block_size), setting), torch.arange(rows, device=setting.device)
+        norm = {"norm_L": setting.random(self.rank), "eps": 1e-6, "interleaved": self.interleaved}
+        return lambda: function(q_THQ, kv_TC, cache, slots_T, angles_TR, sin_TR=angles_TR, **norm)
+
+    def work(self, rows: int, setting: CallSetting) -> Work:
+        numbers = self.heads * self.query_size + self.rank + self.rotated
+        return Work(2 * rows * numbers * setting.dtype.itemsize, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionCall(LatentSizes):
+    """``latent_attention`` of this rank's heads: of one sequence, as an implementation is chosen by a sequence's new tokens."""
+
+    target = "latent_attention"
+
+    def bind(self, function: LatentAttention, rows: int, setting: CallSetting) -> Callable[[], object]:
+        length = CONTEXT + rows
+        blocks = list(range(-(-length // setting.block_size)))
+        batch = AttentionBatch.build([0, rows], [length], [blocks], setting.device)
+        cache, q_THQ = self.cache(len(blocks), setting), setting.random(rows, self.heads, self.query_size)
+        weight_HUL = setting.random(self.heads, self.unrotated + self.value_size, self.rank)
+        return lambda: function(q_THQ, cache, batch, weight_HUL, self.query_size**-0.5)
+
+    def work(self, rows: int, setting: CallSetting) -> Work:
+        """In the form that has fewer operations."""
+        unit, pairs = self.unrotated + self.value_size, rows * CONTEXT + rows * (rows + 1) // 2
+        absorbed = pairs * (2 * self.rank + self.rotated) + rows * unit * self.rank
+        expanded = pairs * (unit + self.rotated) + (CONTEXT + rows) * unit * self.rank
+        cached = (CONTEXT + rows) * (self.rank + self.rotated) * setting.kv_dtype.itemsize
+        activations = rows * self.heads * (self.query_size + self.value_size) * setting.dtype.itemsize
+        weight = self.heads * unit * self.rank * setting.dtype.itemsize
+        return Work(cached + activations + weight, 2 * self.heads * min(absorbed, expanded))

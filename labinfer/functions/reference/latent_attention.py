@@ -1,0 +1,148 @@
+"""Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434) over a paged cache, in its two forms.
+
+A head's key for a token is its rows of ``weight`` times the token's latent, with the rotated part behind it, which is the
+same for all heads; its value is other rows times the latent. *Expanded*, these are computed for the whole context. *Absorbed*, the
+rows go to the other side: the query is multiplied with them once, meets the latents themselves as if they were keys and
+values of a single KV head, and the sum of latents becomes one of values at the end. Absorbed, a pair of query and key takes several
+times as many operations; expanded, every token of the context takes more than a thousand of them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.by_sequence import BySequence
+from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.reference.elementwise import rms_norm, rotary
+
+MOST_BYTES = 64 * 2**20
+"""Keys and values that are expanded at once, or a mask, at most, unless those of a head or a token take more."""
+
+
+def write_latent(
+    q_THQ: torch.Tensor,
+    kv_TC: torch.Tensor,
+    cache: LatentCache,
+    slots_T: torch.Tensor,
+    cos_TR: torch.Tensor,
+    *,
+    sin_TR: torch.Tensor,
+    norm_L: torch.Tensor,
+    eps: float,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    """Give the last dimensions of queries and keys their positions, normalise latents, and store both."""
+    rotated = cos_TR.shape[1]
+    latent_TL, key_TR = kv_TC[:, :-rotated], kv_TC[:, -rotated:]
+    cache.latents.store(rms_norm(latent_TL, norm_L, eps), slots_T)
+    cache.keys.store(rotary(key_TR.unsqueeze(1), cos_TR, sin_TR, interleaved).squeeze(1), slots_T)
+    q_THR = rotary(q_THQ[..., -rotated:], cos_TR, sin_TR, interleaved)
+    return torch.cat((q_THQ[..., :-rotated], q_THR), dim=-1)
+
+
+def absorbed(
+    q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Causal attention of queries that were multiplied with the keys' rows, over the latents as they are."""
+    q_HTN, q_THR, weight_HNL, weight_HPL = _parts(q_THQ, cache, weight_HUL)
+    q_THC = torch.cat((torch.bmm(q_HTN, weight_HNL).transpose(0, 1), q_THR), dim=-1)
+    sums_THC, num_heads = torch.empty_like(q_THC), q_THC.shape[1]
+    for rows, latent_SL, key_SR in _sequences(cache, batch, q_THQ.dtype):
+        cached_1SC, num_seen, num_new = (
+            torch.cat((latent_SL, key_SR), dim=1)[None],
+            len(latent_SL),
+            rows.stop - rows.start,
+        )
+        mask_TS = _causal_mask(num_new, num_seen, q_THQ.device) if num_new > 1 else None
+        step = max(1, MOST_BYTES // (num_heads * num_seen * torch.float32.itemsize))
+        for first in range(0, num_new, step):
+            some = slice(rows.start + first, min(rows.start + first + step, rows.stop))
+            mask = None if mask_TS is None else mask_TS[first : first + step].repeat_interleave(num_heads, dim=0)
+            # The heads of all tokens are the queries of a single head, so that a latent is read for all of them.
+            sums_THC[some] = F.scaled_dot_product_attention(
+                q_THC[some].reshape(1, 1, -1, q_THC.shape[2]),
+                cached_1SC[None],
+                cached_1SC[None],
+                attn_mask=mask,
+                scale=scale,
+            ).view_as(q_THC[some])
+    sums_HTL = sums_THC[..., : cache.rank].transpose(0, 1)
+    return torch.bmm(sums_HTL, weight_HPL.transpose(1, 2)).transpose(0, 1).contiguous()
+
+
+def expanded(
+    q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Causal attention over keys and values that are computed of the latents, for some heads after others."""
+    _, q_THR, weight_HNL, weight_HPL = _parts(q_THQ, cache, weight_HUL)
+    num_heads, nope, size = q_THQ.shape[1], weight_HNL.shape[1], weight_HPL.shape[1]
+    width = max(q_THQ.shape[2], size)  # torch is quick where queries and values are as wide as each other
+    out_THP = q_THQ.new_empty(len(q_THQ), num_heads, size)
+    for rows, latent_SL, key_SR in _sequences(cache, batch, q_THQ.dtype):
+        num_seen, num_new = len(latent_SL), rows.stop - rows.start
+        mask_TS = _causal_mask(num_new, num_seen, q_THQ.device)
+        step = max(1, MOST_BYTES // (2 * num_seen * width * q_THQ.dtype.itemsize))
+        for first in range(0, num_heads, step):
+            heads = slice(first, min(first + step, num_heads))
+            both_HSU = F.linear(latent_SL, weight_HUL[heads].flatten(0, 1)).unflatten(1, (heads.stop - first, -1))
+            k_HSN, v_HSP = both_HSU.transpose(0, 1).split([nope, size], dim=-1)
+            k_HSQ = torch.cat((k_HSN, key_SR.expand(len(k_HSN), -1, -1)), dim=-1)
+            attended_HTP = F.scaled_dot_product_attention(
+                *(_widen(x, width).unsqueeze(0) for x in (q_THQ[rows, heads].transpose(0, 1), k_HSQ, v_HSP)),
+                attn_mask=mask_TS,
+                scale=scale,
+            )[0, ..., :size]
+            out_THP[rows, heads] = attended_HTP.transpose(0, 1)
+    return out_THP
+
+
+def fewest_operations(num_new: int, weight_HUL: torch.Tensor, scale: float) -> Callable[..., torch.Tensor]:
+    """The form with fewer operations for so many new tokens of a sequence, however long its context is.
+
+    A pair of query and key takes ``2 L`` absorbed and ``U`` expanded, beside the rotated part; to expand a key takes ``L U``.
+    """
+    unit, rank = weight_HUL.shape[1:]
+    return expanded if num_new * (2 * rank - unit) > rank * unit else absorbed
+
+
+latent_attention = BySequence(fewest_operations)
+"""For each sequence the form with fewer operations."""
+
+
+def _parts(
+    q_THQ: torch.Tensor, cache: LatentCache, weight_HUL: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries without and with a position, (H, T, N) and (T, H, R); a head's rows for keys, (H, N, L), and for values, (H, P, L)."""
+    rotated = _rotated(cache)
+    nope = q_THQ.shape[2] - rotated
+    return q_THQ[..., :nope].transpose(0, 1), q_THQ[..., nope:], weight_HUL[:, :nope], weight_HUL[:, nope:]
+
+
+def _rotated(cache: LatentCache) -> int:
+    return cache.latent.shape[2] - cache.rank
+
+
+def _sequences(
+    cache: LatentCache, batch: AttentionBatch, dtype: torch.dtype
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Rows of each sequence, and what its context has in the cache: latents (S, L), rotated parts of keys (S, R)."""
+    for b, length in enumerate(batch.context_lens):
+        blocks = batch.tables_N[batch.table_ptr[b] : batch.table_ptr[b + 1]]
+        yield (
+            slice(batch.row_ptr[b], batch.row_ptr[b + 1]),
+            cache.latents.load(blocks, dtype)[:length],
+            cache.keys.load(blocks, dtype)[:length],
+        )
+
+
+def _causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(num_new, num_seen, dtype=torch.bool, device=device).tril(num_seen - num_new)
+
+
+def _widen(x_HSP: torch.Tensor, width: int) -> torch.Tensor:
+    """Zeros behind the last dimension."""
+    return x_HSP if x_HSP.shape[-1] == width else F.pad(x_HSP, (0, width - x_HSP.shape[-1]))

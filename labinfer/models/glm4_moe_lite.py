@@ -1,0 +1,40 @@
+"""GLM-4.7-Flash (model card of zai-org/GLM-4.7-Flash)."""
+
+from __future__ import annotations
+
+from labinfer.models.config import ConfigFile, ModelConfig, read_model
+from labinfer.models.decoder import Decoder
+from labinfer.models.deepseek_v2 import read_latent_layers
+from labinfer.models.deepseek_v3 import read_biased_router
+from labinfer.weights.checkpoint_names import CheckpointNames
+
+DENSE, SPARSE = "dense", "sparse"
+
+
+class Glm4MoeLiteForCausalLM(Decoder):
+    """DeepSeek-V3's layers, of which a list says which are dense."""
+
+    names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        file = file.with_defaults(rms_norm_eps=1e-5, routed_scaling_factor=1.8)
+        layers = read_latent_layers(
+            file,
+            read_biased_router(file),
+            interleaved=file.get("rope_interleave", bool, True),
+            dense=_read_dense_layers(file),
+        )
+        return read_model(file, layers)
+
+
+def _read_dense_layers(file: ConfigFile) -> list[int]:
+    """Numbers of the layers without experts: by ``mlp_layer_types``, or so many first ones."""
+    num_layers, types = file.size("num_hidden_layers"), file.values.get("mlp_layer_types")
+    if types is None:
+        return list(range(file.get("first_k_dense_replace", int, 1)))
+    file.require(
+        isinstance(types, list) and len(types) == num_layers and all(kind in (DENSE, SPARSE) for kind in types),
+        f"mlp_layer_types should be a list of {num_layers} times {DENSE} or {SPARSE}, not {types!r:.80}",
+    )
+    return [layer for layer, kind in enumerate(types) if kind == DENSE]

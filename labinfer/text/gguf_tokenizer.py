@@ -1,0 +1,261 @@
+"""Tokenizers in GGUF files, brought into the form in which the tokenizers library or SentencePiece reads them.
+
+``tokenizer.ggml.model`` says which of the two: ``gpt2`` is BPE over bytes, with the way in which a text is split before
+(``tokenizer.ggml.pre``) given by a name alone; ``llama`` is SentencePiece's BPE, whose scores are the order of merges.
+
+Source: ggml-org/llama.cpp, src/llama-vocab.cpp and convert_hf_to_gguf.py; google/sentencepiece, src/sentencepiece_model.proto.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labinfer.errors import UserError
+from labinfer.text.tokenizer_backends import FastBackend, SentencePieceBackend, TokenizerBackend
+from labinfer.weights.gguf.file import GgufFile
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Kinds of tokens in ``tokenizer.ggml.token_type``, which are SentencePiece's."""
+NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""Tokens that chat templates may name, and what they are called in the metadata."""
+WAY_OUT = "give --tokenizer DIR with the tokenizer of the model that the file was made of"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreTokenizer:
+    """A way to split a text before merges."""
+
+    pattern: str = ""
+    """Regular expression of the parts; empty for GPT-2's."""
+    single_digits: bool = False
+    """Whether each digit is a part, whatever else it stands with."""
+    composes: bool = False
+    """Whether characters are composed first (Unicode's normal form C)."""
+    whole_words: bool = False
+    """Whether a part that is a token becomes that token, whatever its merges are."""
+    begins: bool = False
+    """Whether a text begins with a token of its own, where the file does not say it."""
+
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+WORD, WORD_WITH_MARKS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+SIGNS, SIGNS_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+LLAMA3 = PreTokenizer(
+    pattern="|".join((CONTRACTIONS, WORD, r"\p{N}{1,3}", SIGNS, SPACES)), whole_words=True, begins=True
+)
+QWEN2 = PreTokenizer(pattern="|".join((CONTRACTIONS, WORD, r"\p{N}", SIGNS, SPACES)), composes=True)
+QWEN35 = PreTokenizer(
+    pattern="|".join((CONTRACTIONS, WORD_WITH_MARKS, r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", SPACES)),
+    composes=True,
+)
+GPT4O = PreTokenizer(
+    pattern="|".join((*(f"{word}{CONTRACTIONS}?" for word in CASED), r"\p{N}{1,3}", SIGNS_WITH_SLASH, SPACES)),
+    whole_words=True,
+)
+TEKKEN = PreTokenizer(pattern="|".join((*CASED, r"\p{N}", SIGNS_WITH_SLASH, SPACES)), whole_words=True, begins=True)
+SPLITS = {
+    "gpt-2": PreTokenizer(),
+    "llama3": LLAMA3,
+    "llama-v3": LLAMA3,
+    "llama-bpe": LLAMA3,
+    "qwen2": QWEN2,
+    "deepseek-r1-qwen": QWEN2,
+    "qwen35": QWEN35,
+    "gpt-4o": GPT4O,
+    "tekken": TEKKEN,
+    "smollm": PreTokenizer(single_digits=True),
+}
+"""By ``tokenizer.ggml.pre``."""
+
+
+def read_gguf_tokenizer(path: Path) -> tuple[TokenizerBackend, dict[str, Any]]:
+    """The tokenizer of a file, and the values that ``tokenizer_config.json`` would have.
+
+    Raises:
+        UserError: there is none, or it is not supported; the text names it, and the way out.
+    """
+    file = GgufFile(path)
+    kind = file.get("tokenizer.ggml.model", str, "none")
+    if kind == "gpt2":
+        return FastBackend(path, json.dumps(_byte_level(file))), _config(file)
+    if kind == "llama":
+        config = _sentencepiece_config(file)
+        return SentencePieceBackend(path, _sentencepiece_model(file), config), _config(file)
+    if kind in ("none", "no_vocab"):
+        raise UserError(f"{path} has no tokenizer; {WAY_OUT}, or prompts as token ids")
+    raise UserError(
+        f"{path}: tokenizer {kind!r:.40} of GGUF files is not supported; supported are gpt2 and llama; {WAY_OUT}"
+    )
+
+
+def fast_tokenizer_source(path: Path) -> str:
+    """Source of a tokenizer for llguidance: the path of a ``tokenizer.json``, or its contents as made from a GGUF file."""
+    return json.dumps(_byte_level(GgufFile(path))) if path.suffix == ".gguf" else str(path)
+
+
+def _config(file: GgufFile) -> dict[str, Any]:
+    """Chat templates and texts of named tokens."""
+    templates = {"default": file.get("tokenizer.chat_template", str, "")}
+    for name in file.texts("tokenizer.chat_templates"):
+        templates[name] = file.get(f"tokenizer.chat_template.{name}", str, "")
+    given = [{"name": name, "template": text} for name, text in templates.items() if text]
+    tokens = file.texts("tokenizer.ggml.tokens")
+    named = {f"{name}_token": tokens[id_] for name in NAMED if (id_ := _named_id(file, name, len(tokens))) is not None}
+    return named | ({"chat_template": given} if given else {})
+
+
+def _named_id(file: GgufFile, name: str, count: int) -> int | None:
+    key = f"tokenizer.ggml.{NAMED[name]}_token_id"
+    if key not in file:
+        return None
+    token_id = file.get(key, int)
+    if token_id == 0xFFFFFFFF:  # none
+        return None
+    if not 0 <= token_id < count:
+        raise UserError(f"{file.path}: {key} is {token_id}, but there are {count} tokens; {WAY_OUT}")
+    return token_id
+
+
+def _vocabulary(file: GgufFile) -> list[tuple[str, int]]:
+    """Text and kind of each token.
+
+    Raises:
+        UserError: there are none, or not as many kinds.
+    """
+    texts = file.texts("tokenizer.ggml.tokens")
+    kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
+    if not texts or len(kinds) != len(texts):
+        raise UserError(f"{file.path} has {len(texts)} tokens and kinds of {len(kinds)}; {WAY_OUT}")
+    return list(zip(texts, kinds, strict=True))
+
+
+# BPE over bytes, as tokenizer.json.
+
+
+def _byte_level(file: GgufFile) -> dict[str, Any]:
+    """The contents of a ``tokenizer.json``."""
+    name = file.get("tokenizer.ggml.pre", str, "none")
+    if name not in SPLITS:
+        raise UserError(
+            f"{file.path}: pre-tokenizer {name!r:.40} of GGUF files is not supported; supported are {', '.join(SPLITS)}; {WAY_OUT}"
+        )
+    split, tokens = SPLITS[name], _vocabulary(file)
+    added = [
+        {"id": number, "content": text, "special": kind == CONTROL, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for number, (text, kind) in enumerate(tokens)
+        if kind in (CONTROL, USER_DEFINED) and text
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not split.pattern}
+    steps = [{"type": "Digits", "individual_digits": True}] if split.single_digits else []
+    if split.pattern:
+        steps.append({"type": "Split", "pattern": {"Regex": split.pattern}, "behavior": "Isolated", "invert": False})
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if split.composes else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, byte_level]},
+        "post_processor": _ends(file, split, [text for text, _ in tokens]),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": split.whole_words,
+            "vocab": {text: number for number, (text, kind) in enumerate(tokens) if kind != UNUSED},
+            "merges": file.texts("tokenizer.ggml.merges"),
+        },
+    }
+
+
+def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, Any]:
+    """Tokens before and behind a text."""
+    sequence, special = [{"Sequence": {"id": "A", "type_id": 0}}], {}
+    wishes = (("bos", "add_bos_token", split.begins, 0), ("eos", "add_eos_token", False, 2))
+    for name, key, default, place in wishes:
+        token_id = _named_id(file, name, len(texts))
+        if file.get(f"tokenizer.ggml.{key}", bool, default) and token_id is not None:
+            text = texts[token_id]
+            sequence.insert(place, {"SpecialToken": {"id": text, "type_id": 0}})
+            special[text] = {"id": text, "ids": [token_id], "tokens": [text]}
+    pair = [*sequence, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": sequence, "pair": pair, "special_tokens": special}
+
+
+# SentencePiece, as its model file, which is a message of protocol buffers.
+
+
+def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
+    """Keys of ``tokenizer_config.json`` that ``SentencePieceBackend`` asks for. Tokens that are no text are found in a text as a whole."""
+    added = {
+        str(number): {"content": text, "special": kind == CONTROL}
+        for number, (text, kind) in enumerate(_vocabulary(file))
+        if kind in (CONTROL, USER_DEFINED) and text
+    }
+    return {
+        "add_prefix_space": file.get("tokenizer.ggml.add_space_prefix", bool, True),
+        "add_bos_token": file.get("tokenizer.ggml.add_bos_token", bool, True),
+        "add_eos_token": file.get("tokenizer.ggml.add_eos_token", bool, False),
+        "added_tokens_decoder": added,
+    }
+
+
+def _sentencepiece_model(file: GgufFile) -> bytes:
+    """The contents of a ``tokenizer.model``: pieces, and how they were trained and texts are normalised."""
+    tokens = _vocabulary(file)
+    scores = file.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise UserError(f"{file.path} has {len(tokens)} tokens and scores of {len(scores)}; {WAY_OUT}")
+    has_bytes = any(kind == BYTE for _, kind in tokens)
+    trainer = [(3, 2), (4, len(tokens)), (35, int(has_bytes))]  # model_type BPE, vocab_size, byte_fallback
+    for name, number, piece in (("unk", 40, 45), ("bos", 41, 46), ("eos", 42, 47), ("pad", 43, 48)):
+        token_id = _named_id(file, name, len(tokens))
+        trainer.append((number, -1 if token_id is None else token_id))
+        if token_id is not None:
+            trainer.append((piece, tokens[token_id][0].encode()))
+    has_space = file.get("tokenizer.ggml.add_space_prefix", bool, True)
+    shrinks = file.get("tokenizer.ggml.remove_extra_whitespaces", bool, False)
+    normalizer = [(1, b"identity"), (2, file.raw_bytes("tokenizer.ggml.precompiled_charsmap"))]
+    normalizer += [(3, int(has_space)), (4, int(shrinks)), (5, 1)]  # add_dummy_prefix, remove_extra_whitespaces, escape
+    pieces = (
+        (1, _message([(1, text.encode()), (2, float(score)), (3, int(kind))]))
+        for (text, kind), score in zip(tokens, scores, strict=True)
+    )
+    return _message([*pieces, (2, _message(trainer)), (3, _message(normalizer))])
+
+
+def _message(fields: list[tuple[int, int | float | bytes]]) -> bytes:
+    """A message with these fields: whole numbers, float32 numbers and bytes."""
+    return b"".join(part for number, value in fields for part in _field(number, value))
+
+
+def _field(number: int, value: int | float | bytes) -> Iterator[bytes]:
+    if isinstance(value, bytes):
+        yield from (_varint(number << 3 | 2), _varint(len(value)), value)
+    elif isinstance(value, float):
+        yield from (_varint(number << 3 | 5), struct.pack("<f", value))
+    else:
+        yield from (_varint(number << 3), _varint(value & (1 << 64) - 1))
+
+
+def _varint(value: int) -> bytes:
+    """A whole number of 7 bits a byte, the lowest first."""
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])

@@ -1,0 +1,171 @@
+"""Blocks of GGUF's types as numbers with scales.
+
+Letters of shapes: N blocks, S numbers of a block, G groups of a block that share a scale. A weight is
+``number * scale + minimum``, computed in float32 in that order.
+
+Source: ggml-org/llama.cpp, ggml/src/ggml-common.h (the blocks) and ggml/src/ggml-quants.c (``dequantize_row_…``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.weights.gguf.types import BlockType
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FOUR_BITS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""Numbers that the codes of IQ4_NL and IQ4_XS stand for."""
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers that the codes of MXFP4 stand for (OCP Microscaling Formats 1.0, 5.3.3)."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Decoded blocks."""
+
+    whole_NS: torch.Tensor
+    """int16, within -128 and 127."""
+    scales_NG: torch.Tensor
+    """float32."""
+    minima_NG: torch.Tensor | None = None
+    """float32; None where they are zeros."""
+
+    @property
+    def values_NS(self) -> torch.Tensor:
+        """The weights, float32."""
+        count, groups = self.scales_NG.shape
+        values = self.whole_NS.float().view(count, groups, -1) * self.scales_NG.unsqueeze(2)
+        if self.minima_NG is not None:
+            values += self.minima_NG.unsqueeze(2)
+        return values.view(count, -1)
+
+
+def decode_values(block_type: BlockType, blocks_NB: torch.Tensor) -> torch.Tensor:
+    """Weights of blocks of any type, (N, S) float32.
+
+    Args:
+        blocks_NB: uint8, the bytes of each block.
+    """
+    if block_type.name in FLOATS:
+        return blocks_NB.contiguous().view(FLOATS[block_type.name]).float()
+    return decode_numbers(block_type, blocks_NB).values_NS
+
+
+def decode_numbers(block_type: BlockType, blocks_NB: torch.Tensor) -> Numbers:
+    """Numbers and scales of blocks of a quantised type; see ``decode_values``."""
+    return DECODERS[block_type.name](blocks_NB)
+
+
+def _q4_0(blocks: torch.Tensor) -> Numbers:
+    return Numbers(_nibbles(blocks[:, 2:]) - 8, _half(blocks[:, :2]))
+
+
+def _q4_1(blocks: torch.Tensor) -> Numbers:
+    return Numbers(_nibbles(blocks[:, 4:]), _half(blocks[:, :2]), _half(blocks[:, 2:4]))
+
+
+def _q5_0(blocks: torch.Tensor) -> Numbers:
+    return Numbers((_nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4) - 16, _half(blocks[:, :2]))
+
+
+def _q5_1(blocks: torch.Tensor) -> Numbers:
+    whole = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    return Numbers(whole, _half(blocks[:, :2]), _half(blocks[:, 2:4]))
+
+
+def _q8_0(blocks: torch.Tensor) -> Numbers:
+    return Numbers(_signed(blocks[:, 2:]), _half(blocks[:, :2]))
+
+
+def _q4_k(blocks: torch.Tensor) -> Numbers:
+    return Numbers(_nibbles(blocks[:, 16:], run=32), *_scales_and_minima(blocks))
+
+
+def _q5_k(blocks: torch.Tensor) -> Numbers:
+    low = _nibbles(blocks[:, 48:], run=32)
+    high = torch.cat([(blocks[:, 16:48] >> bit & 1).to(torch.int16) for bit in range(8)], dim=1)
+    return Numbers(low | high << 4, *_scales_and_minima(blocks))
+
+
+def _q6_k(blocks: torch.Tensor) -> Numbers:
+    low = _nibbles(blocks[:, :128], run=64)
+    high = blocks[:, 128:192].view(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1) & 3
+    whole = (low | high.to(torch.int16).reshape(len(blocks), -1) << 4) - 32
+    return Numbers(whole, _half(blocks[:, 208:]) * _signed(blocks[:, 192:208]).float())
+
+
+def _iq4_nl(blocks: torch.Tensor) -> Numbers:
+    return Numbers(_look_up(FOUR_BITS, _nibbles(blocks[:, 2:])), _half(blocks[:, :2]))
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Numbers:
+    high = _unsigned(blocks[:, 2]) | _unsigned(blocks[:, 3]) << 8
+    high = high.unsqueeze(1) >> torch.arange(0, 16, 2) & 3
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).view(len(blocks), 8)
+    scales = _half(blocks[:, :2]) * ((low | high << 4) - 32).float()
+    return Numbers(_look_up(FOUR_BITS, _nibbles(blocks[:, 8:])), scales)
+
+
+def _mxfp4(blocks: torch.Tensor) -> Numbers:
+    """The scale is half the power of two, as the numbers are doubled: 2 ** (exponent - 128)."""
+    exponents = _unsigned(blocks[:, :1])
+    bits = torch.where(exponents < 2, 1 << 21 << exponents, exponents - 1 << 23)  # the smallest two are subnormal
+    return Numbers(_look_up(E2M1, _nibbles(blocks[:, 1:])), bits.to(torch.int32).view(torch.float32))
+
+
+DECODERS: dict[str, Callable[[torch.Tensor], Numbers]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}
+
+
+def _nibbles(data: torch.Tensor, run: int = 16) -> torch.Tensor:
+    """Codes of 4 bits, int16: of each run of bytes first all low halves, then all high ones."""
+    runs = data.reshape(len(data), -1, 1, run)
+    return torch.cat((runs & 15, runs >> 4), dim=2).view(len(data), -1).to(torch.int16)
+
+
+def _bits(data: torch.Tensor) -> torch.Tensor:
+    """Single bits of each byte, the lowest first, int16."""
+    return (data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8) & 1).view(len(data), -1).to(torch.int16)
+
+
+def _half(data: torch.Tensor) -> torch.Tensor:
+    """float16 numbers as float32."""
+    return data.contiguous().view(torch.float16).float()
+
+
+def _signed(data: torch.Tensor) -> torch.Tensor:
+    return data.contiguous().view(torch.int8).to(torch.int16)
+
+
+def _unsigned(data: torch.Tensor) -> torch.Tensor:
+    return data.to(torch.int64)
+
+
+def _look_up(table: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(table, dtype=torch.int16)[codes.long()]
+
+
+def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and minima of the 8 groups of Q4_K and Q5_K.
+
+    Of twelve bytes the lower 6 bits of the first four are scales, those of the next four minima. The other groups have their
+    lower 4 bits in the last four bytes, scales in the low halves, and their upper 2 bits at the top of the bytes before.
+    """
+    first, second, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((first & 63, last & 15 | first >> 2 & 48), dim=1)
+    minima = torch.cat((second & 63, last >> 4 | second >> 2 & 48), dim=1)
+    return _half(blocks[:, :2]) * scales.float(), -(_half(blocks[:, 2:4]) * minima.float())

@@ -1,0 +1,230 @@
+"""GgufCheckpoint: the weights of a GGUF file, read by range, under the names and in the order of a checkpoint.
+
+Rows are read and decoded a few at a time, so that neither a tensor nor a slice of one is ever held in another form as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labinfer.errors import UserError
+from labinfer.weights.codes import Codes, Range, row_chunks
+from labinfer.weights.formats.format import Formats, MatrixForm
+from labinfer.weights.formats.settings import spellings
+from labinfer.weights.gguf.blocks import decode_values
+from labinfer.weights.gguf.config import gguf_config
+from labinfer.weights.gguf.families import read_family
+from labinfer.weights.gguf.file import GgufFile, GgufTensor
+from labinfer.weights.gguf.forms import GgufForm, make_formats, put_codes, take
+from labinfer.weights.gguf.orders import Order, RotatedPairs, TiledHeads
+from labinfer.weights.loading import LoadFunctions, TorchLoading
+from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
+from labinfer.weights.tensor_files import SHORTEST_GAP
+
+CONFIG_TENSORS = ("rope_freqs.weight",)
+"""Tensors that belong to the config."""
+
+
+def gguf_formats(path: Path) -> Formats:
+    """The form in which each matrix of a GGUF file is held.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    file = GgufFile(path)
+    contents = _Contents(file)
+
+    def find(matrix: str) -> tuple[GgufTensor, int] | None:
+        for name in spellings(matrix):
+            if (tensor := contents.tensors.get(f"{_stack(name)}.weight")) is not None:
+                order = contents.column_orders.get(_part(name))
+                return tensor, order.size if isinstance(order, TiledHeads) else 0
+        return None
+
+    return make_formats(file, find)
+
+
+class _Contents:
+    """Tensors by the checkpoint's names, and orders and changes by those of modules in their layer."""
+
+    def __init__(self, file: GgufFile):
+        _, family = read_family(file)
+        config = gguf_config(file)
+        num_layers, stored = config["num_hidden_layers"], file.tensors.items()
+        self.tensors = {family.name(name, num_layers): tensor for name, tensor in stored if name not in CONFIG_TENSORS}
+        orders = _make_orders(config)
+        self.orders = {module: orders[name] for module, name in family.orders.items()}
+        self.column_orders = {module: orders[name] for module, name in family.column_orders.items()}
+        self.changes = {module: CHANGES[name] for module, name in family.changes.items()}
+
+
+class GgufCheckpoint:
+    """See ``CheckpointReader``.
+
+    Raises:
+        UserError: the file cannot be read, or its architecture is not supported.
+    """
+
+    def __init__(self, path: Path):
+        self.directory = path
+        self.functions: LoadFunctions = TorchLoading()
+        self.bytes_read = 0
+        contents = _Contents(GgufFile(path))
+        self._tensors, self._changes = contents.tensors, contents.changes
+        self._orders, self._column_orders = contents.orders, contents.column_orders
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._tensors[name].shape if name in self._tensors else None
+
+    def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Part of a tensor that is no matrix; see ``TensorReader``."""
+        sizes = [end - begin for begin, end in ranges]
+        destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
+        self.load(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
+        return destination
+
+    def format(self, matrix: str) -> MatrixForm:
+        return GgufForm()
+
+    def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
+        return (self._name(part),)
+
+    def is_plain(self, matrix: MatrixSlice) -> bool:
+        return False
+
+    def check(self, part: WeightSlice) -> None:
+        """See ``CheckpointReader``."""
+        name = self._name(part)
+        shape = part.shape if isinstance(part, TensorSlice) else (part.outputs, part.inputs)
+        if isinstance(part, MatrixSlice) and _is_in_stack(part):
+            shape = (part.stack.shape[0], *shape)
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise UserError(f"{self.directory} has no tensor for {name} of shape {list(shape)}; is the model complete?")
+        if _without_ones(tensor.shape) != _without_ones(shape):
+            raise UserError(
+                f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}, but the metadata asks for {list(shape)}"
+            )
+
+    def load(self, part: WeightSlice) -> None:
+        """See ``CheckpointReader``."""
+        self.check(part)
+        if isinstance(part, TensorSlice):
+            self._load_tensor(part)
+            return
+        tensor, module = self._tensors[self._name(part)], _part(part.name)
+        begin, destination = part.rows[0], part.destination
+        rows_before = part.stack.index * part.outputs if _is_in_stack(part) else 0
+        columns = _stored(self._column_orders.get(module), _whole_groups(part))
+        for first, last in row_chunks(*part.rows, len(columns)) if len(columns) else ():
+            rows = _stored(self._orders.get(module), (first, last)) + rows_before
+            if isinstance(destination, Codes):
+                blocks, places = self._blocks(tensor, rows, columns)
+                put_codes(self.functions, tensor.type, blocks, places, destination.rows(first - begin, last - begin))
+            else:
+                destination[first - begin : last - begin].copy_(self._values(tensor, rows, columns))
+
+    def _load_tensor(self, part: TensorSlice) -> None:
+        """Load what is small enough to be held whole."""
+        tensor, module = self._tensors[part.name], _part(part.name)
+        rows, columns = torch.arange(math.prod(tensor.shape[:-1])), torch.arange(tensor.shape[-1])
+        values = self._values(tensor, rows, columns).view(part.shape)
+        if module in self._changes:
+            values = self._changes[module](values)
+        if module in self._orders:
+            values = values[self._orders[module].stored(0, len(values))]
+        part.destination.copy_(values[tuple(slice(*limits) for limits in part.ranges)])
+
+    def _values(self, tensor: GgufTensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Rows and columns of a tensor, by their numbers in the file, as float32."""
+        blocks, places = self._blocks(tensor, rows, columns)
+        values = decode_values(tensor.type, blocks.reshape(-1, tensor.type.num_bytes))
+        return take(values.view(len(rows), -1), places)
+
+    def _blocks(
+        self, tensor: GgufTensor, rows: torch.Tensor, columns: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The blocks of rows from the first to the last of these columns, (rows, blocks, bytes) uint8, and the columns' places in
+        them.
+
+        Raises:
+            UserError: the file has become shorter, or cannot be read.
+        """
+        size, num_bytes, stride = tensor.type.size, tensor.type.num_bytes, tensor.row_bytes
+        first = int(columns.min()) // size
+        skipped, end = first * num_bytes, (int(columns.max()) // size + 1) * num_bytes
+        inside = slice(0, end - skipped)
+        if stride - (end - skipped) < SHORTEST_GAP:  # reading on takes less time than another call
+            inside, skipped, end = slice(skipped, end), 0, stride
+        ascending, places = rows.sort()
+        memory = torch.empty(len(rows), end - skipped, dtype=torch.uint8, device="cpu")
+        begins = [0, *(torch.nonzero(ascending.diff() != 1).flatten() + 1).tolist()]
+        for begin, stop in zip(begins, [*begins[1:], len(rows)], strict=True):
+            position = tensor.position + int(ascending[begin]) * stride + skipped
+            if not self.functions.read_rows(tensor.file.fileno(), position, stride, memory[begin:stop]):
+                raise UserError(f"{tensor.path} has been cut short, or fails while it is read; download it again")
+        self.bytes_read += memory.numel()
+        if len(begins) > 1 or not torch.equal(ascending, rows):
+            memory = memory[places.argsort()]
+        return memory[:, inside].reshape(len(rows), -1, num_bytes), columns - first * size
+
+    def _name(self, part: WeightSlice) -> str:
+        """Name of the tensor that a slice is read from: the one of all experts for one of these."""
+        return part.name if isinstance(part, TensorSlice) else f"{_stack(part.name)}.weight"
+
+
+CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda values: values.neg().log()}
+"""By their names in ``families``."""
+
+
+def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
+    """The orders that a model of these sizes can have, by their names in ``families``."""
+    head_size = config.get("head_dim") or config["hidden_size"] // max(1, config["num_attention_heads"])
+    orders: dict[str, Order] = {"rotated pairs": RotatedPairs(head_size)}
+    if "linear_num_key_heads" in config:
+        groups, size = max(1, config["linear_num_key_heads"]), max(1, config["linear_value_head_dim"])
+        group, keys = max(1, config["linear_num_value_heads"] // groups), 2 * groups * config["linear_key_head_dim"]
+        orders["tiled heads"] = TiledHeads(groups, group)
+        orders["tiled values"] = TiledHeads(groups, group, size)
+        orders["tiled values behind keys"] = TiledHeads(groups, group, size, keys)
+    return orders
+
+
+def _stored(order: Order | None, numbers: Range) -> torch.Tensor:
+    """Numbers in the file of some rows or columns."""
+    return torch.arange(*numbers) if order is None else order.stored(*numbers)
+
+
+def _whole_groups(part: MatrixSlice) -> Range:
+    """The columns that are read: for codes whole groups."""
+    codes = part.destination
+    if not isinstance(codes, Codes):
+        return part.columns
+    return codes.first, codes.first + codes.scales.shape[1] * codes.form.group
+
+
+def _is_in_stack(part: MatrixSlice) -> bool:
+    return _stack(part.name) != part.name
+
+
+def _stack(matrix: str) -> str:
+    """The name of the tensor that has all experts' matrices, for one of these; otherwise the same."""
+    return re.sub(r"\.experts\.\d+\.", ".experts.", matrix)
+
+
+def _part(name: str) -> str:
+    """A module's name in its layer, by its own or that of one of its tensors."""
+    return re.sub(r"^model\.layers\.\d+\.", "", name).removesuffix(".weight").removesuffix(".bias")
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

@@ -1,0 +1,182 @@
+"""The metadata of a GGUF file as the ``config.json`` and ``generation_config.json`` that a checkpoint directory would have.
+
+Source: ggml-org/llama.cpp, gguf-py/gguf/constants.py.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from typing import Any
+
+from labinfer.errors import UserError
+from labinfer.weights.gguf.families import INNER_SIZE, read_family
+from labinfer.weights.gguf.file import GgufFile, GgufTensor
+
+SIZES = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+OPTIONAL_SIZES = {
+    "intermediate_size": "feed_forward_length",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+}
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+ENDS = ("eos", "eot", "eom")
+"""Tokens that end an answer: of a text, a turn, a message."""
+KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+"""Texts of such tokens, for files that name only the end of a text."""
+CONTROL = 3
+"""Kind of tokens in ``tokenizer.ggml.token_type`` that are no text."""
+MAX_FLOATS = 1 << 12
+"""Numbers of a tensor that belongs to the config."""
+DTYPES = {"F32": "float32", "F16": "float16"}
+
+
+def gguf_config(file: GgufFile) -> dict[str, Any]:
+    """The values of ``config.json``.
+
+    Raises:
+        UserError: the architecture is not supported, or the metadata does not say what is needed.
+    """
+    prefix, family = read_family(file)
+    table = file.tensors.get("token_embd.weight")
+    if table is None:
+        raise UserError(f"{file.path} has no tensor token_embd.weight; is it a whole model?")
+    drafts = _size(file, f"{prefix}.nextn_predict_layers", 0)
+    values = {
+        "architectures": [family.architecture],
+        "vocab_size": table.shape[0],
+        "num_hidden_layers": _size(file, f"{prefix}.block_count") - drafts,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "rms_norm_eps": file.get(f"{prefix}.attention.layer_norm_rms_epsilon", float),
+        "dtype": _dtype(file),
+        "eos_token_id": end_ids(file),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        **family.constants,
+    }
+    for key, name in (SIZES | dict(family.sizes)).items():
+        values[key] = _size(file, f"{prefix}.{name}")
+    for key, name in OPTIONAL_SIZES.items():
+        if f"{prefix}.{name}" in file:
+            values[key] = _size(file, f"{prefix}.{name}")
+    if INNER_SIZE in values:
+        values["linear_value_head_dim"] = values[INNER_SIZE] // max(1, values["linear_num_value_heads"])
+    if "moe_intermediate_size" in values:  # of a model that is all experts, files need not say the other one
+        values.setdefault("intermediate_size", values["moe_intermediate_size"])
+    head_size = values.get("head_dim") or values["hidden_size"] // max(1, values["num_attention_heads"])
+    if _size(file, f"{prefix}.attention.value_length", head_size) != head_size:
+        raise UserError(f"{file.path}: {prefix}.attention.value_length differs from key_length, which is not supported")
+    if not any("experts" in name for name in family.parts) and _size(file, f"{prefix}.expert_count", 0):
+        raise UserError(f"{file.path}: architecture {prefix!r} with experts is not supported")
+    return values | {"rope_parameters": _rope(file, prefix, head_size)}
+
+
+def gguf_generation_config(file: GgufFile) -> dict[str, Any]:
+    """The values of ``generation_config.json``: sampling that the model's authors recommend."""
+    keys = {name: f"general.sampling.{key}" for name, key in SAMPLING.items()}
+    return {name: file.get(key, int if name == "top_k" else float, 0) for name, key in keys.items() if key in file}
+
+
+def end_ids(file: GgufFile) -> list[int]:
+    """Ids of the tokens that end an answer."""
+    ids = {file.get(key, int) for name in ENDS if (key := f"tokenizer.ggml.{name}_token_id") in file}
+    kinds = file.numbers("tokenizer.ggml.token_type")
+    if CONTROL in kinds:
+        texts = file.texts("tokenizer.ggml.tokens")
+        ids.update(
+            n
+            for n, (text, kind) in enumerate(zip(texts, kinds, strict=False))
+            if kind == CONTROL and text in KNOWN_ENDS
+        )
+    return sorted(ids)
+
+
+def _size(file: GgufFile, key: str, default: int | None = None) -> int:
+    """A whole number, also where it is given for each layer, but the same for all.
+
+    Raises:
+        UserError: it differs between layers, or is none.
+    """
+    try:
+        return file.get(key, int, default)
+    except UserError:
+        numbers = file.numbers(key)
+        if not numbers:
+            raise
+        if len(set(numbers)) > 1 or type(numbers[0]) is not int:
+            raise UserError(f"{file.path}: {key} differs between layers, which is not supported") from None
+        return numbers[0]
+
+
+def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
+    """Rotary embedding in the spelling of Transformers 5.
+
+    Raises:
+        UserError: a kind of scaling that is not supported.
+    """
+    kind = file.get(f"{prefix}.rope.scaling.type", str, "none")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.get(f"{prefix}.rope.freq_base", float, 10000.0)}
+    rotated = _size(file, f"{prefix}.rope.dimension_count", head_size)
+    if rotated != head_size:
+        rope["partial_rotary_factor"] = rotated / head_size
+    if "rope_freqs.weight" in file.tensors:
+        factors = _read_floats(file, file.tensors["rope_freqs.weight"])
+        return rope | {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+        }
+    if kind == "none":
+        return rope
+    if file.get(f"{prefix}.rope.scaling.attn_factor", float, 1.0) != 1.0:
+        raise UserError(f"{file.path}: {prefix}.rope.scaling.attn_factor is not supported")
+    if kind not in ("linear", "yarn"):
+        raise UserError(
+            f"{file.path}: {prefix}.rope.scaling.type {kind!r:.40} is not supported; supported are none, linear and yarn"
+        )
+    rope |= {"rope_type": kind, "factor": file.get(f"{prefix}.rope.scaling.factor", float)}
+    optional = {
+        "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+    }
+    for key, name in optional.items() if kind == "yarn" else ():
+        if f"{prefix}.rope.scaling.{name}" in file:
+            rope[key] = file.get(f"{prefix}.rope.scaling.{name}", float)
+    return rope
+
+
+def _dtype(file: GgufFile) -> str:
+    """The dtype that most weights have; bfloat16 for those that are quantised."""
+    counts: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            counts[tensor.type.name] += math.prod(tensor.shape)
+    return DTYPES.get(counts.most_common(1)[0][0], "bfloat16")
+
+
+def _read_floats(file: GgufFile, tensor: GgufTensor) -> list[float]:
+    """A short tensor of float32.
+
+    Raises:
+        UserError: it is of another type, or long.
+    """
+    count = math.prod(tensor.shape)
+    if tensor.type.name != "F32" or count > MAX_FLOATS:
+        raise UserError(
+            f"{file.path}: tensor {tensor.name} has {count} numbers of type {tensor.type.name}, not at most {MAX_FLOATS} of F32"
+        )
+    tensor.file.seek(tensor.position)
+    return list(struct.unpack(f"<{count}f", tensor.file.read(4 * count)))

@@ -1,0 +1,177 @@
+"""Architectures of GGUF files, and what differs between them: names of sizes and tensors, and changes of numbers; no torch.
+
+Source: ggml-org/llama.cpp, gguf-py/gguf/constants.py (names) and convert_hf_to_gguf.py (changes).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from labinfer.errors import UserError
+from labinfer.weights.gguf.file import GgufFile
+
+INNER_SIZE = "linear_inner_size"
+"""Values of all heads of Gated DeltaNet, of which ``config.json`` has one head's."""
+ATTENTION = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+}
+HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+MLP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+DENSE = NORMS | ATTENTION | MLP
+EXPERTS = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+SHARED_EXPERT = {
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+DELTA_NET = {
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+EXPERT_SIZES = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+SHARED_SIZES = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
+DELTA_SIZES = {
+    "full_attention_interval": "full_attention_interval",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_key_head_dim": "ssm.state_size",
+    INNER_SIZE: "ssm.inner_size",
+}
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+Order = Literal["rotated pairs", "tiled heads", "tiled values", "tiled values behind keys"]
+"""Names of orders of rows, see ``orders.py``: of Llama's queries and keys, and of value heads with one row each, with all of their
+values, and with these behind queries and keys."""
+Change = Literal["less one", "log of negated"]
+"""Names of what is done to the numbers of a tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufFamily:
+    """An architecture of GGUF files."""
+
+    architecture: str
+    """The class that ``config.json`` would name."""
+    parts: Mapping[str, str]
+    """Modules of a layer, by their names in checkpoints, and what files call them."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """Further keys of ``config.json`` with whole numbers, and what they are called in the metadata behind the architecture."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of ``config.json`` that files do not say, because llama.cpp knows them."""
+    orders: Mapping[str, Order] = field(default_factory=dict)
+    """Modules whose rows are in an order of their own."""
+    column_orders: Mapping[str, Order] = field(default_factory=dict)
+    """Modules whose columns are."""
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    """Modules of whose numbers others are stored."""
+
+    def name(self, stored: str, num_layers: int) -> str:
+        """The checkpoint's name of a tensor, such as ``model.layers.0.mlp.up_proj.weight`` for ``blk.0.ffn_up.weight``.
+
+        Layers behind the model's own, which guess tokens ahead, are called ``mtp``. What is not known stays as it is.
+        """
+        match = re.fullmatch(r"blk\.(\d{1,9})\.(.+)", stored)
+        if match is not None and int(match[1]) >= num_layers:
+            return f"mtp.{stored}"
+        prefix, table, rest = (f"model.layers.{match[1]}.", self.parts, match[2]) if match else ("", OUTER, stored)
+        module, _, suffix = rest.rpartition(".")
+        for name, other in table.items():
+            if rest == other:
+                return f"{prefix}{name}"
+            if module == other and suffix in ("weight", "bias"):
+                return f"{prefix}{name}.{suffix}"
+        return stored
+
+
+LLAMA = GgufFamily(
+    architecture="LlamaForCausalLM",
+    parts=DENSE,
+    orders={"self_attn.q_proj": "rotated pairs", "self_attn.k_proj": "rotated pairs"},
+)
+QWEN2 = GgufFamily(architecture="Qwen2ForCausalLM", parts=DENSE)
+QWEN2_MOE = GgufFamily(
+    architecture="Qwen2MoeForCausalLM",
+    parts=NORMS | ATTENTION | EXPERTS | SHARED_EXPERT,
+    sizes=EXPERT_SIZES | SHARED_SIZES,
+    constants={"norm_topk_prob": False},
+)
+QWEN3 = GgufFamily(architecture="Qwen3ForCausalLM", parts=DENSE | HEAD_NORMS)
+QWEN3_MOE = GgufFamily(
+    architecture="Qwen3MoeForCausalLM",
+    parts=NORMS | ATTENTION | HEAD_NORMS | EXPERTS,
+    sizes=EXPERT_SIZES,
+    constants={"norm_topk_prob": True},
+)
+QWEN35 = GgufFamily(
+    architecture="Qwen3_5ForCausalLM",
+    parts=DENSE | HEAD_NORMS | DELTA_NET | {"post_attention_layernorm": "post_attention_norm"},
+    sizes=DELTA_SIZES,
+    orders={
+        "linear_attn.in_proj_qkv": "tiled values behind keys",
+        "linear_attn.conv1d": "tiled values behind keys",
+        "linear_attn.in_proj_z": "tiled values",
+        **dict.fromkeys(
+            [f"linear_attn.{part}" for part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias")], "tiled heads"
+        ),
+    },
+    column_orders={"linear_attn.out_proj": "tiled values"},
+    changes={"linear_attn.A_log": "log of negated"}
+    | dict.fromkeys(("model.norm", "input_layernorm", "post_attention_layernorm", *HEAD_NORMS), "less one"),
+)
+QWEN35_MOE = replace(
+    QWEN35,
+    architecture="Qwen3_5MoeForCausalLM",
+    parts={name: stored for name, stored in QWEN35.parts.items() if name not in MLP} | EXPERTS | SHARED_EXPERT,
+    sizes=DELTA_SIZES | EXPERT_SIZES | SHARED_SIZES,
+)
+
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen2moe": QWEN2_MOE,
+    "qwen3": QWEN3,
+    "qwen3moe": QWEN3_MOE,
+    "qwen35": QWEN35,
+    "qwen35moe": QWEN35_MOE,
+}
+"""By ``general.architecture``."""
+
+
+def read_family(file: GgufFile) -> tuple[str, GgufFamily]:
+    """``general.architecture``, which is also the first part of the names of sizes, and what it means.
+
+    Raises:
+        UserError: it is not supported.
+    """
+    name = file.get("general.architecture", str)
+    if name not in FAMILIES:
+        raise UserError(
+            f"{file.path}: architecture {name!r:.60} of GGUF files is not supported; supported are {', '.join(FAMILIES)}"
+        )
+    return name, FAMILIES[name]

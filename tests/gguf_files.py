@@ -1,0 +1,249 @@
+"""GGUF files made of Hugging Face checkpoints, as llama.cpp's converter makes them: names by gguf-py's own map, its writer, and its
+quantisation. What a file changes is written here once more, from ggml-org/llama.cpp, convert_hf_to_gguf.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from safetensors.torch import load_file, save_file
+from sentencepiece import SentencePieceProcessor
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+}
+"""By ``model_type``."""
+
+
+def write_gguf(
+    checkpoint: Path, path: Path, kind: str | Mapping[str, str] = "F32", pre: str = "gpt-2", **writer_options: Any
+) -> Path:
+    """A GGUF file of a checkpoint; the path of its first file.
+
+    Args:
+        kind: type of all matrices whose rows have whole blocks, also by a part of their names; others are F32.
+        pre: name of the way in which the tokenizer splits texts.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **writer_options)
+    _add_sizes(writer, config)
+    if (checkpoint / "tokenizer.json").exists():
+        add_tokenizer(writer, checkpoint, pre)
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    tensors = {name: tensor for file in checkpoint.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for name, tensor in _stack_experts(tensors).items():
+        stored = names.get_name(name.replace("dt_bias", "dt_proj.bias"), try_suffixes=(".weight", ".bias"))
+        assert stored, name
+        chosen = kind if isinstance(kind, str) else next((kind[part] for part in kind if part in name), "F32")
+        _add_tensor(writer, stored, _stored(name, tensor, config), chosen)
+    if (rope := config.get("rope_parameters", {})).get("rope_type") == "llama3":
+        _add_tensor(writer, "rope_freqs.weight", _llama3_factors(rope, _head_size(config)), "F32")
+    finish(writer)
+    return path if path.exists() else sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))[0]
+
+
+def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    if config.get("intermediate_size"):
+        writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(_head_size(config))
+    writer.add_value_length(_head_size(config))
+    if "num_experts_per_tok" in config:
+        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if "linear_num_key_heads" in config:
+        writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+        writer.add_rope_dimension_count(int(_head_size(config) * config["rope_parameters"]["partial_rotary_factor"]))
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if config["model_type"] == "llama":
+        writer.add_rope_dimension_count(_head_size(config))
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _stored(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """A tensor as files have it."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    module = name.split(".")[-2]
+    if config["model_type"] == "llama" and module in heads:
+        halves = tensor.unflatten(0, (heads[module], 2, -1))  # the halves of each head take turns
+        return halves.transpose(1, 2).flatten(0, 2)
+    if "linear_num_key_heads" in config:
+        return _stored_hybrid(name, tensor, config)
+    return tensor
+
+
+def _stored_hybrid(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """Of Qwen3.5: norms with one added, and value heads of all key heads in turn."""
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        return tensor + 1
+    if name.endswith("A_log"):
+        tensor = -tensor.exp()
+    if name.endswith("conv1d.weight"):
+        tensor = tensor.squeeze(1)
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    before = 2 * keys * config["linear_key_head_dim"] if part in ("in_proj_qkv", "conv1d") else 0
+    if part in ("in_proj_qkv", "conv1d", "in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+        tiled = tensor[before:].unflatten(0, (keys, values // keys, -1)).transpose(0, 1).flatten(0, 2)
+        return torch.cat((tensor[:before], tiled))
+    if part == "out_proj":
+        return tensor.unflatten(1, (keys, values // keys, -1)).transpose(1, 2).flatten(1, 3)
+    return tensor
+
+
+def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The matrices of a layer's experts in one tensor each."""
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    rest = {}
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name):
+            stacks.setdefault(match[1] + match[3], {})[int(match[2])] = tensor
+        else:
+            rest[name] = tensor
+    return rest | {name: torch.stack([parts[n] for n in sorted(parts)]) for name, parts in stacks.items()}
+
+
+def _add_tensor(writer: GGUFWriter, name: str, tensor: torch.Tensor, kind: str) -> None:
+    values, type_ = tensor.float().numpy(), GGMLQuantizationType[kind]
+    if values.ndim == 1 or values.shape[-1] % gguf.GGML_QUANT_SIZES[type_][0]:
+        type_ = GGMLQuantizationType.F32
+    writer.add_tensor(name, quantize(values, type_), raw_dtype=type_)
+
+
+def _llama3_factors(rope: dict[str, Any], head_size: int) -> torch.Tensor:
+    """By how much each frequency is divided."""
+    plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    factors = []
+    for wavelength in (2 * torch.pi / plain).tolist():
+        turns = rope["original_max_position_embeddings"] / wavelength
+        blend = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / ((1 - blend) / factor + blend))
+    return torch.tensor(factors)
+
+
+def _head_size(config: dict[str, Any]) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def add_tokenizer(writer: GGUFWriter, checkpoint: Path, pre: str) -> None:
+    """The vocabulary of a ``tokenizer.json`` of BPE over bytes, and the chat template."""
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    texts = {number: (text, TokenType.NORMAL) for text, number in tokenizer["model"]["vocab"].items()}
+    for token in tokenizer["added_tokens"]:
+        texts[token["id"]] = token["content"], TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+    ids = {text: number for number, (text, _) in texts.items()}
+    tokens = [texts.get(number, (f"[PAD{number}]", TokenType.UNUSED)) for number in range(max(texts) + 3)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_types([kind for _, kind in tokens])
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    for name, add in (("eos_token", writer.add_eos_token_id), ("bos_token", writer.add_bos_token_id)):
+        if config.get(name):
+            add(ids[config[name]])
+    if config.get("chat_template"):
+        writer.add_chat_template(config["chat_template"])
+
+
+def add_sentencepiece(writer: GGUFWriter, path: Path, added: dict[int, tuple[str, TokenType]]) -> None:
+    """The pieces of a ``tokenizer.model``, and tokens behind them."""
+    processor = SentencePieceProcessor(model_file=str(path))
+    kinds = {
+        TokenType.UNKNOWN: processor.is_unknown,
+        TokenType.CONTROL: processor.is_control,
+        TokenType.UNUSED: processor.is_unused,
+        TokenType.BYTE: processor.is_byte,
+    }
+    size = processor.get_piece_size()
+    tokens = [
+        (processor.id_to_piece(n), next((kind for kind, holds in kinds.items() if holds(n)), TokenType.NORMAL))
+        for n in range(size)
+    ]
+    tokens += [added[n] for n in range(size, size + len(added))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_types([kind for _, kind in tokens])
+    writer.add_token_scores([processor.get_score(n) for n in range(size)] + [-1000.0] * len(added))
+    writer.add_bos_token_id(processor.bos_id())
+    writer.add_eos_token_id(processor.eos_id())
+    writer.add_unk_token_id(processor.unk_id())
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write what was added."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_twin(checkpoint: Path, path: Path, twin: Path) -> Path:
+    """The checkpoint with the values that a file has by gguf-py, for families whose rows stay in their order."""
+    shutil.copytree(checkpoint, twin, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = json.loads((checkpoint / "config.json").read_text())
+    names = gguf.get_tensor_name_map(ARCHITECTURES[config["model_type"]], config["num_hidden_layers"])
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    tensors = {}
+    for file in checkpoint.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            expert = re.search(r"\.experts\.(\d+)\.", name)
+            found = stored[
+                names.get_name(re.sub(r"\.experts\.\d+\.", ".experts.", name), try_suffixes=(".weight", ".bias"))
+            ]
+            values = torch.tensor(gguf.quants.dequantize(found.data, found.tensor_type))
+            tensors[name] = (values[int(expert[1])] if expert else values).view(tensor.shape).contiguous()
+    save_file(tensors, twin / "model.safetensors", {"format": "pt"})
+    return twin
+
+
+STEPS = {"Q4_K": 63 * 15, "Q5_K": 63 * 31, "Q6_K": 127 * 31, "IQ4_NL": 127, "IQ4_XS": 32 * 127}
+"""The largest number of types that gguf-py does not quantise to, as a multiple of a block's first scale."""
+
+
+def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """Blocks as gguf-py makes them; of types that it only reads, random ones of numbers about as large."""
+    if kind.name not in STEPS:
+        return gguf.quants.quantize(np.ascontiguousarray(values), kind)
+    size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(values.size)
+    blocks = rng.integers(0, 256, (values.size // size, num_bytes), dtype=np.uint8)
+    place = 208 if kind.name == "Q6_K" else 0
+    blocks[:, place : place + 2] = np.frombuffer(np.float16(0.6 / STEPS[kind.name]).tobytes(), np.uint8)
+    if kind.name in ("Q4_K", "Q5_K"):
+        blocks[:, 2:4] = np.frombuffer(np.float16(0.3 / 63).tobytes(), np.uint8)
+    return blocks.reshape(*values.shape[:-1], -1)
