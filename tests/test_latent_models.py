@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from checkpoints import GROUPS, LATENT, LATENTS, transformers_logprobs, write_tokenizer
 from golden import BEAM_PROMPTS, BEAMS, PROMPTS, check_answers, golden, greedy, recorded, relative_error
+from launchers import LAUNCH
 from published_formats import PUBLISHED, write_published
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from labinfer import LLM, SamplingParams
-from labinfer.cli import main
 from labinfer.commands.layout import HEADER, layout_rows
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
@@ -116,9 +118,10 @@ def test_plan_shows_one_latent_a_token_and_layer_on_every_rank(checkpoint, kv_ca
 
 
 @pytest.mark.parametrize(("tp_size", "is_told"), [(1, False), (2, True)])
-def test_plan_says_that_tensor_parallelism_makes_no_token_smaller(checkpoint, capfd, tp_size, is_told):
-    assert main(["plan", "--model", str(checkpoint), "-tp", str(tp_size), "--log-level", "warning"]) == 0
-    assert ("every tensor-parallel rank keeps the whole latent" in capfd.readouterr().out) is is_told
+def test_plan_says_that_tensor_parallelism_makes_no_token_smaller(checkpoint, tp_size, is_told):
+    command = [sys.executable, LAUNCH, "plan", "--model", str(checkpoint), "-tp", str(tp_size)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert ("every tensor-parallel rank keeps the whole latent" in said) is is_told
 
 
 def test_sliding_window_is_refused(checkpoint):
