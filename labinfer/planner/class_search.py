@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from labinfer.planner.fitting_orders import FittingOrders
-from labinfer.planner.objective import Criterion, Parts, Room, Stage, has_room, make_criteria
+from labinfer.planner.layer_room import LayerRoom
+from labinfer.planner.objective import Criterion, Parts, Room, Stage, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.routes import Routes, State, StateGraph
-from labinfer.planner.segments import cut_layers, most_layers
+from labinfer.planner.segments import cut_layers
 from labinfer.planner.units import UnitClass
 
 NEAR = 1.1
@@ -109,11 +110,10 @@ class ClassSearch:
     classes: list[UnitClass]
     known: Solution | None
     """The best of other searches, which is to be beaten."""
+    layer_room: LayerRoom
     best: Solution | None = None
     near: dict[tuple[Criterion, tuple[str, ...]], Solution] = field(default_factory=dict)
     """By criterion and order of machines, where layers are of several kinds: layouts of mean layers."""
-    _room_caps: dict = field(default_factory=dict)
-    """Layers that units have room for, by what is asked for."""
 
     def run(self) -> Solution | None:
         """A solution that is better than the known one, if there is any."""
@@ -147,13 +147,11 @@ class ClassSearch:
     def _prepare(self, criterion: Criterion) -> _CriterionLines | None:
         """Lines and room of the classes for a criterion; None where the model does not fit."""
         room = self.problem.least_room(criterion.num_seqs)
-        if room not in self._room_caps:
-            self._room_caps[room] = {
-                (number, first, last): self._count_layers(each, room, first, last)
-                for number, each in enumerate(self.classes)
-                for first, last in itertools.product((False, True), repeat=2)
-            }
-        caps = self._room_caps[room]
+        caps = {
+            (number, first, last): self.layer_room.count(each.costs, room, is_first=first, is_last=last)
+            for number, each in enumerate(self.classes)
+            for first, last in itertools.product((False, True), repeat=2)
+        }
         path = [_Line.make(each, criterion.path) for each in self.classes]
         most = [_Line.make(each, criterion.bottleneck) for each in self.classes]
         free = [caps[number, False, False] for number in range(len(self.classes))]
@@ -185,20 +183,6 @@ class ClassSearch:
                 elif line.least_fixed < middle:
                     layers += int((middle - line.least_fixed) / line.per_layer) * each.count
             low, high = (low, middle) if layers >= self.num_layers else (middle, high)
-        return low
-
-    def _count_layers(self, unit: UnitClass, room: Room, is_first: bool, is_last: bool) -> int:
-        """Layers for which a unit has room, in the best place for it where they are unlike."""
-        ends = {"is_first": is_first, "is_last": is_last}
-        if not self.is_alike:
-            return most_layers(unit.costs, self.problem.limits, room, **ends)
-        low, high = 0, self.num_layers
-        while low < high:
-            middle = (low + high + 1) // 2
-            if has_room(unit.costs, unit.costs.count_layers(0, middle), self.problem.limits, room, **ends):
-                low = middle
-            else:
-                high = middle - 1
         return low
 
     def _search(self, lines: _CriterionLines) -> None:

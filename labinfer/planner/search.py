@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from labinfer.planner.class_search import ClassSearch
 from labinfer.planner.cluster import Cluster
+from labinfer.planner.layer_room import LayerRoom
 from labinfer.planner.objective import Stage, fits, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.units import FormLevel, choose_units, form_levels
@@ -22,18 +23,22 @@ def find_layout(problem: Problem) -> Solution | None:
     wants_room = problem.objective == "memory"
     if wants_room:
         problem = replace(problem, objective="throughput")
+    layer_room = LayerRoom(problem.limits)
     for level in form_levels(problem.cluster, problem.dtypes):
-        best = _find_best(problem, level)
+        best = _find_best(problem, level, layer_room)
         if best is not None:
-            return replace(_find_roomiest(problem, best, level) if wants_room else best, level=level)
+            return replace(_find_roomiest(problem, best, level, layer_room) if wants_room else best, level=level)
     return None
 
 
-def _find_best(problem: Problem, level: FormLevel) -> Solution | None:
+def _find_best(problem: Problem, level: FormLevel, layer_room: LayerRoom) -> Solution | None:
     best: Solution | None = None
+    least = problem.least_room(num_seqs=1)
     for classes in choose_units(problem.cluster, problem.dtypes, level).choices:
-        solution = ClassSearch(problem=problem, classes=classes, known=best).run()
-        best = solution or best
+        num_layers = len(classes[0].costs.layers)
+        if sum(layer_room.count(each.costs, least) * each.count for each in classes) < num_layers:
+            continue  # there are hundreds of choices, and a search takes seconds
+        best = ClassSearch(problem=problem, classes=classes, known=best, layer_room=layer_room).run() or best
     return best
 
 
@@ -43,7 +48,7 @@ def _without(cluster: Cluster, excluded: Collection[str]) -> Cluster:
     return Cluster(machines=machines, links=links, default_link=cluster.default_link)
 
 
-def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel) -> Solution:
+def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, layer_room: LayerRoom) -> Solution:
     """The layout with the most KV tokens among those with nearly the best throughput, by bisection over its tokens."""
     best, most = fastest, fastest.value / MEMORY_SHARE
     size = problem.limits.block_size
@@ -51,7 +56,7 @@ def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel) -> Sol
     high = problem.limits.max_num_seqs * -(-problem.limits.max_model_len // size)
     while low < high:
         middle = (low + high + 1) // 2
-        solution = _find_best(replace(problem, kv_tokens=middle * size), level)
+        solution = _find_best(replace(problem, kv_tokens=middle * size), level, layer_room)
         if solution is not None and solution.value <= most:
             best, low = solution, kv_tokens(solution.stages, problem.limits) // size
         else:

@@ -20,7 +20,7 @@ from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.reference.elementwise import rms_norm, rotary
 
 MOST_BYTES = 64 * 2**20
-"""Keys and values that are expanded at once, or a mask, at most, unless those of a head or a token take more."""
+"""Keys and values that are expanded at once, or the mask of absorbed queries, at most, unless those of a head or a token take more."""
 
 
 def write_latent(

@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from effort import effort
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ from random_clusters import (
 )
 
 from labinfer.errors import UserError
+from labinfer.planner.class_search import ClassSearch
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
 from labinfer.planner.costs import HostCosts, Points
 from labinfer.planner.objective import Limits, Room, Stage, kv_tokens, make_criteria
@@ -266,3 +268,27 @@ def test_first_allowed_dtype_that_was_measured_is_taken():
     for dtypes in ((("bfloat16", "none"), ("float32", "none")), (("float32", "none"),)):
         assert find_layout(replace(problem, dtypes=dtypes)).stages[0].costs.dtype == dtypes[0][0]
     assert find_layout(replace(problem, dtypes=(("float16", "none"),))) is None
+
+
+def test_model_that_fits_nowhere_is_told_without_a_search(monkeypatch):
+    """Ten unlike machines have thousands of choices of precisions."""
+    monkeypatch.setattr(ClassSearch, "run", lambda search: pytest.fail("searched"))
+    cluster = Cluster(
+        machines=[make_machine(name, 2 + number) for number, name in enumerate("abcdefghij")], default_link=LAN
+    )
+    problem = make_problem(replace_layers(cluster, 80), dtypes=FORMS)
+    assert find_layout(problem) is None
+
+
+def replace_layers(cluster: Cluster, num_layers: int) -> Cluster:
+    """The same machines for a model with so many layers."""
+    return msgspec.structs.replace(
+        cluster,
+        machines=[
+            msgspec.structs.replace(
+                machine,
+                costs=[msgspec.structs.replace(costs, layers=["dense"] * num_layers) for costs in machine.costs],
+            )
+            for machine in cluster.machines
+        ],
+    )

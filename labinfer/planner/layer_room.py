@@ -1,0 +1,42 @@
+"""LayerRoom: how many layers a unit has room for, kept over all searches for a problem."""
+
+from __future__ import annotations
+
+from labinfer.planner.costs import HostCosts
+from labinfer.planner.objective import Limits, Room, has_room
+from labinfer.planner.segments import most_layers
+
+
+class LayerRoom:
+    """Layers for which units have room.
+
+    Args:
+        limits: of the problem, whose costs must live as long as this.
+    """
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._counts: dict[tuple[int, Room, bool, bool], int] = {}
+
+    def count(self, costs: HostCosts, room: Room, *, is_first: bool = False, is_last: bool = False) -> int:
+        """Layers for which a unit has room, in the best place for it where they are unlike.
+
+        Args:
+            room: what must be left beside them.
+        """
+        key = (id(costs), room, is_first, is_last)
+        if key not in self._counts:
+            counts = _count_alike if len(set(costs.layers)) == 1 else most_layers
+            self._counts[key] = counts(costs, self._limits, room, is_first=is_first, is_last=is_last)
+        return self._counts[key]
+
+
+def _count_alike(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> int:
+    low, high = 0, len(costs.layers)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if has_room(costs, costs.count_layers(0, middle), limits, room, is_first=is_first, is_last=is_last):
+            low = middle
+        else:
+            high = middle - 1
+    return low
