@@ -157,7 +157,8 @@ class PagedAttention(Protocol):
             cache: with the new tokens' keys and values written already, in any dtype that it may have.
             head_ptr: KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``; int64, (K + 1), in host memory.
             scale: factor on the scores.
-            window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all.
+            window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all. Blocks of which
+                no query of the sequence sees a token are not read: their places in ``batch.tables_N`` may name any block.
         """
 
 
