@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.bfloat16 import has_dot
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.cpu.quantized import PANEL
-from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
