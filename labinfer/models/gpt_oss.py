@@ -20,7 +20,7 @@ from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 ALPHA = 1.702
-"""Of the activation; the config does not name it."""
+"""Factor in the activation, which the config does not name."""
 
 
 class GptOssForCausalLM(Decoder):
