@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.head_preview import HeadPreview
 from labinfer.functions.latent_cache import LatentCache
@@ -149,6 +150,7 @@ class PagedAttention(Protocol):
         scale: float,
         *,
         window: int = 0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(T, H, P) → (T, H, P) in the dtype of the queries, in which the arithmetic is, too.
 
@@ -159,6 +161,8 @@ class PagedAttention(Protocol):
             scale: factor on the scores.
             window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all. Blocks of which
                 no query of the sequence sees a token are not read: their places in ``batch.tables_N`` may name any block.
+            sinks_H: logit of each head that counts in the softmax without a value (Miller 2023, "Attention is off by one", and the
+                model card of gpt-oss, arXiv:2508.10925); float32.
         """
 
 
@@ -335,6 +339,7 @@ class Experts(Protocol):
         experts: PackedExperts,
         *,
         first: int = 0,
+        gate: ClampedGate | None = None,
     ) -> torch.Tensor:
         """``sum over a of weights[t, a] * down(silu(gate(x[t])) * up(x[t]))`` of expert ``ids[t, a]``: (T, D) in x's dtype.
 
@@ -344,6 +349,7 @@ class Experts(Protocol):
             expert_ids_TA: int64, different within a token; those outside of ``first`` … ``first + E - 1`` add nothing.
             weights_TA: float32.
             first: id of the first of these experts.
+            gate: takes the place of ``silu(gate) * up``, and has biases; None where there are none.
         """
 
 

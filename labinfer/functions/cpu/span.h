@@ -27,7 +27,8 @@ struct Batch {
   bool tiled;
   float scale;
   int64_t window, value_size;
-  bool shared;  // values are the first numbers of the keys
+  bool shared;         // values are the first numbers of the keys
+  const float* sinks;  // of each head: a logit that counts without a value; null for none
 
   bool has_scales() const { return keys.scales && !shared; }  // that are not in the numbers already, as they are laid out
   int64_t group(int64_t kv) const { return head_ptr[kv + 1] - head_ptr[kv]; }
@@ -80,8 +81,8 @@ struct Units {
     std::memcpy(scales, cache.scales + key_of(unit), UNIT * sizeof(float));
   }
 
-  // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, in bfloat16. Zeros, too, before the first
-  // key that is seen: the table need not say where those are.
+  // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, in bfloat16. Zeros, too, before
+  // the first key that is seen: the table need not say where those are.
   void stage(int64_t unit, int64_t count, bf16* rows, float* scales) const {
     for (int64_t key = 0; key < UNIT; ++key) {
       bf16* to = rows + key * batch.size;
