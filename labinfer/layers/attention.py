@@ -63,6 +63,8 @@ class AttentionConfig:
     """Whether the output of each head is multiplied with the sigmoid of a gate, which ``q_proj`` has after the head's query
     (Qiu et al. 2025, arXiv:2505.06708)."""
     query_scaling: QueryScaling | None = None
+    scale: float | None = None
+    """Factor on the products of queries and keys; None for ``head_size ** -0.5``."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> Attention:
         return Attention(self, hidden_size, ctx)
@@ -106,6 +108,7 @@ class Attention(nn.Module):
             self._tp = ctx.tp
         elif config.qk_norm != "none":
             self.q_norm, self.k_norm = (NormWeight(size, ctx, config.qk_norm_offset) for _ in range(2))
+        self._scale = config.head_size**-0.5 if config.scale is None else config.scale
         self._head_ptr = torch.tensor(shard.head_ptr, device="cpu")
 
     def calls(self) -> Iterator[FunctionCall]:
@@ -160,9 +163,7 @@ class Attention(nn.Module):
                 return x_TD[:0]
             attention, q_THP = output_rows.attention, q_THP[output_rows.rows_R]
             gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
-        out_THP = functions.paged_attention(
-            q_THP, cache, attention, self._head_ptr, config.head_size**-0.5, window=config.window
-        )
+        out_THP = functions.paged_attention(q_THP, cache, attention, self._head_ptr, self._scale, window=config.window)
         out_TI = out_THP.reshape(q_THP.shape[0], -1)
         return self.o_proj(out_TI if gate_TI is None else out_TI * gate_TI.sigmoid())
 
