@@ -143,6 +143,8 @@ class Decoder(nn.Module):
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied, is_head=True)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ctx.dtype, device="cpu")
         """A tensor, so that compiled steps can repeat the product."""
+        cap = config.logits_cap
+        self._logits_cap = None if cap is None else torch.tensor(cap, dtype=torch.float32, device="cpu")
         self._ropes: list[RopeConfig] = []
         """Rotary tables of the stage's layers, each once."""
         self._rope_numbers: list[int | None] = []
@@ -224,5 +226,5 @@ class Decoder(nn.Module):
         hidden_BD = self.final_norm(hidden_BD)
         if self._config.logits_divisor != 1.0:
             hidden_BD = hidden_BD / self._config.logits_divisor
-        logits_BV, cap = self.lm_head.logits(hidden_BD, largest_only=largest_only), self._config.logits_cap
-        return logits_BV if logits_BV is None or cap is None else torch.tanh(logits_BV / cap) * cap
+        logits_BV, cap = self.lm_head.logits(hidden_BD, largest_only=largest_only), self._logits_cap
+        return logits_BV if logits_BV is None or cap is None else (logits_BV / cap).tanh() * cap
