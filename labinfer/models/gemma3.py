@@ -36,8 +36,6 @@ class Gemma3ForCausalLM(Decoder):
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         file = file.text_part().with_defaults(
-            vocab_size=262208,
-            num_attention_heads=8,
             num_key_value_heads=4,
             head_dim=256,
             max_position_embeddings=131072,
@@ -90,7 +88,7 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        config = super().read_config(file)
+        config = super().read_config(file.with_defaults(vocab_size=262208, num_attention_heads=8))
         file.require(config.logits_cap is None, "final_logit_softcapping beside pictures is not supported")
         return config
 
