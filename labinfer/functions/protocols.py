@@ -156,6 +156,7 @@ class PagedAttention(Protocol):
         scale: float,
         *,
         window: int = 0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(T, H, P) → (T, H, P) in the dtype of the queries, in which the arithmetic is, too.
 
@@ -165,6 +166,8 @@ class PagedAttention(Protocol):
             head_ptr: KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``; int64, (K + 1), in host memory.
             scale: factor on the scores.
             window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all.
+            sinks_H: logit of each head that counts in the softmax without a value (Miller 2023, "Attention is off by one", and the
+                model card of gpt-oss, arXiv:2508.10925); float32.
         """
 
 

@@ -47,6 +47,9 @@ ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the reques
 class ChangeUnderWay(RuntimeError):
     """The layout is being changed already."""
 
+    def __init__(self) -> None:
+        super().__init__("the layout is being changed already; try again when that is done")
+
 
 class NoEngine(RuntimeError):
     """No host is there that could change its layout."""
@@ -197,13 +200,16 @@ class AsyncLLMEngine:
             EngineFailed: the host has died during the change.
         """
         if self._change is not None or self._awaits_outcome:
-            raise ChangeUnderWay("the layout is being changed already; try again when that is done")
+            raise ChangeUnderWay
         if self._link is None or self._awaits_host:
             raise NoEngine("the engine has ended, and another one is awaited; try again in a moment")
         self._change = asyncio.get_running_loop().create_future()
         try:
             self._tell(ChangeLayout(change))
-            return await self._change, next(model for model in self._facts if model.name == change.model)
+            answer = await self._change
+            if answer.is_busy:  # a change by --replan had begun, and the news of it was on its way here
+                raise ChangeUnderWay
+            return answer, next(model for model in self._facts if model.name == change.model)
         finally:
             self._change = None
 

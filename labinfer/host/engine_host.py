@@ -44,7 +44,6 @@ IDLE_SECONDS = 0.25
 """Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
 SOON_SECONDS = 0.01
 """Rank 0 sleeps so long at a time while a request waits for its model's guides."""
-UNDER_WAY = "the layout is being changed already"
 PROMISE_SECONDS = 30.0
 """A better split of the layers has to be one for so long before the layout changes."""
 
@@ -161,7 +160,7 @@ class EngineHost:
             for frame in self._link.receive(IDLE_SECONDS):  # requests will be handed to the next host once more
                 has_paused |= isinstance(frame, Paused)
                 if isinstance(frame, ChangeLayout):
-                    self._link.send(LayoutAnswer(UNDER_WAY, is_refused=True))
+                    self._link.send(LayoutAnswer(is_refused=True, is_busy=True))
 
     def _is_over(self) -> bool:
         if self._drain_until is None:
@@ -206,11 +205,12 @@ class EngineHost:
             raise BrokenLink(f"the gateway does not take this engine: {frame.message}")
 
     def _change_layout(self, frame: ChangeLayout) -> None:
+        if self._change is not None:
+            self._link.send(LayoutAnswer(is_refused=True, is_busy=True))
+            return
         try:
             if self._drain_until is not None:
                 raise UserError("the server is shutting down")
-            if self._change is not None:
-                raise UserError(UNDER_WAY)
             self._change = self._plan_change(frame.change)
         except UserError as error:
             self._link.send(LayoutAnswer(str(error), is_refused=True))

@@ -20,6 +20,8 @@ from labinfer.layers.mixer import Angles
 from labinfer.layers.norm import NormWeight, ShardedRMSNorm
 from labinfer.layers.rope import RopeConfig
 from labinfer.layers.sharding import shard_heads
+from labinfer.weights.slices import TensorSlice, WeightSlice
+from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 QKNorm = Literal["none", "head", "head_after_rotation", "full"]
 """Normalisation of queries and keys: nowhere; each head over its own dimensions, before or after it is rotated; or all
@@ -65,6 +67,8 @@ class AttentionConfig:
     query_scaling: QueryScaling | None = None
     scale: float | None = None
     """Factor on the products of queries and keys; None for ``head_size ** -0.5``."""
+    sinks: bool = False
+    """Whether each head has a learned logit that counts in the softmax without a value."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> Attention:
         return Attention(self, hidden_size, ctx)
@@ -109,6 +113,7 @@ class Attention(nn.Module):
         elif config.qk_norm != "none":
             self.q_norm, self.k_norm = (NormWeight(size, ctx, config.qk_norm_offset) for _ in range(2))
         self._scale = config.head_size**-0.5 if config.scale is None else config.scale
+        self.sinks = HeadLogits(config.num_heads, shard.query) if config.sinks else None
         self._head_ptr = torch.tensor(shard.head_ptr, device="cpu")
 
     def calls(self) -> Iterator[FunctionCall]:
@@ -164,6 +169,15 @@ class Attention(nn.Module):
             attention, q_THP = output_rows.attention, q_THP[output_rows.rows_R]
             gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
         out_THP = functions.paged_attention(q_THP, cache, attention, self._head_ptr, self._scale, window=config.window)
+        out_THP = functions.paged_attention(
+            q_THP,
+            cache,
+            attention,
+            self._head_ptr,
+            config.head_size**-0.5,
+            window=config.window,
+            sinks_H=None if self.sinks is None else self.sinks.logits_H,
+        )
         out_TI = out_THP.reshape(q_THP.shape[0], -1)
         return self.o_proj(out_TI if gate_TI is None else out_TI * gate_TI.sigmoid())
 
@@ -185,6 +199,18 @@ class Attention(nn.Module):
         )
         for norm, x_TI, sum_T in zip(norms, parts, sums_2T, strict=False):
             x_TI.copy_(norm(x_TI, sum_T))
+
+
+class HeadLogits(WeightedModule):
+    """A number for each of this rank's query heads, in float32."""
+
+    def __init__(self, num_heads: int, heads: tuple[int, int]):
+        super().__init__()
+        self._num_heads, self._heads = num_heads, heads
+        self.logits_H = empty_parameter(heads[1] - heads[0], dtype=torch.float32)
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        yield TensorSlice(name=prefix, shape=(self._num_heads,), ranges=(self._heads,), destination=self.logits_H)
 
 
 def key_value_spec(num_kv: int, head_size: int, rope: RopeConfig | None, tiled: bool = False) -> CacheSpec:

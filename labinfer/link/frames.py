@@ -198,6 +198,8 @@ class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_ans
     """The reason why the layout is what it was before; empty where it has changed."""
     is_refused: bool = False
     """Whether that was found before anything was taken down."""
+    is_busy: bool = False
+    """Whether another change was under way, so that this one was not looked at."""
     seconds: float = 0.0
     """Time in which nothing ran; 0 where nothing was taken down."""
 

@@ -100,9 +100,10 @@ def read_workload(path: str, default_output: int = DEFAULT_OUTPUT, count_tokens:
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            opening = file.read(1)
+            opening = next(filter(str.strip, file), "")
             file.seek(0)
-            read = _read_jsonl(file, path, default_output, count_tokens) if opening == "{" else _read_csv(file, path)
+            is_jsonl = opening.lstrip().startswith("{")
+            read = _read_jsonl(file, path, default_output, count_tokens) if is_jsonl else _read_csv(file, path)
             requests = list(read)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; a workload is {FORMS}") from None

@@ -300,6 +300,7 @@ def test_layout_that_cannot_be_is_an_error_of_the_caller():
         for answer, status in (
             (LayoutAnswer("layers 3 adds up to 3", is_refused=True), 400),
             (LayoutAnswer("no room", seconds=1.0), 409),
+            (LayoutAnswer(is_refused=True, is_busy=True), 409),
         ):
             change = threads.submit(server.ask, "POST", "/v1/cluster/layout", {"layers": [3]})
             wait_for(lambda: not change.done() and host.num_changes, END_SECONDS)  # noqa: B023

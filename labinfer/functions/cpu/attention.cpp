@@ -159,9 +159,11 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   }
 }
 
-void write(const Batch& batch, const Tile& tile, int64_t row, const float* total, float mass) {
+void write(const Batch& batch, const Tile& tile, int64_t row, const float* total, float top, float mass) {
   int64_t token = batch.row_ptr[tile.sequence] + tile.first, group = batch.group(tile.kv);
-  bf16* to = batch.out + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.value_size;
+  int64_t head = batch.head_ptr[tile.kv] + row % group;
+  bf16* to = batch.out + ((token + row / group) * batch.heads + head) * batch.value_size;
+  if (batch.sinks) mass += std::exp2(batch.sinks[head] * LOG2_E - top);  // may be infinite: nothing is left of the values then
   int64_t i = 0;
   float factor = 1.0f / mass;
   for (; i + WIDTH <= batch.value_size; i += WIDTH) store(to + i, narrow(load<floats>(total + i) * factor));
@@ -177,7 +179,7 @@ void finish(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
   run(batch, tile, scratch, [=](int64_t, int64_t row, const float* part, float part_top, float part_mass) {
     join(total + row * width, top[row], mass[row], part, part_top, part_mass, width);
   });
-  for (int64_t row = 0; row < rows; ++row) write(batch, tile, row, total + row * width, mass[row]);
+  for (int64_t row = 0; row < rows; ++row) write(batch, tile, row, total + row * width, top[row], mass[row]);
 }
 
 // Some spans of a tile; who comes last joins them all.
@@ -197,7 +199,7 @@ void finish_piece(const Batch& batch, const Tile& tile, Whole& whole, float* mem
     const float* from = memory;
     for (int64_t span = whole.tile.first_span; span < whole.tile.end_span; ++span, from += stride)
       join(total, top, mass, from + row * width, from[rows * width + row], from[rows * width + rows + row], width);
-    write(batch, tile, row, total, mass);
+    write(batch, tile, row, total, top, mass);
   }
 }
 
@@ -270,10 +272,10 @@ extern "C" {
 #define ATTEND(NAME, KERNEL)                                                                                             \
   void NAME(const bf16* q, const void* k_cache, const float* k_scales, const void* v_cache, const float* v_scales,       \
             const int64_t* tables, const int64_t* table_ptr, const int64_t* row_ptr, const int64_t* context_lens,        \
-            const int64_t* head_ptr, bf16* out, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t size,        \
-            int64_t block_size, int tiled, float scale, int64_t window, int threads) {                                   \
+            const int64_t* head_ptr, const float* sinks, bf16* out, int64_t sequences, int64_t heads, int64_t kv_heads,  \
+            int64_t size, int64_t block_size, int tiled, float scale, int64_t window, int threads) {                     \
     Batch batch{q, {k_cache, k_scales}, {v_cache, v_scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out,    \
-                heads, kv_heads, size, block_size, bool(tiled), scale, window, size, false};                             \
+                heads, kv_heads, size, block_size, bool(tiled), scale, window, size, false, sinks};                      \
     attend_all<KERNEL>(batch, sequences, threads);                                                                       \
   }                                                                                                                      \
   REPLAYABLE(NAME)
@@ -286,7 +288,7 @@ extern "C" {
             int64_t size, int64_t rank, int64_t block_size, float scale, int threads) {                                  \
     int64_t head_ptr[] = {0, heads};                                                                                     \
     Batch batch{q, {cache, scales}, {cache, scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out, heads, 1,  \
-                size, block_size, false, scale, 0, rank, true};                                                          \
+                size, block_size, false, scale, 0, rank, true, nullptr};                                                 \
     attend_all<KERNEL>(batch, sequences, threads);                                                                       \
   }                                                                                                                      \
   REPLAYABLE(NAME)

@@ -149,9 +149,10 @@ class CpuFunctions:
         scale: float,
         *,
         window: int = 0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if cache.k.dtype not in (torch.bfloat16, torch.int8) or q_THP.shape[2] % 2:
-            return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window=window)
+            return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window=window, sinks_H=sinks_H)
         q_THP = q_THP.contiguous()
         out_THP = torch.empty_like(q_THP)
         self._attend(
@@ -162,6 +163,7 @@ class CpuFunctions:
             batch.row_ptr_B.data_ptr(),
             batch.context_lens_B.data_ptr(),
             head_ptr.data_ptr(),
+            None if sinks_H is None else sinks_H.data_ptr(),
             out_THP.data_ptr(),
             len(batch.context_lens),
             q_THP.shape[1],

@@ -120,7 +120,7 @@ def load(path: Path) -> Library:
         "absorb_queries": [pointer] * 3 + [size] * 6 + [count],
         "expand_values": [pointer] * 3 + [size] * 5 + [count],
         "attend_latent": [pointer] * 8 + [size] * 5 + [real, count],
-        "attend": [pointer] * 11 + [size] * 5 + [count, real, size, count],
+        "attend": [pointer] * 12 + [size] * 5 + [count, real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
     for dtype in ("bfloat16", "float32"):

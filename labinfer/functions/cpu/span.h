@@ -27,7 +27,8 @@ struct Batch {
   bool tiled;
   float scale;
   int64_t window, value_size;
-  bool shared;  // values are the first numbers of the keys
+  bool shared;         // values are the first numbers of the keys
+  const float* sinks;  // of each head: a logit that counts without a value; null for none
 
   bool has_scales() const { return keys.scales && !shared; }  // that are not in the numbers already, as they are laid out
   int64_t group(int64_t kv) const { return head_ptr[kv + 1] - head_ptr[kv]; }

@@ -48,11 +48,12 @@ def paged_attention(
     scale: float,
     *,
     window: int = 0,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention, one sequence after another; only the keys that some query sees are read."""
     out_THP = torch.empty_like(q_THP)
     for b in range(len(batch.context_lens)):
-        attend(out_THP, q_THP, cache, batch, b, head_ptr=head_ptr, scale=scale, window=window)
+        attend(out_THP, q_THP, cache, batch, b, head_ptr=head_ptr, scale=scale, window=window, sinks_H=sinks_H)
     return out_THP
 
 
@@ -66,6 +67,7 @@ def attend(
     head_ptr: torch.Tensor,
     scale: float,
     window: int,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Write the rows of sequence ``b``."""
     context_len = batch.context_lens[b]
@@ -86,6 +88,8 @@ def attend(
         mask_TS = torch.ones(num_new, num_seen, dtype=torch.bool, device=q_THP.device).tril(num_seen - num_new)
         if window:
             mask_TS = mask_TS.triu(num_seen - num_new - window + 1)
+    if sinks_H is not None:
+        k_HSP, v_HSP, mask_TS = with_sinks(k_HSP, v_HSP, mask_TS, sinks_H, num_new)
     attended_HTP = F.scaled_dot_product_attention(
         q_THP[rows].transpose(0, 1).unsqueeze(0),
         k_HSP.unsqueeze(0),
@@ -95,3 +99,15 @@ def attend(
         enable_gqa=even,
     )[0]
     out_THP[rows] = attended_HTP.transpose(0, 1)
+
+
+def with_sinks(
+    k_KSP: torch.Tensor, v_KSP: torch.Tensor, mask_TS: torch.Tensor | None, sinks_H: torch.Tensor, num_new: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One more key and value of zeros, and a mask of numbers, (H, T, S + 1), that gives this key each head's logit."""
+    num_seen = k_KSP.shape[1]
+    logits_HTS = torch.zeros(len(sinks_H), num_new, num_seen + 1, dtype=k_KSP.dtype, device=k_KSP.device)
+    if mask_TS is not None:
+        logits_HTS[:, :, :num_seen].masked_fill_(~mask_TS, float("-inf"))
+    logits_HTS[:, :, num_seen] = sinks_H.to(logits_HTS.dtype).unsqueeze(1)
+    return F.pad(k_KSP, (0, 0, 0, 1)), F.pad(v_KSP, (0, 0, 0, 1)), logits_HTS

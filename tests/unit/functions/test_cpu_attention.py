@@ -144,3 +144,17 @@ def test_processors_with_narrower_vectors(load_functions, level):
     for block, kv_dtype in ((4, torch.bfloat16), (16, torch.bfloat16), (16, torch.int8)):
         test_long_chunks_attend(narrow, 70, 9, 0, block, kv_dtype)
         test_bits_do_not_depend_on_what_is_computed_together(narrow, 700, 0, block, kv_dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 9])
+@pytest.mark.parametrize("window", [0, 33])
+@SHAPES
+def test_sinks_count_without_values(functions, window, threads, block, kv_dtype):
+    """One head's sink takes nearly all weight, another's none; beside chunks there are keys that are dealt over threads."""
+    case, head_ptr, size = Case([600, 1100, 40], (2, 32), block, kv_dtype), torch.tensor([0, 3, 4]), 32
+    batch, q, sinks = case.batch([40, 1, 1]), random(42, 4, size) * 3, torch.tensor([2.0, -90.0, 90.0, 5.0])
+    with threads_of_torch(threads):
+        got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window, sinks_H=sinks)
+    exact = case.exact(q, batch, head_ptr, window=window, sinks_H=sinks)
+    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
+    assert got[:, 2].abs().max() < 1e-6 and (exact - case.exact(q, batch, head_ptr, window=window)).abs().max() > 0.1

@@ -164,6 +164,25 @@ def test_a_window_shows_the_last_tokens_only(window, chunks):
         torch.testing.assert_close(out, expected[begin:end], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("kv_of_query", [(0, 0, 1, 1), (0, 1, 1, 1)])
+def test_sinks_are_one_more_column_of_the_softmax(kv_of_query, window):
+    k, v, q, sinks = (
+        torch.randn(9, 2, 8),
+        torch.randn(9, 2, 8),
+        torch.randn(5, 4, 8),
+        torch.tensor([0.5, -3.0, 2.0, 9.0]),
+    )
+    tables, cache = paged([{"k": k, "v": v}])
+    batch = AttentionBatch.build([0, 5], [9], tables, CPU)
+    out = paged_attention(q, cache, batch, head_ptr_of(kv_of_query), 0.3, window=window, sinks_H=sinks)
+    for t in range(5):
+        seen = slice(max(0, 5 + t - window) if window else 0, 5 + t)
+        for head, kv in enumerate(kv_of_query):
+            weights = torch.cat((k[seen, kv] @ q[t, head] * 0.3, sinks[head : head + 1])).softmax(0)[:-1]
+            torch.testing.assert_close(out[t, head], weights @ v[seen, kv], rtol=1e-5, atol=1e-5)
+
+
 def test_sequences_of_a_batch_have_windows_of_their_own():
     lengths, new, window = (7, 1, 13), (1, 1, 6), 4
     sequences = [{"k": torch.randn(n, 2, 8), "v": torch.randn(n, 2, 8)} for n in lengths]

@@ -46,6 +46,11 @@ def test_mooncake_trace_is_read_with_its_blocks(tmp_path):
     assert second.arrival == pytest.approx(3.053)
 
 
+def test_lines_may_be_empty(tmp_path):
+    text = '\n \n{"prompt_tokens": 5, "output_tokens": 2}\n\n'
+    assert read_workload(write(tmp_path, text)).requests == (RequestLengths(prompt=5, output=2),)
+
+
 def count_words(line: str) -> int:
     """Words of the prompt in a line of JSON."""
     return len(re.search(r'"prompt": "([^"]*)"', line)[1].split())
