@@ -168,13 +168,12 @@ class Attention(nn.Module):
                 return x_TD[:0]
             attention, q_THP = output_rows.attention, q_THP[output_rows.rows_R]
             gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
-        out_THP = functions.paged_attention(q_THP, cache, attention, self._head_ptr, self._scale, window=config.window)
         out_THP = functions.paged_attention(
             q_THP,
             cache,
             attention,
             self._head_ptr,
-            config.head_size**-0.5,
+            self._scale,
             window=config.window,
             sinks_H=None if self.sinks is None else self.sinks.logits_H,
         )
