@@ -20,6 +20,7 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GptOssConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     Kimi_K25Config,
@@ -300,10 +301,28 @@ CONFIGS = {
         **LATENT, dim_model_base=64, scale_emb=3, rope_parameters=LONGROPE | {"original_max_position_embeddings": 512}
     ),
     "minimax-m2": lambda: MiniMaxM2Config(**FAMILY_SHAPE, num_local_experts=7, num_experts_per_tok=3, rotary_dim=8),
+    "gpt-oss": lambda: GptOssConfig(
+        **FAMILY_SHAPE | {"intermediate_size": 44},
+        sliding_window=8,
+        layer_types=WINDOW["layer_types"],
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        swiglu_limit=1.0,
+        rope_parameters=YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+    ),
 }
 """Transformers' config of each kind of checkpoint: a new family is a line here and in ``FAMILIES``."""
 KINDS = ("qwen2-tied", "qwen2-untied-sharded", "llama-untied", "llama-tied-biased")
-MIXTURES = ("qwen3-moe", "qwen2-moe", "ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2")
+MIXTURES = (
+    "qwen3-moe",
+    "qwen2-moe",
+    "ernie4.5-moe",
+    "hunyuan-moe",
+    "glm4-moe",
+    "glm4-moe-groups",
+    "minimax-m2",
+    "gpt-oss",
+)
 LATENTS = (
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "deepseek-v3-plain", "kimi-k2", "glm-4.7-flash", "minicpm3"),
 )
@@ -334,7 +353,7 @@ def randomize(model: torch.nn.Module, norms: bool = True) -> None:
     if embedding.padding_idx is not None:
         embedding.weight[embedding.padding_idx].normal_(0.0, 0.2)
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("bias"):
+        if name.endswith(("bias", "sinks")):
             parameter.normal_(0.0, 0.2)
         elif "norm" in name and norms:
             parameter.add_(torch.randn_like(parameter), alpha=0.3)

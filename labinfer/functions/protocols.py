@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.head_preview import HeadPreview
 from labinfer.functions.latent_cache import LatentCache
@@ -344,6 +345,7 @@ class Experts(Protocol):
         experts: PackedExperts,
         *,
         first: int = 0,
+        gate: ClampedGate | None = None,
     ) -> torch.Tensor:
         """``sum over a of weights[t, a] * down(silu(gate(x[t])) * up(x[t]))`` of expert ``ids[t, a]``: (T, D) in x's dtype.
 
@@ -353,6 +355,7 @@ class Experts(Protocol):
             expert_ids_TA: int64, different within a token; those outside of ``first`` … ``first + E - 1`` add nothing.
             weights_TA: float32.
             first: id of the first of these experts.
+            gate: takes the place of ``silu(gate) * up``, and has biases; None where there are none.
         """
 
 

@@ -42,6 +42,7 @@ MODULES = {
     "Kimi_K25ForConditionalGeneration": "kimi_k2",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "MiniCPM3ForCausalLM": "minicpm3",
+    "GptOssForCausalLM": "gpt_oss",
 }
 """Class names, as in ``architectures`` of ``config.json``, and the modules beside this one that have them."""
 
