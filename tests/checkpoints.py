@@ -15,6 +15,8 @@ from transformers import (
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
+    Gemma3Config,
+    Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -97,6 +99,10 @@ OLMO_ROPE = {
     "full_attention": YARN | {"original_max_position_embeddings": 128},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
 }
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -128,6 +134,15 @@ PIXTRAL = {
     "num_attention_heads": 2,
     "head_dim": 8,
     "image_size": 32,
+}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
 }
 KIMI_VISION = {
     "hidden_size": 16,
@@ -186,6 +201,18 @@ CONFIGS = {
         rope_parameters=LONGROPE | {"partial_rotary_factor": 0.75, "attention_factor": 1.1},
     ),
     "olmo3": lambda: Olmo3Config(**NARROW, **WINDOW, rope_parameters=OLMO_ROPE),
+    "gemma3": lambda: Gemma3TextConfig(
+        **FAMILY_SHAPE | {"hidden_size": 80},
+        **WINDOW,
+        rope_parameters=GEMMA_ROPE,
+        query_pre_attn_scalar=24,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma3-pictures": lambda: Gemma3Config(
+        text_config=CONFIGS["gemma3"]().to_dict() | {"final_logit_softcapping": None},
+        vision_config=SIGLIP,
+        mm_tokens_per_image=4,
+    ),
     "seed-oss": lambda: SeedOssConfig(**FAMILY_SHAPE, attention_out_bias=True),
     "glm4": lambda: Glm4Config(**FAMILY_SHAPE, partial_rotary_factor=0.5),
     "ernie4.5": lambda: Ernie4_5Config(**FAMILY_SHAPE, use_bias=True),
@@ -302,7 +329,7 @@ LATENTS = (
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
     *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
-    *("ernie4.5", "hunyuan", *MIXTURES, *LATENTS, *HYBRIDS),
+    *("ernie4.5", "hunyuan", "gemma3", *MIXTURES, *LATENTS, *HYBRIDS),
 )
 
 

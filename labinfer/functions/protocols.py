@@ -109,6 +109,13 @@ class SiluAndMul(Protocol):
         """``silu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
 
 
+class GeluAndMul(Protocol):
+    """Activation of a gated MLP with the GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415) by its tanh form."""
+
+    def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        """``gelu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
+
+
 class RotateAndWrite(Protocol):
     """Positions for queries and keys (Su et al. 2021, arXiv:2104.09864), and keys and values into the cache."""
 
@@ -422,6 +429,7 @@ class Functions:
     route: Route
     add_rms_norm: AddRMSNorm
     silu_and_mul: SiluAndMul
+    gelu_and_mul: GeluAndMul
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
     tiled_cache: bool = False

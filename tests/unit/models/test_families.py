@@ -28,7 +28,8 @@ def older_spelling(values: dict) -> dict:
     """As before Transformers 5: ``rope_theta`` beside ``rope_scaling``, which is missing where nothing is scaled."""
     values = dict(values)
     rope = values.pop("rope_parameters")
-    if "full_attention" in rope:  # one theta for all; the scaling is that of the full layers
+    if "full_attention" in rope:  # one theta for all but Gemma; the scaling is that of the full layers
+        values["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     rope = dict(rope)
     values["rope_theta"] = rope.pop("rope_theta")
@@ -75,8 +76,9 @@ def test_required_keys_are_named_with_their_file(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_other_activations_are_refused(tmp_path, kind):
-    with pytest.raises(UserError, match="hidden_act 'gelu' is not supported"):
-        load_config(write(tmp_path, kind, lambda values: values | {"hidden_act": "gelu"}))
+    key = "hidden_activation" if kind == "gemma3" else "hidden_act"
+    with pytest.raises(UserError, match=f"{key} 'gelu' is not supported"):
+        load_config(write(tmp_path, kind, lambda values: values | {key: "gelu"}))
 
 
 UNKNOWN = {
