@@ -15,9 +15,12 @@ from transformers import (
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
+    Gemma3Config,
+    Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GptOssConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     Kimi_K25Config,
@@ -96,6 +99,10 @@ OLMO_ROPE = {
     "full_attention": YARN | {"original_max_position_embeddings": 128},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
 }
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -127,6 +134,15 @@ PIXTRAL = {
     "num_attention_heads": 2,
     "head_dim": 8,
     "image_size": 32,
+}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
 }
 KIMI_VISION = {
     "hidden_size": 16,
@@ -185,6 +201,18 @@ CONFIGS = {
         rope_parameters=LONGROPE | {"partial_rotary_factor": 0.75, "attention_factor": 1.1},
     ),
     "olmo3": lambda: Olmo3Config(**NARROW, **WINDOW, rope_parameters=OLMO_ROPE),
+    "gemma3": lambda: Gemma3TextConfig(
+        **FAMILY_SHAPE | {"hidden_size": 80},
+        **WINDOW,
+        rope_parameters=GEMMA_ROPE,
+        query_pre_attn_scalar=24,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma3-pictures": lambda: Gemma3Config(
+        text_config=CONFIGS["gemma3"]().to_dict() | {"final_logit_softcapping": None},
+        vision_config=SIGLIP,
+        mm_tokens_per_image=4,
+    ),
     "seed-oss": lambda: SeedOssConfig(**FAMILY_SHAPE, attention_out_bias=True),
     "glm4": lambda: Glm4Config(**FAMILY_SHAPE, partial_rotary_factor=0.5),
     "ernie4.5": lambda: Ernie4_5Config(**FAMILY_SHAPE, use_bias=True),
@@ -273,17 +301,35 @@ CONFIGS = {
         **LATENT, dim_model_base=64, scale_emb=3, rope_parameters=LONGROPE | {"original_max_position_embeddings": 512}
     ),
     "minimax-m2": lambda: MiniMaxM2Config(**FAMILY_SHAPE, num_local_experts=7, num_experts_per_tok=3, rotary_dim=8),
+    "gpt-oss": lambda: GptOssConfig(
+        **FAMILY_SHAPE | {"intermediate_size": 44},
+        sliding_window=8,
+        layer_types=WINDOW["layer_types"],
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        swiglu_limit=1.0,
+        rope_parameters=YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+    ),
 }
 """Transformers' config of each kind of checkpoint: a new family is a line here and in ``FAMILIES``."""
 KINDS = ("qwen2-tied", "qwen2-untied-sharded", "llama-untied", "llama-tied-biased")
-MIXTURES = ("qwen3-moe", "qwen2-moe", "ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2")
+MIXTURES = (
+    "qwen3-moe",
+    "qwen2-moe",
+    "ernie4.5-moe",
+    "hunyuan-moe",
+    "glm4-moe",
+    "glm4-moe-groups",
+    "minimax-m2",
+    "gpt-oss",
+)
 LATENTS = (
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "deepseek-v3-plain", "kimi-k2", "glm-4.7-flash", "minicpm3"),
 )
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
     *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
-    *("ernie4.5", "hunyuan", *MIXTURES, *LATENTS, *HYBRIDS),
+    *("ernie4.5", "hunyuan", "gemma3", *MIXTURES, *LATENTS, *HYBRIDS),
 )
 
 
@@ -307,7 +353,7 @@ def randomize(model: torch.nn.Module, norms: bool = True) -> None:
     if embedding.padding_idx is not None:
         embedding.weight[embedding.padding_idx].normal_(0.0, 0.2)
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("bias"):
+        if name.endswith(("bias", "sinks")):
             parameter.normal_(0.0, 0.2)
         elif "norm" in name and norms:
             parameter.add_(torch.randn_like(parameter), alpha=0.3)

@@ -6,6 +6,7 @@ from typing import Any
 
 NUM_LAYERS = 4
 
+GEMMA_LAYERS = ["sliding_attention"] * 5 + ["full_attention"]
 QWEN_LINEAR = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 QWEN3_5_TEXT = {
     "attention_bias": False,
@@ -476,6 +477,50 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "topk_method": "noaux_tc",
         "v_head_dim": 256,
         "vocab_size": 154880,
+    },
+    **{
+        f"google/gemma-3-{name}": {
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attn_logit_softcapping": None,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "initializer_range": 0.02,
+            "max_position_embeddings": 32768,
+            "model_type": "gemma3_text",
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "pad_token_id": 0,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": 262144,
+            **sizes,
+        }
+        for name, sizes in {
+            "270m-it": {
+                "hidden_size": 640,
+                "intermediate_size": 2048,
+                "num_hidden_layers": 18,
+                "layer_types": GEMMA_LAYERS * 3,
+                "use_bidirectional_attention": False,
+            },
+            "1b-it": {
+                "hidden_size": 1152,
+                "intermediate_size": 6912,
+                "num_hidden_layers": 26,
+                "sliding_window_pattern": 6,
+            },
+        }.items()
     },
     "openbmb/MiniCPM3-4B": {
         "architectures": ["MiniCPM3ForCausalLM"],

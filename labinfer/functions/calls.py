@@ -24,6 +24,7 @@ from labinfer.functions.packed_experts import PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import (
     AddRMSNorm,
+    GeluAndMul,
     Linear,
     PackWeight,
     PagedAttention,
@@ -182,12 +183,12 @@ class AddRMSNormCall:
 
 @dataclass(frozen=True)
 class GatedActivationCall:
-    """``silu_and_mul`` of so many columns of an MLP."""
+    """``silu_and_mul``, or another target with its arguments, of so many columns of an MLP."""
 
     columns: int
-    target = "silu_and_mul"
+    target: str = "silu_and_mul"
 
-    def bind(self, function: SiluAndMul, rows: int, setting: CallSetting) -> Callable[[], object]:
+    def bind(self, function: SiluAndMul | GeluAndMul, rows: int, setting: CallSetting) -> Callable[[], object]:
         gate_up_TF = setting.random(rows, 2 * self.columns)
         return lambda: function(gate_up_TF)
 

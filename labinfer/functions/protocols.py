@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.head_preview import HeadPreview
 from labinfer.functions.latent_cache import LatentCache
@@ -108,6 +109,13 @@ class SiluAndMul(Protocol):
         """``silu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
 
 
+class GeluAndMul(Protocol):
+    """Activation of a gated MLP with the GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415) by its tanh form."""
+
+    def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        """``gelu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
+
+
 class RotateAndWrite(Protocol):
     """Positions for queries and keys (Su et al. 2021, arXiv:2104.09864), and keys and values into the cache."""
 
@@ -158,7 +166,8 @@ class PagedAttention(Protocol):
             cache: with the new tokens' keys and values written already, in any dtype that it may have.
             head_ptr: KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``; int64, (K + 1), in host memory.
             scale: factor on the scores.
-            window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all.
+            window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all. Blocks of which
+                no query of the sequence sees a token are not read: their places in ``batch.tables_N`` may name any block.
             sinks_H: logit of each head that counts in the softmax without a value (Miller 2023, "Attention is off by one", and the
                 model card of gpt-oss, arXiv:2508.10925); float32.
         """
@@ -337,6 +346,7 @@ class Experts(Protocol):
         experts: PackedExperts,
         *,
         first: int = 0,
+        gate: ClampedGate | None = None,
     ) -> torch.Tensor:
         """``sum over a of weights[t, a] * down(silu(gate(x[t])) * up(x[t]))`` of expert ``ids[t, a]``: (T, D) in x's dtype.
 
@@ -346,6 +356,7 @@ class Experts(Protocol):
             expert_ids_TA: int64, different within a token; those outside of ``first`` … ``first + E - 1`` add nothing.
             weights_TA: float32.
             first: id of the first of these experts.
+            gate: takes the place of ``silu(gate) * up``, and has biases; None where there are none.
         """
 
 
@@ -418,6 +429,7 @@ class Functions:
     route: Route
     add_rms_norm: AddRMSNorm
     silu_and_mul: SiluAndMul
+    gelu_and_mul: GeluAndMul
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
     tiled_cache: bool = False

@@ -31,8 +31,16 @@ EXPERT_FUNCTIONS = ("make_experts", "experts")
 """The same for the experts of a mixture."""
 WEIGHT_FUNCTIONS = (MATRIX_FUNCTIONS, EXPERT_FUNCTIONS)
 OTHER_FUNCTIONS = (
-    *("add_rms_norm", "silu_and_mul", "rotate_and_write", "paged_attention", "causal_conv", "delta_rule", "gated_norm"),
-    *("write_latent", "latent_attention", "route", "argmax", "sample"),
+    *(
+        "add_rms_norm",
+        "silu_and_mul",
+        "gelu_and_mul",
+        "rotate_and_write",
+        "paged_attention",
+        "causal_conv",
+        "delta_rule",
+    ),
+    *("gated_norm", "write_latent", "latent_attention", "route", "argmax", "sample"),
 )
 CHOSEN_BY_SEQUENCE = ("latent_attention",)
 """Functions of which each sequence of a batch has an implementation by its own new tokens; that of others goes by all rows."""

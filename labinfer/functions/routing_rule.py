@@ -12,8 +12,10 @@ class RoutingRule:
 
     num_chosen: int
     """Experts of each token."""
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    """Softmax over all experts (Shazeer et al. 2017, arXiv:1701.06538), or a sigmoid of each (DeepSeek-V3, arXiv:2412.19437)."""
+    scores: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    """Softmax over all experts (Shazeer et al. 2017, arXiv:1701.06538), or a sigmoid of each (DeepSeek-V3, arXiv:2412.19437);
+    or the logits themselves, to which the bias is added, with a softmax over those of the chosen experts as their weights
+    (gpt-oss, arXiv:2508.10925)."""
     normalized: bool = True
     """Whether a token's weights are divided by their sum."""
     least_sum: float = 1e-20

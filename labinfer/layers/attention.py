@@ -65,6 +65,8 @@ class AttentionConfig:
     """Whether the output of each head is multiplied with the sigmoid of a gate, which ``q_proj`` has after the head's query
     (Qiu et al. 2025, arXiv:2505.06708)."""
     query_scaling: QueryScaling | None = None
+    scale: float | None = None
+    """Factor on the products of queries and keys; None for ``head_size ** -0.5``."""
     sinks: bool = False
     """Whether each head has a learned logit that counts in the softmax without a value."""
 
@@ -110,6 +112,7 @@ class Attention(nn.Module):
             self._tp = ctx.tp
         elif config.qk_norm != "none":
             self.q_norm, self.k_norm = (NormWeight(size, ctx, config.qk_norm_offset) for _ in range(2))
+        self._scale = config.head_size**-0.5 if config.scale is None else config.scale
         self.sinks = HeadLogits(config.num_heads, shard.query) if config.sinks else None
         self._head_ptr = torch.tensor(shard.head_ptr, device="cpu")
 
@@ -170,7 +173,7 @@ class Attention(nn.Module):
             cache,
             attention,
             self._head_ptr,
-            config.head_size**-0.5,
+            self._scale,
             window=config.window,
             sinks_H=None if self.sinks is None else self.sinks.logits_H,
         )

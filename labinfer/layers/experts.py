@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import torch
 
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.packed_experts import ExpertForm, PackedExperts
 from labinfer.layers.context import StageContext
+from labinfer.layers.expert_biases import ClampedGateConfig, ExpertBiases
 from labinfer.layers.sharding import shard_columns, shard_experts
 from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.slices import MatrixSlice, MatrixStack, WeightSlice
@@ -26,9 +28,12 @@ class Experts(WeightedModule):
 
     Args:
         num_experts, columns: over the whole model.
+        gate: of experts with biases.
     """
 
-    def __init__(self, num_experts: int, columns: int, hidden_size: int, ctx: StageContext):
+    def __init__(
+        self, num_experts: int, columns: int, hidden_size: int, ctx: StageContext, gate: ClampedGateConfig | None = None
+    ):
         super().__init__()
         self._functions = self._value_functions = ctx.functions.experts
         self._code_functions = ctx.functions.coded_experts
@@ -39,6 +44,11 @@ class Experts(WeightedModule):
             self._range = shard_experts(num_experts, ctx.tp.size, ctx.tp.rank)
         else:
             self._columns = shard_columns(columns, ctx.tp.size, ctx.tp.rank)
+        self._is_transposed, self.biases = gate is not None, None
+        if gate is not None:
+            sizes, parts = (num_experts, columns, hidden_size), (self._range, self._columns)
+            counts = ctx.experts == "whole" or ctx.tp.rank == 0
+            self.biases = ExpertBiases(gate, sizes, *parts, counts=counts)
         self.packed: PackedExperts | None = None
         self._codes: tuple[Codes, Codes] | None = None
         """In the place of ``gate_up`` and ``down``."""
@@ -62,7 +72,11 @@ class Experts(WeightedModule):
 
     def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D): this rank's part of the weighted sum of each token's experts."""
-        return self._functions.experts(x_TD, ids_TA, weights_TA, self.packed, first=self._range[0])
+        return self._functions.experts(x_TD, ids_TA, weights_TA, self.packed, first=self._range[0], **self._gate)
+
+    @property
+    def _gate(self) -> dict[str, ClampedGate]:
+        return {} if self.biases is None else {"gate": self.biases.gate}
 
     def call(self, num_chosen: int) -> ExpertsCall:
         """The call that a batch makes, for so many experts of each token."""
@@ -164,6 +178,7 @@ class Experts(WeightedModule):
                     shape=(self._num_experts, outputs if is_down else 2 * outputs, inputs),
                     index=expert,
                     first_row=first_row,
+                    is_transposed=self._is_transposed,
                 ),
             )
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from labinfer.functions.calls import FunctionCall
 from labinfer.layers.context import StageContext
+from labinfer.layers.expert_biases import ClampedGateConfig
 from labinfer.layers.experts import Experts
 from labinfer.layers.linear import ReplicatedLinear
 from labinfer.layers.mlp import GatedMLP, GatedMLPConfig
@@ -28,6 +29,9 @@ class MixtureConfig:
     shared_gate: bool = False
     """Whether the shared MLP counts by a sigmoid of its own."""
 
+    gate: ClampedGateConfig | None = None
+    """Activation of experts with biases; None for SiLU without any."""
+
     def build(self, hidden_size: int, ctx: StageContext) -> Mixture:
         return Mixture(self, hidden_size, ctx)
 
@@ -39,7 +43,7 @@ class Mixture(nn.Module):
         super().__init__()
         self._tp = ctx.tp
         self.gate = Router(config.router, hidden_size, ctx)
-        self.experts = Experts(config.router.num_experts, config.intermediate_size, hidden_size, ctx)
+        self.experts = Experts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if config.shared is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
 from labinfer.functions.calls import FunctionCall, GatedActivationCall
+from labinfer.functions.protocols import GeluAndMul, SiluAndMul
 from labinfer.layers.context import StageContext
 from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from labinfer.layers.sharding import shard_columns
@@ -16,10 +18,12 @@ from labinfer.layers.sharding import shard_columns
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLPConfig:
-    """``down(silu(gate(x)) * up(x))`` (Shazeer 2020, arXiv:2002.05202) over the whole model."""
+    """``down(activation(gate(x)) * up(x))`` (Shazeer 2020, arXiv:2002.05202) over the whole model."""
 
     intermediate_size: int
     bias: bool = False
+    activation: Literal["silu", "gelu"] = "silu"
+    """The GELU is its tanh form."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> GatedMLP:
         return GatedMLP(self, hidden_size, ctx)
@@ -33,17 +37,18 @@ class GatedMLP(nn.Module):
         full = config.intermediate_size
         columns = shard_columns(full, ctx.tp.size, ctx.tp.rank)
         parts = [(name, full, columns) for name in ("gate_proj", "up_proj")]
-        self._silu_and_mul = ctx.functions.silu_and_mul
+        self._activation = f"{config.activation}_and_mul"
+        self._activate: SiluAndMul | GeluAndMul = getattr(ctx.functions, self._activation)
         self.gate_up_proj = MergedColumnParallelLinear(hidden_size, parts, config.bias, ctx)
         self.down_proj = RowParallelLinear(full, columns, hidden_size, config.bias, ctx)
 
     def calls(self) -> Iterator[FunctionCall]:
-        yield GatedActivationCall(self.down_proj.num_inputs)
+        yield GatedActivationCall(self.down_proj.num_inputs, self._activation)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D)."""
-        return self.down_proj(self._silu_and_mul(self.gate_up_proj(x_TD)))
+        return self.down_proj(self._activate(self.gate_up_proj(x_TD)))
 
     def partial(self, x_TD: torch.Tensor) -> torch.Tensor:
         """This rank's summand of ``forward``, for one that adds other summands before the sum over the ranks."""
-        return self.down_proj.partial(self._silu_and_mul(self.gate_up_proj(x_TD)))
+        return self.down_proj.partial(self._activate(self.gate_up_proj(x_TD)))

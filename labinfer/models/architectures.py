@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ MODULES = {
     "SmolLM3ForCausalLM": "smollm3",
     "Phi3ForCausalLM": "phi3",
     "Olmo3ForCausalLM": "olmo3",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "SeedOssForCausalLM": "seed_oss",
     "Glm4ForCausalLM": "glm4",
     "Ernie4_5ForCausalLM": "ernie4_5",
@@ -39,6 +42,7 @@ MODULES = {
     "Kimi_K25ForConditionalGeneration": "kimi_k2",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "MiniCPM3ForCausalLM": "minicpm3",
+    "GptOssForCausalLM": "gpt_oss",
 }
 """Class names, as in ``architectures`` of ``config.json``, and the modules beside this one that have them."""
 
@@ -49,15 +53,24 @@ def check_architecture(directory: Path) -> None:
     Raises:
         UserError: there is no config, it is broken, or its architecture is not supported.
     """
-    path, names = config_path(directory), read_config(directory).get("architectures")
-    if names is None:
+    path, values = config_path(directory), read_config(directory)
+    refuse_unknown(path, values)
+    if values.get("architectures") is None:
         raise UserError(f"{path} has no 'architectures'; is the checkpoint complete?")
-    refuse_unknown(path, names)
 
 
-def refuse_unknown(path: Path, names: Any) -> None:
-    """Raises:
-    UserError: ``architectures`` of the config at ``path`` names one class, which is not here.
+def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
+    """Refuse the config at ``path`` if it names one class, which is not here, or none but code of its own.
+
+    Raises:
+        UserError: the text has the class and the list of those that are supported.
     """
-    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and names[0] not in MODULES:
-        raise UserError(f"{path}: architecture {names[0]!r} is not supported; supported are {', '.join(MODULES)}")
+    names = values.get("architectures")
+    if not names and values.get("auto_map"):
+        what = f"model_type {values.get('model_type')!r:.60} without 'architectures'"
+    elif isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and names[0] not in MODULES:
+        what = f"architecture {names[0]!r:.60}"
+    else:
+        return
+    code = " (the code that 'auto_map' names is never run)" if values.get("auto_map") else ""
+    raise UserError(f"{path}: {what} is not supported{code}; supported are {', '.join(MODULES)}")

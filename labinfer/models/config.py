@@ -52,11 +52,13 @@ class ModelConfig:
     norm_offset: float = 0.0
     """Added to the weights of the norms around mixers and MLPs and of the final one."""
     embedding_scale: float = 1.0
-    """Factor on the embeddings of tokens."""
+    """Factor on the embeddings of tokens, rounded to their dtype."""
     residual_scale: float = 1.0
     """Factor on what a mixer or an MLP adds to the hidden states."""
     logits_divisor: float = 1.0
     """Divisor of the hidden states in front of the output head."""
+    logits_cap: float | None = None
+    """Bound that logits approach by a tanh; None for none."""
     max_position: int
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]

@@ -141,6 +141,10 @@ class Decoder(nn.Module):
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied, is_head=True)
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ctx.dtype, device="cpu")
+        """A tensor, so that compiled steps can repeat the product."""
+        cap = config.logits_cap
+        self._logits_cap = None if cap is None else torch.tensor(cap, dtype=torch.float32, device="cpu")
         self._ropes: list[RopeConfig] = []
         """Rotary tables of the stage's layers, each once."""
         self._rope_numbers: list[int | None] = []
@@ -201,7 +205,9 @@ class Decoder(nn.Module):
             caches: of the stage's layers, see ``cache_specs``.
         """
         if self._ctx.is_first:
-            hidden_TD = _scale(self.model.embed_tokens(batch.token_ids_T), self._config.embedding_scale)
+            hidden_TD = self.model.embed_tokens(batch.token_ids_T)
+            if self._config.embedding_scale != 1.0:
+                hidden_TD = hidden_TD * self._embedding_scale
         angles = [table.at(batch.positions_T) for table in self._rotary]
         delta_TD = None
         for index, (layer, cache) in enumerate(zip(self.model.layers.values(), caches, strict=True)):
@@ -220,4 +226,5 @@ class Decoder(nn.Module):
         hidden_BD = self.final_norm(hidden_BD)
         if self._config.logits_divisor != 1.0:
             hidden_BD = hidden_BD / self._config.logits_divisor
-        return self.lm_head.logits(hidden_BD, largest_only=largest_only)
+        logits_BV, cap = self.lm_head.logits(hidden_BD, largest_only=largest_only), self._logits_cap
+        return logits_BV if logits_BV is None or cap is None else (logits_BV / cap).tanh() * cap

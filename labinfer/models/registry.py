@@ -23,7 +23,7 @@ def load_config(directory: Path) -> ModelConfig:
         UserError: it is missing or broken, or names an architecture or a quantisation that is not here.
     """
     file = ConfigFile(directory)
-    refuse_unknown(file.path, [file.architecture])
+    refuse_unknown(file.path, file.values)
     formats = read_model_formats(directory)  # refuses what is not supported before anything is loaded
     return replace(ARCHITECTURES[file.architecture].read_config(file), formats=formats)
 

@@ -6,13 +6,16 @@ import ctypes
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from resource import getpagesize
 from typing import Any, TypeVar
 
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.runtime import markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 RENDER_SECONDS = 5.0
@@ -38,9 +41,21 @@ class RenderingEnded(Exception):
     """A rendering took too much; the text says of what."""
 
 
+class _LimitedCode(CodeGenerator):
+    """Code of templates in which ``~``, which is none of the sandbox's operators, asks the environment."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.chain(context, (")
+        for operand in node.nodes:
+            self.visit(operand, frame)
+            self.write(",")
+        self.write("))")
+
+
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox in which no single step takes long or much memory; what many steps take is for ``within_limits``."""
 
+    code_generator_class = _LimitedCode
     intercepted_binops = frozenset(("+", "*", "**", "%"))  # which Jinja otherwise computes while it compiles, too
 
     def __init__(self, **options: Any):
@@ -50,6 +65,18 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def chain(self, context: Any, operands: Sequence[Any]) -> str:
+        """The result of ``~``."""
+        _check_size(_num_characters(operands))
+        return markup_join(operands) if context.eval_ctx.autoescape else str_join(operands)
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """The text of a block, a macro or the whole template."""
+        parts = list(parts)
+        _check_size(_num_characters(parts))
+        return "".join(parts)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
         method = getattr(function, "__wrapped__", function)  # the sandbox has its own way to format
@@ -85,6 +112,8 @@ class _Watch:
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._stopped, self._lock = threading.Event(), threading.Lock()
+        # Read here and not by the thread, which may come to it only when the rendering has already grown.
+        self._begin, self._memory = time.clock_gettime(self._clock), _own_bytes()
         threading.Thread(target=self._run, name="rendering", daemon=True).start()
 
     def stop(self) -> None:
@@ -107,12 +136,11 @@ class _Watch:
 
     def _run(self) -> None:
         with suppress(OSError):  # the thread is gone
-            begin, memory = time.clock_gettime(self._clock), _own_bytes()
             while not self._stopped.wait(AGAIN_SECONDS if self.reason else LOOK_SECONDS):
-                taken = time.clock_gettime(self._clock) - begin
+                taken = time.clock_gettime(self._clock) - self._begin
                 if taken > RENDER_SECONDS:
                     self._end(f"it takes more than {RENDER_SECONDS:g} s")
-                elif taken > GROWING_SECONDS and _own_bytes() - memory > RENDER_BYTES:
+                elif taken > GROWING_SECONDS and _own_bytes() - self._memory > RENDER_BYTES:
                     self._end(f"it takes more than {RENDER_BYTES >> 20} MiB")
 
     def _end(self, reason: str) -> None:
@@ -183,7 +211,12 @@ def _check_growth(name: str, text: Any, arguments: Sequence[Any]) -> Sequence[An
 
 
 def _check_join(parts: list, separator: Any) -> None:
-    _check_size(sum(len(part) for part in parts if isinstance(part, str)) + len(parts) * _longest(separator))
+    _check_size(_num_characters(parts) + len(parts) * _longest(separator))
+
+
+def _num_characters(parts: Iterable[Any]) -> int:
+    """Characters of the texts among parts, together."""
+    return sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _longest(values: Any) -> int:

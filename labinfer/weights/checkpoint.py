@@ -13,6 +13,7 @@ from labinfer.weights.codes import Range
 from labinfer.weights.formats.format import Format, Formats, MatrixForm, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.registry import read_formats
+from labinfer.weights.formats.transposed import TransposedFormat
 from labinfer.weights.gguf.checkpoint import GgufCheckpoint, gguf_formats
 from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import read_json
@@ -139,6 +140,8 @@ class Checkpoint(TensorFiles):
             return chosen, self, part
         stack, tensors = part.stack.name, StackReader(self, part)
         weight = self._tensors.get(tensors.stored_name(f"{stack}.weight"))
+        if weight is not None and weight.dtype in PLAIN and part.stack.is_transposed:
+            return TransposedFormat(), self, part
         if weight is not None and weight.dtype in PLAIN:
             chosen = PlainFormat()
         elif isinstance(chosen, PlainFormat):

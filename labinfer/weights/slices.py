@@ -34,6 +34,8 @@ class MatrixStack:
     """Number of the matrix among those of the tensor."""
     first_row: int
     """Row of that matrix at which its outputs begin, where several projections are one matrix."""
+    is_transposed: bool = False
+    """Whether values are stored as (count, inputs, outputs), and rows of two projections that are one matrix take turns."""
 
 
 @dataclass(frozen=True, kw_only=True)

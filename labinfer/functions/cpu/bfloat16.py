@@ -55,8 +55,8 @@ class CpuFunctions:
 
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""
-        names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "rotate_and_write")
-        return {name: getattr(self, name) for name in (*names, "paged_attention")}
+        names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "gelu_and_mul")
+        return {name: getattr(self, name) for name in (*names, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:
         if weight_OI.shape[1] % 2 == 0:
@@ -91,10 +91,10 @@ class CpuFunctions:
         return hidden_TD, out_TD
 
     def silu_and_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        tokens, columns = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
-        out_TF = gate_up_TF.new_empty(tokens, columns)
-        self._library.silu_and_mul(gate_up_TF.data_ptr(), out_TF.data_ptr(), tokens, columns, torch.get_num_threads())
-        return out_TF
+        return _gate(self._library.silu_and_mul, gate_up_TF)
+
+    def gelu_and_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        return _gate(self._library.gelu_and_mul, gate_up_TF)
 
     def rotate_and_write(
         self,
@@ -176,6 +176,13 @@ class CpuFunctions:
             torch.get_num_threads(),
         )
         return out_THP
+
+
+def _gate(activate: Callable, gate_up_TF: torch.Tensor) -> torch.Tensor:
+    tokens, columns = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
+    out_TF = gate_up_TF.new_empty(tokens, columns)
+    activate(gate_up_TF.data_ptr(), out_TF.data_ptr(), tokens, columns, torch.get_num_threads())
+    return out_TF
 
 
 def _addresses(cache: LayerCache) -> tuple[int | None, ...]:

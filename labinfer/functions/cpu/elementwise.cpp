@@ -131,6 +131,35 @@ void add_norm(bf16* hidden, const bf16* delta, const Weight* weight, bf16* out, 
   });
 }
 
+inline floats silu(floats value) { return value / (1.0f + exponential(-value)); }
+inline float silu(float value) { return value / (1.0f + std::exp(-value)); }
+
+// The tanh form, of which 1 + tanh(u) = 2 / (1 + exp(-2u)). Below -30 it is 0 within rounding, as at -30.
+constexpr float GELU_SLOPE = -1.5957691216f, GELU_CUBIC = 0.044715f;  // -2 sqrt(2 / pi)
+inline floats gelu(floats value) {
+  value = larger(same(-30.0f), value);
+  return value / (1.0f + exponential(GELU_SLOPE * (value + GELU_CUBIC * value * value * value)));
+}
+inline float gelu(float value) {
+  value = value < -30.0f ? -30.0f : value;
+  return value / (1.0f + std::exp(GELU_SLOPE * (value + GELU_CUBIC * value * value * value)));
+}
+
+// out (tokens, size) = activate(gate) * up of the halves of (tokens, 2 size).
+template <typename Activate>
+void gate_by(Activate activate, const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
+  for_each(threads, tokens, [&](int64_t token) {
+    const bf16 *gate = gate_up + token * 2 * size, *up = gate + size;
+    bf16* to = out + token * size;
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) {
+      floats value = widen(narrow(activate(widen(load<halves>(gate + i)))));
+      store(to + i, narrow(value * widen(load<halves>(up + i))));
+    }
+    for (; i < size; ++i) to[i] = narrow(widen(narrow(activate(widen(gate[i])))) * widen(up[i]));
+  });
+}
+
 }  // namespace
 
 // Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
@@ -143,24 +172,15 @@ void add_rms_norm(bf16* hidden, const bf16* delta, const void* weight, bf16* out
 }
 REPLAYABLE(add_rms_norm)
 
-// out (tokens, size) = silu(gate) * up of the halves of (tokens, 2 size).
 void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
-  for_each(threads, tokens, [&](int64_t token) {
-    const bf16 *gate = gate_up + token * 2 * size, *up = gate + size;
-    bf16* to = out + token * size;
-    int64_t i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) {
-      floats value = widen(load<halves>(gate + i));
-      value = widen(narrow(value / (1.0f + exponential(-value))));
-      store(to + i, narrow(value * widen(load<halves>(up + i))));
-    }
-    for (; i < size; ++i) {
-      float value = widen(gate[i]);
-      to[i] = narrow(widen(narrow(value / (1.0f + std::exp(-value)))) * widen(up[i]));
-    }
-  });
+  gate_by([](auto value) { return silu(value); }, gate_up, out, tokens, size, threads);
 }
 REPLAYABLE(silu_and_mul)
+
+void gelu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
+  gate_by([](auto value) { return gelu(value); }, gate_up, out, tokens, size, threads);
+}
+REPLAYABLE(gelu_and_mul)
 
 // From qkv (tokens, (heads + 2 kv_heads) size): rotated queries to q (tokens, heads, size), rotated keys and values to
 // their slots of (slots, kv_heads, size): in bfloat16, or in int8 where there are scales (slots, kv_heads); or in tiles, see

@@ -21,7 +21,20 @@ struct Call {
   float* sums;           // (tokens, hidden up to 32); null for a call in one part
   int64_t tokens, slots, first;
   int32_t is_first, is_last, wide;
+  float alpha, limit;                               // see clamped_gate.py
+  const float *gate_bias, *up_bias, *down_bias;     // of each expert here; null for those without
+  int64_t bias_columns, bias_outputs;               // numbers of an expert in these, filled up to 32
 };
+
+// What goes to down, from the products of 16 columns of an expert with gate and up.
+inline floats activate(const Call& call, int64_t expert, int64_t column, floats gate, floats up) {
+  if (!call.gate_bias) return gate / (1.0f + exponential(-gate)) * up;
+  int64_t at = expert * call.bias_columns + column;
+  floats most = same(call.limit), bound_gate = gate + load<floats>(call.gate_bias + at);
+  floats bound_up = larger(-most, up + load<floats>(call.up_bias + at));
+  bound_gate = -larger(-most, -bound_gate), bound_up = -larger(-most, -bound_up);
+  return bound_gate / (1.0f + exponential(-bound_gate * call.alpha)) * (bound_up + 1.0f);
+}
 
 // The pairs of a token and an expert that is here, sorted by expert: rows of one expert are next to each other, in the
 // order of their tokens.
@@ -190,11 +203,11 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, E
   }
 }
 
-// silu(gate) * up of every row, to out (rows, columns up to 16). Panels of all experts are dealt as one list, each counting
+// silu(gate) * up of every row, or what stands for it, to out (rows, columns up to 16). Panels of all experts are dealt as one list, each counting
 // as its rows do; the pieces of a core come one after another there, so that it reads memory in one stretch.
 template <typename Form, typename T>
 void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, const Routing& routing,
-                    const Rows<Form>& rows_in, T* out, int threads) {
+                    const Rows<Form>& rows_in, T* out, const Call& call, int threads) {
   int64_t panels = layout.gate_panels, total = 0, active = routing.experts.size();
   for (int64_t i = 0; i < active; ++i) total += (routing.begin[i + 1] - routing.begin[i] + READING) * panels;
   int64_t cores = team_size(threads), each = std::clamp<int64_t>(active * panels / cores, 1, PARTS), parts = cores * each;
@@ -220,7 +233,8 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
       };
       multiply(layout.gate_up, own, rows, take, [&](int64_t panel, int64_t row, const float* sums) {
         floats gate = load<floats>(sums), up = load<floats>(sums + WIDTH);
-        store_floats(out + ((first + row) * panels + panel) * WIDTH, gate / (1.0f + exponential(-gate)) * up);
+        store_floats(out + ((first + row) * panels + panel) * WIDTH,
+                     activate(call, routing.experts[i], panel * WIDTH, gate, up));
       });
     }
   });
@@ -252,8 +266,13 @@ void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, c
                [&](int64_t panel, int64_t row, const float* products) {
                  float* to = sums + routing.token[first + row] * width + panel * PANEL;
                  float weight = routing.weight[first + row];
-                 for (int half = 0; half < PANEL; half += WIDTH)
-                   store(to + half, load<floats>(to + half) + load<floats>(products + half) * weight);
+                 const float* bias = call.down_bias;
+                 if (bias) bias += routing.experts[i] * call.bias_outputs + panel * PANEL;
+                 for (int half = 0; half < PANEL; half += WIDTH) {
+                   floats product = load<floats>(products + half);
+                   if (bias) product += load<floats>(bias + half);
+                   store(to + half, load<floats>(to + half) + product * weight);
+                 }
                });
     }
     for (int64_t token = from; call.is_last && token < to; ++token) {
@@ -275,7 +294,7 @@ void run(const Layout<Form>& layout, const uint8_t* const* experts, const Routin
   if (int64_t(activations.size()) < routing.rows() * columns) activations.resize(routing.rows() * columns);
   if (!call.sums && int64_t(own_sums.size()) < call.tokens * width) own_sums.resize(call.tokens * width);
   inputs.set(layout.gate_up, (const T*)call.x, call.tokens, layout.hidden, threads);
-  multiply_gates(layout, experts, routing, inputs, activations.data(), threads);
+  multiply_gates(layout, experts, routing, inputs, activations.data(), call, threads);
   hidden.set(layout.down, activations.data(), routing.rows(), columns, threads);
   multiply_downs(layout, experts, routing, hidden, call.sums ? call.sums : own_sums.data(), (T*)call.out, call, threads);
 }

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.bfloat16 import has_dot
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.cpu.quantized import PANEL
@@ -50,6 +51,9 @@ class CompiledCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "out", "sums")),
         *((name, ctypes.c_int64) for name in ("tokens", "slots", "first")),
         *((name, ctypes.c_int32) for name in ("is_first", "is_last", "wide")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
+        *((name, ctypes.c_void_p) for name in ("gate_bias", "up_bias", "down_bias")),
+        *((name, ctypes.c_int64) for name in ("bias_columns", "bias_outputs")),
     ]
 
 
@@ -173,11 +177,14 @@ class CpuExperts:
         experts: PackedExperts,
         *,
         first: int = 0,
+        gate: ClampedGate | None = None,
     ) -> torch.Tensor:
         dtype, x_TD = x_TD.dtype, readable(x_TD.contiguous())
         expert_ids_TA, weights_TA = expert_ids_TA.contiguous(), weights_TA.contiguous()
         out_TD = torch.empty_like(x_TD)
-        multiply = partial(self._multiply, x_TD, expert_ids_TA, weights_TA, experts, out_TD=out_TD, first=first)
+        multiply = partial(
+            self._multiply, x_TD, expert_ids_TA, weights_TA, experts, out_TD=out_TD, first=first, gate=gate
+        )
         if isinstance(experts, CpuPackedExperts):
             multiply()
         else:  # the ids say what has to be read
@@ -193,8 +200,13 @@ class CpuExperts:
         *,
         out_TD: torch.Tensor,
         first: int,
+        gate: ClampedGate | None,
     ) -> None:
-        sums_TD, is_first = None, True
+        sums_TD, is_first, biases = None, True, ()
+        if gate is not None:
+            tensors = gate.gate_EF, gate.up_EF, gate.down_ED
+            sizes = gate.gate_EF.shape[1], gate.down_ED.shape[1]
+            biases = gate.alpha, gate.limit, *(tensor.data_ptr() for tensor in tensors), *sizes
         for part, is_last in experts.parts(expert_ids_TA, first):
             if is_first and not is_last:
                 sums_TD = x_TD.new_empty(len(x_TD), -(-x_TD.shape[1] // PANEL) * PANEL, dtype=torch.float32)
@@ -209,6 +221,7 @@ class CpuExperts:
                 is_first,
                 is_last,
                 x_TD.dtype == torch.float32,
+                *biases,
             )
             self._experts(ctypes.byref(part.compiled), ctypes.byref(call), torch.get_num_threads())
             is_first = False

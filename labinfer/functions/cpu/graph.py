@@ -24,6 +24,8 @@ REPEATED = {
     Tensor.__getitem__: lambda x, index, out: torch.index_select(x, 0, index, out=out),
     Tensor.add: torch.add,
     Tensor.mul: torch.mul,
+    Tensor.div: torch.div,
+    Tensor.tanh: torch.tanh,
     Tensor.sigmoid: torch.sigmoid,
     Tensor.clone: lambda x, out: out.copy_(x),
     Tensor.contiguous: lambda x, out: out.copy_(x),

@@ -114,6 +114,7 @@ def load(path: Path) -> Library:
         "route": [pointer] * 7 + [size] * 2 + [count] * 3,
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
+        "gelu_and_mul": [pointer] * 2 + [size] * 2 + [count],
         "rotate_and_write": [pointer] * 10 + [size] * 5 + [count, size, count, count],
         "write_latent": [pointer] * 8 + [size] * 6 + [real, count, count],
         "absorb_queries": [pointer] * 3 + [size] * 6 + [count],

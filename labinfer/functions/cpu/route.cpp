@@ -10,10 +10,12 @@ namespace {
 
 constexpr int TOGETHER = 4;  // tokens, and experts, whose products are computed at once
 
+enum Scores : int32_t { SOFTMAX, SIGMOID, CHOSEN };
+
 // How scores become a choice; see routing_rule.py.
 struct Rule {
   int64_t experts, chosen, groups, chosen_groups, group_best;
-  int32_t is_sigmoid, is_normalized;
+  int32_t scores, is_normalized;
   float least_sum, scale;
 };
 
@@ -105,7 +107,10 @@ void choose(float* scores, const float* bias, const Rule& rule, int64_t* ids, fl
   static thread_local std::vector<float> ranked, sums;  // kept from call to call, so that nothing is allocated
   static thread_local std::vector<char> taken;
   int64_t experts = rule.experts;
-  if (rule.is_sigmoid) {
+  if (rule.scores == CHOSEN) {
+    for (int64_t i = 0; bias && i < experts; ++i) scores[i] += bias[i];
+    bias = nullptr;
+  } else if (rule.scores == SIGMOID) {
     for (int64_t i = 0; i < experts; ++i) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
   } else {
     float top = scores[0], total = 0;
@@ -121,6 +126,12 @@ void choose(float* scores, const float* bias, const Rule& rule, int64_t* ids, fl
   for (int64_t i = 0; i < rule.chosen; ++i) {
     ids[i] = take_largest(ranked.data(), experts, taken);
     total += weights[i] = scores[ids[i]];
+  }
+  if (rule.scores == CHOSEN) {
+    float top = weights[0], mass = 0;  // the first is the largest
+    for (int64_t i = 0; i < rule.chosen; ++i) mass += weights[i] = std::exp(weights[i] - top);
+    for (int64_t i = 0; i < rule.chosen; ++i) weights[i] /= mass;
+    return;
   }
   float divisor = rule.is_normalized ? std::max(total, rule.least_sum) : 1.0f;
   for (int64_t i = 0; i < rule.chosen; ++i) weights[i] = weights[i] / divisor * rule.scale;

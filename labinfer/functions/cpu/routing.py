@@ -15,15 +15,15 @@ class CompiledRule(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("experts", "chosen", "groups", "chosen_groups", "group_best")),
-        *((name, ctypes.c_int32) for name in ("is_sigmoid", "is_normalized")),
+        *((name, ctypes.c_int32) for name in ("scores", "is_normalized")),
         *((name, ctypes.c_float) for name in ("least_sum", "scale")),
     ]
 
     @classmethod
     def convert(cls, rule: RoutingRule, num_experts: int) -> CompiledRule:
         groups = rule.num_groups, rule.num_chosen_groups, rule.num_group_best
-        is_sigmoid = rule.scores == "sigmoid"
-        return cls(num_experts, rule.num_chosen, *groups, is_sigmoid, rule.normalized, rule.least_sum, rule.scale)
+        scores = ("softmax", "sigmoid", "chosen").index(rule.scores)
+        return cls(num_experts, rule.num_chosen, *groups, scores, rule.normalized, rule.least_sum, rule.scale)
 
 
 class CpuRouting:

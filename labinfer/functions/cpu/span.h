@@ -81,16 +81,17 @@ struct Units {
     std::memcpy(scales, cache.scales + key_of(unit), UNIT * sizeof(float));
   }
 
-  // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, in bfloat16.
+  // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, in bfloat16. Zeros, too, before
+  // the first key that is seen: the table need not say where those are.
   void stage(int64_t unit, int64_t count, bf16* rows, float* scales) const {
     for (int64_t key = 0; key < UNIT; ++key) {
       bf16* to = rows + key * batch.size;
       if (scales) scales[key] = 0.0f;
-      if (key >= count) {
+      int64_t at = unit * UNIT + key;
+      if (key >= count || at < tile.begin) {
         std::fill_n(to, batch.size, bf16(0));
         continue;
       }
-      int64_t at = unit * UNIT + key;
       int64_t row = (table()[at / batch.block_size] * batch.block_size + at % batch.block_size) * batch.kv_heads + tile.kv;
       if (!cache.scales) {
         std::memcpy(to, (const bf16*)cache.data + row * batch.size, batch.size * sizeof(bf16));

@@ -30,6 +30,12 @@ def silu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     return F.silu(gate_TF) * up_TF
 
 
+def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up`` of the two halves, gelu by its tanh form: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
+    gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+    return F.gelu(gate_TF, approximate="tanh") * up_TF
+
+
 def rotary(x_THP: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Rotate the first R dimensions of every head by the token's angles (Su et al. 2021, arXiv:2104.09864).
 

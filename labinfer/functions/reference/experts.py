@@ -6,6 +6,7 @@ from copy import copy
 
 import torch
 
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import Linear, PackCodes, PackWeight
@@ -96,6 +97,7 @@ def experts(
     experts: ReferenceExperts,
     *,
     first: int = 0,
+    gate: ClampedGate | None = None,
 ) -> torch.Tensor:
     """Weighted sum of the chosen experts' gated MLPs: (T, D) → (T, D). Ids that are not here add nothing."""
     local_TA = expert_ids_TA - first
@@ -104,7 +106,11 @@ def experts(
         if 0 <= index < experts.num_experts:
             gate_up, down = experts.pairs[index]
             token, slot = torch.where(local_TA == index)
-            middle = silu_and_mul(experts.linear(x_TD[token], gate_up))
-            part = experts.linear(middle, down).float() * weights_TA[token, slot].unsqueeze(1)
+            products = experts.linear(x_TD[token], gate_up)
+            middle = silu_and_mul(products) if gate is None else gate.activate(products, index)
+            part = experts.linear(middle, down).float()
+            if gate is not None:
+                part = part + gate.down_ED[index, : part.shape[1]]
+            part = part * weights_TA[token, slot].unsqueeze(1)
             out_TD.index_add_(0, token, part)
     return out_TD.to(x_TD.dtype)

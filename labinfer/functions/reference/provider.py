@@ -38,6 +38,7 @@ class ReferenceProvider(Provider):
         others = {
             "add_rms_norm": elementwise.add_rms_norm,
             "silu_and_mul": elementwise.silu_and_mul,
+            "gelu_and_mul": elementwise.gelu_and_mul,
             "rotate_and_write": attention.rotate_and_write,
             "paged_attention": attention.paged_attention,
             "write_latent": latent_attention.write_latent,

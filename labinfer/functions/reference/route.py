@@ -27,6 +27,9 @@ def choose(
     logits_TE: torch.Tensor, bias_E: torch.Tensor | None, rule: RoutingRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token and their weights, (T, A), from the router's logits."""
+    if rule.scores == "chosen":
+        chosen_TA, ids_TA = (logits_TE if bias_E is None else logits_TE + bias_E).topk(rule.num_chosen, dim=1)
+        return ids_TA, chosen_TA.softmax(1)
     scores_TE = logits_TE.softmax(1) if rule.scores == "softmax" else logits_TE.sigmoid()
     ranked_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.num_chosen_groups < rule.num_groups:

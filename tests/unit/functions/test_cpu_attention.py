@@ -99,6 +99,25 @@ def test_long_chunks_attend(functions, context, tokens, window, block, kv_dtype)
     torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr, window=window), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize(("context", "tokens"), [(70, 1), (75, 6), (700, 1), (700, 300), (1100, 1100)])
+@pytest.mark.parametrize("window", [1, 9, 33, 515])
+@ALL_SHAPES
+def test_blocks_before_the_window_are_not_read(functions, context, tokens, window, block, kv_dtype):
+    """Their places in the table may name any block: here one that holds no numbers, for the reference, too."""
+    case, head_ptr, size = Case([context], (2, 32), block, kv_dtype), torch.tensor([0, 3, 4]), 32
+    q, whole = random(tokens, 4, size), case.batch([tokens])
+    [table] = case.tables
+    unseen = max(0, context - tokens - window + 1) // block
+    [unused] = {*range(len(table) + 1)} - {*table}
+    case.tables = [[unused] * unseen + table[unseen:]]
+    batch = case.batch([tokens])
+    exact = case.exact(q, whole, head_ptr, window=window)
+    assert torch.equal(case.exact(q, batch, head_ptr, window=window), exact)
+    got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
+    assert torch.equal(got, functions.paged_attention(q, case.cache, whole, head_ptr, size**-0.5, window=window))
+    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 9])
 @pytest.mark.parametrize("contexts", [[513], [600, 1100], [100, 5000]], ids=str)
 @pytest.mark.parametrize("window", [0, 1700])

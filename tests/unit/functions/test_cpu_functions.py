@@ -101,6 +101,17 @@ def test_silu_and_mul(cpu, size):
     torch.testing.assert_close(cpu.silu_and_mul(gate_up), elementwise.silu_and_mul(gate_up), rtol=2**-7, atol=1e-30)
 
 
+@pytest.mark.parametrize("size", [16, 100, 3])
+def test_gelu_and_mul(cpu, size):
+    gate_up = random(5, 2 * size) * 3
+    torch.testing.assert_close(cpu.gelu_and_mul(gate_up), elementwise.gelu_and_mul(gate_up), rtol=2**-7, atol=1e-5)
+    large = torch.tensor([[3e38, -3e38, 0.0, -31.0, -30.0, 300.0, 1.0, -1.0]], dtype=torch.bfloat16).repeat(1, 4)
+    gate_up = torch.cat([large, torch.ones_like(large)], -1)
+    torch.testing.assert_close(cpu.gelu_and_mul(gate_up), elementwise.gelu_and_mul(gate_up), rtol=2**-7, atol=1e-30)
+    unknown = torch.full((1, 2 * size), float("nan"), dtype=torch.bfloat16)
+    assert cpu.gelu_and_mul(unknown).isnan().all()
+
+
 def entries(cache: LayerCache) -> tuple[torch.Tensor, ...]:
     """Keys and values of all slots, in float32."""
     blocks = torch.arange(len(cache.k))

@@ -20,6 +20,7 @@ RULES = {
     "sigmoid": RoutingRule(num_chosen=5, scores="sigmoid", scale=2.5),
     "groups": RoutingRule(num_chosen=4, scores="sigmoid", num_groups=4, num_chosen_groups=2),
     "groups by one": RoutingRule(num_chosen=4, normalized=False, num_groups=4, num_chosen_groups=2, num_group_best=1),
+    "chosen": RoutingRule(num_chosen=3, scores="chosen"),
     "all": RoutingRule(num_chosen=12),
 }
 EXPERTS, HIDDEN = 12, 70

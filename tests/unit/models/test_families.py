@@ -9,6 +9,7 @@ from checkpoints import CONFIGS, FAMILIES, architecture
 from transformers import DeepseekV3Config
 
 from labinfer.errors import UserError
+from labinfer.models.architectures import MODULES, check_architecture
 from labinfer.models.registry import ARCHITECTURES, load_config
 
 EVERY_KIND = ("qwen2-windows", "llama-untied", *FAMILIES)
@@ -27,7 +28,8 @@ def older_spelling(values: dict) -> dict:
     """As before Transformers 5: ``rope_theta`` beside ``rope_scaling``, which is missing where nothing is scaled."""
     values = dict(values)
     rope = values.pop("rope_parameters")
-    if "full_attention" in rope:  # one theta for all; the scaling is that of the full layers
+    if "full_attention" in rope:  # one theta for all but Gemma; the scaling is that of the full layers
+        values["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     rope = dict(rope)
     values["rope_theta"] = rope.pop("rope_theta")
@@ -74,8 +76,52 @@ def test_required_keys_are_named_with_their_file(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_other_activations_are_refused(tmp_path, kind):
-    with pytest.raises(UserError, match="hidden_act 'gelu' is not supported"):
-        load_config(write(tmp_path, kind, lambda values: values | {"hidden_act": "gelu"}))
+    key = "hidden_activation" if kind == "gemma3" else "hidden_act"
+    with pytest.raises(UserError, match=f"{key} 'gelu' is not supported"):
+        load_config(write(tmp_path, kind, lambda values: values | {key: "gelu"}))
+
+
+UNKNOWN = {
+    "DeepSeek-V3.2": "DeepseekV32ForCausalLM",
+    "DeepSeek-V4": "DeepseekV4ForCausalLM",
+    "GLM-5": "GlmMoeDsaForCausalLM",
+    "Kimi Linear": "KimiLinearForCausalLM",
+    "Nemotron-H": "NemotronHForCausalLM",
+    "Llama 4": "Llama4ForConditionalGeneration",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize("check", [check_architecture, load_config])
+def test_unknown_architecture_is_refused_by_name_with_those_that_are_known(tmp_path, name, check):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "quantization_config": {"bits": 3}}))
+    with pytest.raises(UserError) as caught:
+        check(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'config.json'}: architecture {name!r} is not supported; supported are {', '.join(MODULES)}"
+    )
+
+
+@pytest.mark.parametrize("check", [check_architecture, load_config])
+@pytest.mark.parametrize("names", [None, [], ["OwnModel"]])
+def test_code_of_a_checkpoint_is_named_and_never_run(tmp_path, names, check):
+    values = {
+        "architectures": names,
+        "model_type": "own",
+        "auto_map": {"AutoModelForCausalLM": "modeling_own.OwnModel"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "modeling_own.py").write_text("raise SystemExit('run')")
+    what = "architecture 'OwnModel'" if names else "model_type 'own' without 'architectures'"
+    with pytest.raises(UserError, match=f"{what} is not supported .the code that 'auto_map' names is never run.; supp"):
+        check(tmp_path)
+
+
+def test_known_architecture_with_code_of_its_own_is_read(tmp_path):
+    config = load_config(
+        write(tmp_path, "minicpm3", lambda values: values | {"auto_map": {"AutoConfig": "own.Config"}})
+    )
+    assert config.architecture == "MiniCPM3ForCausalLM"
 
 
 def test_every_architecture_has_a_golden_checkpoint():

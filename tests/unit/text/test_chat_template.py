@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
 from checkpoints import CHAT_TEMPLATE
+from jinja2 import Environment
 from transformers import AutoTokenizer
 
 from labinfer.errors import UserError
@@ -315,6 +317,8 @@ HOSTILE = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% macro f(n) %}{{ f(n - 1) if n else '' }}{{ f(n - 1) if n else '' }}{% endmacro %}{{ f(60) }}",
     "{% set n = namespace(x='aaaaaaaa') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x='aaaaaaaa') %}{% for a in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}",
+    "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(x='aa') %}{% for a in range(60) %}{% set n.x = f(n.x) %}{% endfor %}",
     "{% set n = namespace(x=['a']) %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "{% set n = namespace(x=3) %}{% for a in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
     "{{ 'a' * 10 ** 11 }}",
@@ -360,6 +364,37 @@ def test_template_without_end_is_ended(source, monkeypatch):
 def test_template_that_cannot_be_compiled_is_refused(source):
     with pytest.raises(UserError, match="^the chat template"):
         ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ messages[0].content ~ 1 ~ none ~ [2] }}", "<hi>1None[2]"),
+        ("{% autoescape true %}{{ '<' ~ messages[0].content }}{% endautoescape %}", "&lt;&lt;hi&gt;"),
+        ("{% set y %}{{ 'a' ~ 'b' }}{% endset %}{{ y ~ y }}", "abab"),
+    ],
+)
+def test_chained_texts_are_those_of_jinja(source, text):
+    messages = [{"role": "user", "content": "<hi>"}]
+    assert (
+        ChatTemplate(source, {}).render(messages) == text == Environment().from_string(source).render(messages=messages)
+    )
+
+
+def test_watch_counts_from_the_start_of_a_rendering(monkeypatch):
+    """Also where its thread first runs when memory has been taken already."""
+    monkeypatch.setattr(limited_rendering, "RENDER_BYTES", 1 << 26)
+    late, run = threading.Event(), limited_rendering._Watch._run
+    monkeypatch.setattr(limited_rendering._Watch, "_run", lambda watch: late.wait() and run(watch))
+
+    def grow() -> None:
+        text = bytes(1 << 27).replace(b"\0", b"a")
+        late.set()
+        while text:
+            pass
+
+    with pytest.raises(limited_rendering.RenderingEnded, match="64 MiB"):
+        limited_rendering.within_limits(grow)
 
 
 def test_large_numbers_of_messages_are_no_danger():

@@ -1,0 +1,110 @@
+"""Gemma 3, the text part (Gemma team 2025, arXiv:2503.19786; model card of google/gemma-3-4b-it)."""
+
+from __future__ import annotations
+
+from labinfer.layers.mlp import GatedMLPConfig
+from labinfer.layers.rope import RopeConfig
+from labinfer.models.config import (
+    FULL,
+    SLIDING,
+    ConfigFile,
+    LayerConfig,
+    ModelConfig,
+    read_attention,
+    read_model,
+    read_rope,
+    read_windows,
+)
+from labinfer.models.decoder import Decoder
+from labinfer.weights.checkpoint_names import CheckpointNames
+
+
+class Gemma3ForCausalLM(Decoder):
+    """Norms on both sides of attention and MLP, whose weights are stored less 1; 5 of 6 layers see a window."""
+
+    norm_placement = "sandwich"
+    names = CheckpointNames(
+        renamed={
+            "self_attn_output_norm": "post_attention_layernorm",
+            "post_attention_layernorm": "pre_feedforward_layernorm",
+            "mlp_output_norm": "post_feedforward_layernorm",
+        },
+        roots=("language_model.model", "model.language_model", "model"),
+        ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    )
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        file = file.text_part().with_defaults(
+            num_key_value_heads=4,
+            head_dim=256,
+            max_position_embeddings=131072,
+            sliding_window=4096,
+            query_pre_attn_scalar=256,
+            tie_word_embeddings=True,
+        )
+        activation = file.get("hidden_activation", str, "gelu_pytorch_tanh")
+        file.require(
+            activation == "gelu_pytorch_tanh",
+            f"hidden_activation {activation!r:.60} is not supported; only gelu_pytorch_tanh is",
+        )
+        file.require(
+            file.values.get("attn_logit_softcapping") is None, "attn_logit_softcapping is not supported in Gemma 3"
+        )
+        file.require(
+            not file.get("use_bidirectional_attention", bool, False), "use_bidirectional_attention is not supported"
+        )
+        scalar, cap = file.get("query_pre_attn_scalar", float), file.values.get("final_logit_softcapping")
+        file.require(scalar > 0, f"query_pre_attn_scalar should be above 0, not {scalar}")
+        if cap is not None:
+            cap = file.get("final_logit_softcapping", float)
+            file.require(cap > 0, f"final_logit_softcapping should be above 0, not {cap}")
+        eps = file.get("rms_norm_eps", float, 1e-6)
+        mlp = GatedMLPConfig(intermediate_size=file.size("intermediate_size"), activation="gelu")
+        every = file.size("sliding_window_pattern", 6)
+        windows = read_windows(file, file.size("sliding_window"), lambda n: SLIDING if (n + 1) % every else FULL)
+        ropes = _read_ropes(file)
+        layers = [
+            LayerConfig(
+                mixer=read_attention(
+                    file,
+                    rope=ropes[window > 0],
+                    window=window,
+                    qk_norm="head",
+                    qk_norm_eps=eps,
+                    qk_norm_offset=1.0,
+                    scale=scalar**-0.5,
+                ),
+                mlp=mlp,
+            )
+            for window in windows
+        ]
+        scale = file.size("hidden_size") ** 0.5
+        return read_model(file, layers, norm_offset=1.0, embedding_scale=scale, logits_cap=cap)
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """The same beside what sees pictures, which is left out. Transformers' class of this name has no bound of logits."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        config = super().read_config(file.with_defaults(vocab_size=262208, num_attention_heads=8))
+        file.require(config.logits_cap is None, "final_logit_softcapping beside pictures is not supported")
+        return config
+
+
+def _read_ropes(file: ConfigFile) -> dict[bool, RopeConfig]:
+    """Tables by whether a layer has a window; a scaling that is not told by type of layer is that of the full ones.
+
+    Raises:
+        UserError: parameters that are not those of each type, or make no sense.
+    """
+    given = file.values.get("rope_parameters")
+    file.require(
+        given is None
+        or (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in (FULL, SLIDING))),
+        f"rope_parameters should have an entry for {FULL} and for {SLIDING}, not {given!r:.80}",
+    )
+    unscaled = {key: value for key, value in file.values.items() if key != "rope_scaling"}
+    local = file.with_values(unscaled | {"rope_theta": file.get("rope_local_base_freq", float, 1e4)})
+    return {True: read_rope(local, SLIDING), False: read_rope(file.with_defaults(rope_theta=1e6), FULL)}

@@ -1,0 +1,56 @@
+"""gpt-oss (OpenAI 2025, arXiv:2508.10925)."""
+
+from __future__ import annotations
+
+from labinfer.layers.expert_biases import ClampedGateConfig
+from labinfer.layers.mixture import MixtureConfig
+from labinfer.models.config import (
+    FULL,
+    SLIDING,
+    ConfigFile,
+    LayerConfig,
+    ModelConfig,
+    read_attention,
+    read_gated_mlp,
+    read_model,
+    read_router,
+    read_windows,
+)
+from labinfer.models.decoder import Decoder
+from labinfer.weights.checkpoint_names import CheckpointNames
+
+ALPHA = 1.702
+"""Factor in the activation, which the config does not name."""
+
+
+class GptOssForCausalLM(Decoder):
+    """Sinks in the attention, every other layer with a window; biased experts by a softmax over the chosen ones' logits."""
+
+    names = CheckpointNames(
+        renamed={
+            "mlp.gate": "mlp.router",
+            "mlp.gate.e_score_correction_bias": "mlp.router.bias",
+            "mlp.experts.biases.gate_up": "mlp.experts.gate_up_proj_bias",
+            "mlp.experts.biases.down": "mlp.experts.down_proj_bias",
+        }
+    )
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        file = file.with_defaults(
+            head_dim=64, num_key_value_heads=8, rms_norm_eps=1e-5, attention_bias=True, rope_theta=150000.0
+        )
+        router = read_router(
+            file,
+            file.size("num_local_experts", 128),
+            file.size("num_experts_per_tok", 4),
+            scores="chosen",
+            bias_dims=1,
+        )
+        gate = ClampedGateConfig(alpha=ALPHA, limit=file.get("swiglu_limit", float, 7.0))
+        columns = read_gated_mlp(file).intermediate_size
+        mixture = MixtureConfig(router=router, intermediate_size=columns, gate=gate)
+        window = file.size("sliding_window", 128)
+        windows = read_windows(file, window, lambda n: FULL if n % 2 else SLIDING)
+        layers = [LayerConfig(mixer=read_attention(file, window=w, sinks=True), mlp=mixture) for w in windows]
+        return read_model(file, layers)

@@ -1,0 +1,31 @@
+"""Experts of a layer in one tensor of values, (count, inputs, outputs), where outputs of gate and up take turns.
+
+Source: ``GptOssExperts`` in Transformers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from labinfer.weights.formats.format import TensorReader
+from labinfer.weights.formats.plain import PlainFormat
+from labinfer.weights.slices import MatrixSlice, TensorSlice
+
+
+class TransposedFormat(PlainFormat):
+    """A matrix out of such a tensor: see ``Format``. The tensors are the checkpoint's own, by the name of the stack."""
+
+    def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        count, outputs, inputs = matrix.stack.shape
+        tensors.expect(matrix.stack.name, (count, inputs, outputs), torch.float32)
+
+    def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        stack, (begin, end) = matrix.stack, matrix.rows
+        count, outputs, inputs = stack.shape
+        parts, first = outputs // matrix.outputs, stack.first_row // matrix.outputs
+        columns = matrix.columns[1] - matrix.columns[0]
+        part_1IO = torch.empty(1, columns, parts * (end - begin), dtype=tensors.dtype(stack.name), device="cpu")
+        ranges = ((stack.index, stack.index + 1), matrix.columns, (parts * begin, parts * end))
+        shape = (count, inputs, outputs)
+        tensors.read_into(TensorSlice(name=stack.name, shape=shape, ranges=ranges, destination=part_1IO))
+        matrix.destination.copy_(part_1IO[0, :, first::parts].T)
