@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ SOME = PROMPTS[2:4]
 
 
 def stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same with the experts of a layer in two tensors, gates above ups."""
-    parts = {name: tensor for name, tensor in tensors.items() if ".mlp.experts." in name}
+    """The same with the experts of a layer in two tensors, gates above ups, where each had its own."""
+    parts = {name: tensor for name, tensor in tensors.items() if re.search(r"\.mlp\.experts\.\d", name)}
     stacked = {name: tensor for name, tensor in tensors.items() if name not in parts}
     for prefix in sorted({name.partition(".mlp.experts.")[0] for name in parts}):
         own = {
