@@ -11,6 +11,7 @@ import torch
 from labinfer.errors import UserError
 from labinfer.weights.codes import Range
 from labinfer.weights.formats.format import Format, Formats, MatrixForm, TensorReader
+from labinfer.weights.formats.mxfp4 import Mxfp4Format
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.registry import read_formats
 from labinfer.weights.formats.transposed import TransposedFormat
@@ -140,8 +141,15 @@ class Checkpoint(TensorFiles):
             return chosen, self, part
         stack, tensors = part.stack.name, StackReader(self, part)
         weight = self._tensors.get(tensors.stored_name(f"{stack}.weight"))
-        if weight is not None and weight.dtype in PLAIN and part.stack.is_transposed:
-            return TransposedFormat(), self, part
+        if part.stack.is_transposed:  # rows that take turns are found by these two
+            if weight is not None and weight.dtype in PLAIN:
+                return TransposedFormat(), self, part
+            if isinstance(chosen, Mxfp4Format):
+                return chosen, self, part
+            raise UserError(
+                f"{self.directory}: the experts in tensor {stack} are neither in {', '.join(PLAIN)} nor in MXFP4 by config.json; "
+                "only these are read"
+            )
         if weight is not None and weight.dtype in PLAIN:
             chosen = PlainFormat()
         elif isinstance(chosen, PlainFormat):

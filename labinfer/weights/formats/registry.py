@@ -13,6 +13,7 @@ from labinfer.weights.formats.compressed_tensors import read_compressed_tensors
 from labinfer.weights.formats.format import FormatByName, Formats
 from labinfer.weights.formats.fp8 import read_fp8
 from labinfer.weights.formats.gptq import read_gptq
+from labinfer.weights.formats.mxfp4 import read_mxfp4
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.settings import Settings
 
@@ -21,6 +22,7 @@ METHODS: dict[str, Callable[[Settings], FormatByName]] = {
     "compressed-tensors": read_compressed_tensors,
     "gptq": read_gptq,
     "awq": read_awq,
+    "mxfp4": read_mxfp4,
 }
 """Readers of ``quantization_config``, by its ``quant_method``."""
 

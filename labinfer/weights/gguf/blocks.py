@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
+from labinfer.weights.formats.mxfp4 import E2M1, half_powers
 from labinfer.weights.gguf.types import BlockType
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FOUR_BITS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Numbers that the codes of IQ4_NL and IQ4_XS stand for."""
-E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the numbers that the codes of MXFP4 stand for (OCP Microscaling Formats 1.0, 5.3.3)."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,7 @@ def _iq4_xs(blocks: torch.Tensor) -> Numbers:
 
 
 def _mxfp4(blocks: torch.Tensor) -> Numbers:
-    """The scale is half the power of two, as the numbers are doubled: 2 ** (exponent - 128)."""
-    exponents = _unsigned(blocks[:, :1])
-    bits = torch.where(exponents < 2, 1 << 21 << exponents, exponents - 1 << 23)  # the smallest two are subnormal
-    return Numbers(_look_up(E2M1, _nibbles(blocks[:, 1:])), bits.to(torch.int32).view(torch.float32))
+    return Numbers(_look_up(E2M1, _nibbles(blocks[:, 1:])), half_powers(_unsigned(blocks[:, :1])))
 
 
 DECODERS: dict[str, Callable[[torch.Tensor], Numbers]] = {

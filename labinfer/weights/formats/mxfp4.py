@@ -1,0 +1,92 @@
+"""MXFP4: numbers of 4 bits (e2m1) with a power of two for each 32 inputs of an output, as gpt-oss has its experts.
+
+``NAME_blocks`` is (count, outputs, groups, 16) bytes, the first of two inputs in the lower half of a byte; ``NAME_scales`` (count,
+outputs, groups) exponents with a bias of 127. Outputs of gate and up take turns. Twice a number is whole, so that int8 by groups of 32
+has the same values.
+
+Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; ``convert_moe_packed_tensors`` in Transformers.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from labinfer.errors import UserError
+from labinfer.weights.codes import CodeForm, Codes, Range, row_chunks, unpack
+from labinfer.weights.formats.format import Format, FormatByName, TensorReader
+from labinfer.weights.formats.plain import PlainFormat
+from labinfer.weights.formats.settings import Settings
+from labinfer.weights.slices import MatrixSlice
+
+GROUP = 32
+FORM = CodeForm(bits=8, group=GROUP)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers that the codes stand for."""
+
+
+def half_powers(exponents: torch.Tensor) -> torch.Tensor:
+    """The scales of doubled numbers, float32: ``2 ** (exponent - 128)``.
+
+    Args:
+        exponents: integers of at least 32 bits, from 0 to 255.
+    """
+    bits = torch.where(exponents < 2, 1 << 21 << exponents, exponents - 1 << 23)  # the smallest two are subnormal
+    return bits.to(torch.int32).view(torch.float32)
+
+
+class Mxfp4Format:
+    """An expert's matrix out of the tensors of a layer's experts: see ``Format``. They are the checkpoint's own, by the stack's name."""
+
+    def form(self, quantization: str) -> CodeForm | None:
+        return None if quantization == "none" else FORM
+
+    def tensor_names(self, matrix: str) -> tuple[str, ...]:
+        return tuple(f"{matrix}.{suffix}" for suffix in ("weight", "blocks", "scales"))
+
+    def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        name, (count, outputs, inputs) = matrix.stack.name, matrix.stack.shape
+        if inputs % GROUP:
+            raise UserError(f"{name}: {inputs} inputs are no whole number of MXFP4's groups of {GROUP}")
+        tensors.expect(f"{name}_blocks", (count, outputs, inputs // GROUP, GROUP // 2), torch.uint8)
+        tensors.expect(f"{name}_scales", (count, outputs, inputs // GROUP), torch.uint8)
+
+    def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        begin, destination = matrix.rows[0], matrix.destination
+        first, last = matrix.columns[0] // GROUP, -(-matrix.columns[1] // GROUP)
+        inside = slice(matrix.columns[0] - GROUP * first, matrix.columns[1] - GROUP * first)
+        for rows in row_chunks(*matrix.rows, GROUP * (last - first)):
+            whole_OGI, scales_OG = self._read_numbers(tensors, matrix, rows, (first, last))
+            if isinstance(destination, Codes):
+                part = destination.rows(rows[0] - begin, rows[1] - begin)
+                part.words.view(torch.uint8).copy_((whole_OGI + FORM.middle).flatten(1))
+                part.scales.copy_(scales_OG)
+            else:
+                values_OI = (whole_OGI * scales_OG.unsqueeze(2)).flatten(1)
+                destination[rows[0] - begin : rows[1] - begin].copy_(values_OI[:, inside])
+
+    def _read_numbers(
+        self, tensors: TensorReader, matrix: MatrixSlice, rows: Range, groups: Range
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Doubled numbers, (outputs, groups, 32) int16, and their scales, (outputs, groups) float32."""
+        stack = matrix.stack
+        count, outputs, inputs = stack.shape
+        parts, part = outputs // matrix.outputs, stack.first_row // matrix.outputs
+        ranges = ((stack.index, stack.index + 1), (parts * rows[0], parts * rows[1]), groups)
+        shape = (count, outputs, inputs // GROUP)
+        bytes_OGB = tensors.read(f"{stack.name}_blocks", (*shape, GROUP // 2), ranges, torch.uint8)[0, part::parts]
+        exponents_OG = tensors.read(f"{stack.name}_scales", shape, ranges, torch.uint8)[0, part::parts]
+        whole_OGI = torch.tensor(E2M1, dtype=torch.int16)[unpack(bytes_OGB, 4).int()]
+        return whole_OGI, half_powers(exponents_OG.int())
+
+
+def read_mxfp4(settings: Settings) -> FormatByName:
+    """Formats of a checkpoint with ``quant_method`` mxfp4."""
+    settings.names("modules_to_not_convert")
+    plain, mxfp4 = PlainFormat(), Mxfp4Format()
+
+    def choose(matrix: str) -> Format:
+        return mxfp4 if re.search(r"\.experts\.\d+\.", matrix) else plain
+
+    return choose
