@@ -56,5 +56,10 @@ class MatrixSlice:
     stack: MatrixStack | None = None
     """The matrix's place in checkpoints that have this tensor instead, see ``stack.py``."""
 
+    @property
+    def stacked_part(self) -> tuple[int, int]:
+        """Number of projections that are one matrix of the stack, and which of them this is."""
+        return self.stack.shape[1] // self.outputs, self.stack.first_row // self.outputs
+
 
 WeightSlice = TensorSlice | MatrixSlice

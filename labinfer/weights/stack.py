@@ -34,8 +34,7 @@ class StackReader(TensorReader):
 
     def __init__(self, tensors: TensorReader, matrix: MatrixSlice):
         self._tensors, self._stack = tensors, matrix.stack
-        self._parts = matrix.stack.shape[1] // matrix.outputs
-        self._part = matrix.stack.first_row // matrix.outputs
+        self._parts, self._part = matrix.stacked_part
 
     @property
     def functions(self) -> LoadFunctions:

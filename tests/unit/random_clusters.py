@@ -50,12 +50,13 @@ def make_costs(speed: float = 1.0, num_layers: int = 8, **changes) -> HostCosts:
 FORMS = (("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"))
 
 
-def make_machine(name: str, memory: int, forms=FORMS) -> Machine:
+def make_machine(name: str, memory: int, forms=FORMS, num_layers: int = 8) -> Machine:
     """Layers of 4, 2 and 1 MiB, between ends that have none; fewer bits are faster, too."""
     bits = {"none": 4, "int8": 2, "int4": 1}
     costs = [
         make_costs(
             4 / bits[quantization],
+            num_layers,
             dtype=dtype,
             quantization=quantization,
             layer_bytes={"dense": bits[quantization] << 20},

@@ -72,7 +72,7 @@ class Mxfp4Format:
         """Doubled numbers, (outputs, groups, 32) int16, and their scales, (outputs, groups) float32."""
         stack = matrix.stack
         count, outputs, inputs = stack.shape
-        parts, part = outputs // matrix.outputs, stack.first_row // matrix.outputs
+        parts, part = matrix.stacked_part
         ranges = ((stack.index, stack.index + 1), (parts * rows[0], parts * rows[1]), groups)
         shape = (count, outputs, inputs // GROUP)
         bytes_OGB = tensors.read(f"{stack.name}_blocks", (*shape, GROUP // 2), ranges, torch.uint8)[0, part::parts]

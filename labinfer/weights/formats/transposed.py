@@ -22,7 +22,7 @@ class TransposedFormat(PlainFormat):
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         stack, (begin, end) = matrix.stack, matrix.rows
         count, outputs, inputs = stack.shape
-        parts, first = outputs // matrix.outputs, stack.first_row // matrix.outputs
+        parts, first = matrix.stacked_part
         columns = matrix.columns[1] - matrix.columns[0]
         part_1IO = torch.empty(1, columns, parts * (end - begin), dtype=tensors.dtype(stack.name), device="cpu")
         ranges = ((stack.index, stack.index + 1), matrix.columns, (parts * begin, parts * end))

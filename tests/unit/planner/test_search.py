@@ -6,7 +6,6 @@ import itertools
 import random
 from dataclasses import replace
 
-import msgspec
 import pytest
 from effort import effort
 from hypothesis import HealthCheck, given, settings
@@ -273,22 +272,6 @@ def test_first_allowed_dtype_that_was_measured_is_taken():
 def test_model_that_fits_nowhere_is_told_without_a_search(monkeypatch):
     """Ten unlike machines have thousands of choices of precisions."""
     monkeypatch.setattr(ClassSearch, "run", lambda search: pytest.fail("searched"))
-    cluster = Cluster(
-        machines=[make_machine(name, 2 + number) for number, name in enumerate("abcdefghij")], default_link=LAN
-    )
-    problem = make_problem(replace_layers(cluster, 80), dtypes=FORMS)
+    machines = [make_machine(name, 2 + number, num_layers=80) for number, name in enumerate("abcdefghij")]
+    problem = make_problem(Cluster(machines=machines, default_link=LAN), dtypes=FORMS)
     assert find_layout(problem) is None
-
-
-def replace_layers(cluster: Cluster, num_layers: int) -> Cluster:
-    """The same machines for a model with so many layers."""
-    return msgspec.structs.replace(
-        cluster,
-        machines=[
-            msgspec.structs.replace(
-                machine,
-                costs=[msgspec.structs.replace(costs, layers=["dense"] * num_layers) for costs in machine.costs],
-            )
-            for machine in cluster.machines
-        ],
-    )
