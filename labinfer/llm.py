@@ -147,6 +147,7 @@ class LLM:
                 clock=self.clock,
                 recorder=parts.recorder,
                 guides=self.guides,
+                draft_model=parts.draft_model,
             )
             self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
@@ -324,7 +325,7 @@ class LLM:
                 self._runs.close()
                 self._parts.channel.close()
             if self._parts is not None:
-                self._parts.worker.close()
+                self._parts.close()
 
     def check_usable(self) -> None:
         """Raises:
