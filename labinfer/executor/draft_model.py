@@ -9,6 +9,7 @@ import torch
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
+from labinfer.errors import UserError
 from labinfer.executor.packed_files import packed_files
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
@@ -17,6 +18,7 @@ from labinfer.layout.draft_layout import draft_options, make_draft_layout
 from labinfer.layout.layout import Layout
 from labinfer.models.registry import load_config, model_class
 from labinfer.plan import BatchPlan, BatchResult
+from labinfer.speculative_options import FLAG
 from labinfer.spmd.machine import RankInfo
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import open_checkpoint
@@ -52,7 +54,7 @@ class DraftModel:
         providers: list[Provider],
         weight_cache: WeightCache | None,
     ):
-        self.directory: Path = resolve_model(options.model.model, model_dir, may_download=True)
+        self.directory = _resolve(options.model.model, model_dir)
         config = load_config(self.directory)
         self.layout = make_draft_layout(options, config, layout, [info])
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
@@ -115,6 +117,13 @@ class DraftModel:
     def close(self) -> None:
         """Let go of the weights and the KV cache."""
         self._model = self._runner = None
+
+
+def _resolve(name: str, model_dir: str) -> Path:
+    try:
+        return resolve_model(name, model_dir, may_download=True)
+    except UserError as error:
+        raise UserError(f"the draft model of {FLAG}: {error}") from None
 
 
 def load_draft_model(

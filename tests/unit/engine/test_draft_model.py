@@ -101,9 +101,7 @@ def test_sequences_are_drafted_for_together():
 def test_answers_do_not_depend_on_the_draft_model(num_stages, share, num_blocks, num_draft_blocks):
     """Through preemptions, and evictions of what it knows."""
     model = FakeDraftModel(num_draft_blocks, share=share)
-    bench = make_bench(
-        model, num_blocks=num_blocks, num_stages=num_stages, max_num_seqs=5, chunked_prefill_size=5
-    )
+    bench = make_bench(model, num_blocks=num_blocks, num_stages=num_stages, max_num_seqs=5, chunked_prefill_size=5)
     for index in range(9):
         bench.add(7 + index, 20, shared=index % 2 * 6)
     bench.finish_all()  # looks at all tokens
