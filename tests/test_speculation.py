@@ -52,7 +52,7 @@ def test_method_drafts_and_changes_no_answer(checkpoint, requests, plain, method
         config["method"] = str(tmp_path / "drafter.py")
     with LLM(checkpoint, speculative_config=config, **OPTIONS) as llm:
         assert [output.token_ids for output in llm.generate(*requests)] == plain
-        assert llm.report.counts["drafted"] > 20
+        assert llm.report.counts["drafted"] > (4 if method == "ngram" else 50)
 
 
 @pytest.mark.parametrize(
