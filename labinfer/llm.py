@@ -29,6 +29,7 @@ from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.executor.build import RankParts, build_rank
 from labinfer.executor.choose_layout import choose_layout
+from labinfer.executor.draft_model import DraftModel
 from labinfer.executor.spmd import SpmdExecutor, StatsReporter, follow
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
@@ -188,6 +189,11 @@ class LLM:
     def capacity(self) -> KVCapacity:
         """KV blocks, as all ranks have agreed on them."""
         return self._parts.capacity
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """On rank 0, where one drafts."""
+        return self._parts.draft_model
 
     @property
     def stats(self) -> StatsReporter:

@@ -121,7 +121,7 @@ def distances(prefixes: list[list[int]], temperature: float) -> torch.Tensor:
 
 def test_same_noise_makes_more_drafts_right_than_the_bound_says(prompts):
     """Pr[same] >= (1 - D) / (1 + D) at every place (arXiv:2408.07978), D the total variation distance there."""
-    temperature = 0.8
+    temperature = 3.0  # at which the demo's predictions are spread: it hardly doubts at 1
     requests = conversations(prompts) * 8
     params = [
         SamplingParams(max_tokens=16, temperature=temperature, seed=100 + seed, ignore_eos=True)
@@ -129,7 +129,7 @@ def test_same_noise_makes_more_drafts_right_than_the_bound_says(prompts):
     ]
     rates, prefixes = {}, []
     with LLM(num_kv_blocks=400, speculative_config=DRAFTED, **OPTIONS) as llm:
-        drafts, model = llm.engine.scheduler.drafts, llm._parts.draft_model
+        drafts, model = llm.engine.scheduler.drafts, llm.draft_model
         run = model.run
         for noise in ("same", "other"):
             drafts.proposer = recorded = Recorded(llm.engine.scheduler.drafts.proposer)
@@ -150,7 +150,7 @@ def test_same_noise_makes_more_drafts_right_than_the_bound_says(prompts):
         f"bound {bound:.3f}, {len(prefixes)} drafts"
     )
     assert rates["same"] > bound - spread
-    assert rates["same"] > rates["other"] + spread
+    assert rates["same"] > 2 * rates["other"] + spread
 
 
 def test_draft_model_with_another_vocabulary_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -54,9 +55,8 @@ class DraftModel:
         providers: list[Provider],
         weight_cache: WeightCache | None,
     ):
-        self.directory = _resolve(options.model.model, model_dir)
-        config = load_config(self.directory)
-        self.layout = make_draft_layout(options, config, layout, [info])
+        self.directory, self.layout = plan_draft_model(options, model_dir, layout, [info])
+        config = self.layout.config
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
         tp = TensorParallelCommunicator(LocalCommunicator())
@@ -119,11 +119,24 @@ class DraftModel:
         self._model = self._runner = None
 
 
-def _resolve(name: str, model_dir: str) -> Path:
+def plan_draft_model(
+    options: EngineOptions, model_dir: str, layout: Layout, everyone: Sequence[RankInfo]
+) -> tuple[Path, Layout]:
+    """Directory (or GGUF file) and layout of a draft model, with nothing loaded.
+
+    Args:
+        options: its own, see ``draft_options``.
+        model_dir: $LABINFER_MODEL_DIR, or empty.
+        layout: the layout of the model that it drafts for.
+
+    Raises:
+        UserError: it is nowhere, or cannot draft for this model.
+    """
     try:
-        return resolve_model(name, model_dir, may_download=True)
+        directory = resolve_model(options.model.model, model_dir, may_download=True)
     except UserError as error:
         raise UserError(f"the draft model of {FLAG}: {error}") from None
+    return directory, make_draft_layout(options, load_config(directory), layout, everyone)
 
 
 def load_draft_model(
