@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -300,8 +300,19 @@ def add_tokenizer(writer: GGUFWriter, checkpoint: Path, pre: str) -> None:
         writer.add_chat_template(config["chat_template"])
 
 
-def add_sentencepiece(writer: GGUFWriter, path: Path, added: dict[int, tuple[str, TokenType]]) -> None:
-    """The pieces of a ``tokenizer.model``, and tokens behind them."""
+def add_sentencepiece(
+    writer: GGUFWriter,
+    path: Path,
+    added: dict[int, tuple[str, TokenType]],
+    user_defined: Collection[str] = (),
+    spaces: str = " ",
+) -> None:
+    """The pieces of a ``tokenizer.model``, and tokens behind them.
+
+    Args:
+        user_defined: pieces that are found in texts as a whole.
+        spaces: how those in such pieces are written.
+    """
     processor = SentencePieceProcessor(model_file=str(path))
     kinds = {
         TokenType.UNKNOWN: processor.is_unknown,
@@ -313,6 +324,10 @@ def add_sentencepiece(writer: GGUFWriter, path: Path, added: dict[int, tuple[str
     tokens = [
         (processor.id_to_piece(n), next((kind for kind, holds in kinds.items() if holds(n)), TokenType.NORMAL))
         for n in range(size)
+    ]
+    tokens = [
+        (text.replace("▁", spaces), TokenType.USER_DEFINED) if text in user_defined else (text, kind)
+        for text, kind in tokens
     ]
     tokens += [added[n] for n in range(size, size + len(added))]
     writer.add_tokenizer_model("llama")

@@ -104,9 +104,7 @@ def end_ids(file: GgufFile) -> list[int]:
     if CONTROL in kinds:
         texts = file.texts("tokenizer.ggml.tokens")
         ids.update(
-            n
-            for n, (text, kind) in enumerate(zip(texts, kinds, strict=False))
-            if kind == CONTROL and text in known
+            n for n, (text, kind) in enumerate(zip(texts, kinds, strict=False)) if kind == CONTROL and text in known
         )
     return sorted(ids)
 

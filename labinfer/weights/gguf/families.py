@@ -208,12 +208,7 @@ GPT_OSS = GgufFamily(
 )
 DEEPSEEK2 = GgufFamily(
     architecture="DeepseekV2ForCausalLM",
-    parts=NORMS
-    | LATENTS
-    | MLP
-    | {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
-    | EXPERTS
-    | SHARED_EXPERTS,
+    parts=NORMS | LATENTS | MLP | {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"} | EXPERTS | SHARED_EXPERTS,
     sizes={
         "n_routed_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",

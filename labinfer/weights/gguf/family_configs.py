@@ -99,9 +99,10 @@ def _router(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
         method = "group_limited_greedy" if groups.get("n_group", 1) > 1 else "greedy"
         return groups | {"topk_method": method}
     if chooses != SIGMOID:
-        raise UserError(f"{file.path}: deepseek2.expert_gating_func {chooses} is not supported; softmax and sigmoid are")
+        raise UserError(
+            f"{file.path}: deepseek2.expert_gating_func {chooses} is not supported; softmax and sigmoid are"
+        )
     sizes, own_groups = DEEPSEEK_V3
     if not groups:
         groups = own_groups if sizes.items() <= values.items() else {"n_group": 1, "topk_group": 1}
     return groups | {"architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": True}
-

@@ -113,7 +113,10 @@ def test_part_of_another_model_is_refused(tmp_path):
     own, three = write_parts(tmp_path, "own"), write_parts(tmp_path, "three", count=3)
     good = own[1].read_bytes()
     for part, complaint in (
-        (three[1], r"own-00002-of-00002\.gguf is not part 2 of 2 of own-00001-of-00002\.gguf: its split\.count is 3, not 2"),
+        (
+            three[1],
+            r"own-00002-of-00002\.gguf is not part 2 of 2 of own-00001-of-00002\.gguf: its split\.count is 3, not 2",
+        ),
         (own[0], r"is not part 2 of 2 of .*: its split\.no is 0, not 1"),
     ):
         own[1].write_bytes(part.read_bytes())
