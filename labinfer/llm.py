@@ -24,6 +24,7 @@ from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import EngineDriver
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.proposers import find_proposer
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.executor.build import RankParts, build_rank
@@ -108,10 +109,12 @@ class LLM:
         self.group = group
         self.options = options
         self.clock: Clock = SystemClock()
+        speculation = options.scheduler.speculative_config
         channel = others[0]._parts.channel if others and not others[0].is_spare else None
         with self.group.together():
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
+                make_proposer = find_proposer(speculation) if speculation else None
         self._turns, self._closed = Turns("LLM"), False
         self._parts = parts = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self.tokenizer: Tokenizer | None = None
@@ -134,6 +137,7 @@ class LLM:
                     logger.log(logging.DEBUG if self.tokenizer.reply_format else logging.INFO, told)
                 if path := options.observe.trace:
                     trace = OutputFile(path, "--trace")
+                proposer = make_proposer(speculation, self.facts) if speculation else None
         if self.is_rank0:
             self._executor = SpmdExecutor(
                 parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=len(others)
@@ -147,6 +151,7 @@ class LLM:
                 clock=self.clock,
                 recorder=parts.recorder,
                 guides=self.guides,
+                proposer=proposer,
             )
             self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)

@@ -33,10 +33,16 @@ class RandomProposer:
     share: float = 0.8
     """How many of the tokens are right."""
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return list(map(self._propose, sequences, limits))
+
+    def _propose(self, sequence: Sequence, limit: int) -> list[int]:
         first = len(sequence.token_ids)
         right = [token_at(sequence.seq_id, first + index) for index in range(self.draw.randint(0, limit))]
         return [token if self.draw.random() < self.share else WRONG_TOKEN for token in right]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        assert all(sequence.finish_reason is not None for sequence in sequences)
 
 
 class Bench:

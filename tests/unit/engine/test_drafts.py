@@ -24,12 +24,17 @@ class FixedProposer:
     is_right: Callable[[int], bool] = lambda index: True
     """Whether the token at this index of the sequence is guessed right."""
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
-        first = len(sequence.token_ids)
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
         return [
-            token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
-            for index in range(first, first + min(self.count, limit))
+            [
+                token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
+                for index in range(len(sequence.token_ids), len(sequence.token_ids) + min(self.count, limit))
+            ]
+            for sequence, limit in zip(sequences, limits, strict=True)
         ]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
 
 
 def decodes(bench: Bench, seq_id: int) -> list[int]:
