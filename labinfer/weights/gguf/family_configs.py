@@ -19,7 +19,7 @@ LOG_MULTIPLIER = 0.1
 SOFTMAX, SIGMOID = 1, 2
 """Values of ``expert_gating_func``."""
 DEEPSEEK_V3 = {"n_routed_experts": 256}, {"n_group": 8, "topk_group": 4}
-"""How its files are known that were written before llama.cpp had groups of experts, and these."""
+"""Signs of its files from before llama.cpp had groups of experts, and these groups."""
 
 
 def read_gemma3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
