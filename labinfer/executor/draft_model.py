@@ -81,7 +81,7 @@ class DraftModel:
 
     @property
     def place(self) -> Place:
-        """Its only place."""
+        """The only place in its layout."""
         return self.layout.topology.place(0)
 
     @property
