@@ -55,7 +55,7 @@ def run(session: Session, own: PlanOptions) -> int:
             free = _gather_free(group, layout)
         if group.rank == 0:
             rooms = [
-                _estimate_room(session, layout, everyone, rank, free[rank], draft if rank == 0 else None)
+                _estimate_room(session, layout, everyone, rank, free[rank], draft=draft if rank == 0 else None)
                 for rank in layout.devices
             ]
             size = session.options.cache.block_size
@@ -133,7 +133,7 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
 
 
 def _estimate_room(
-    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, draft: Layout | None
+    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, *, draft: Layout | None
 ) -> tuple[int, int | None]:
     """KV blocks and slots for states that fit on a rank; None slots where its layers keep no states.
 
