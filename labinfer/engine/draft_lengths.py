@@ -82,6 +82,7 @@ class DraftLengths:
         if self._steps_without < PROBE_STEPS:
             return {}
         self._steps_without = 0
+        self._draft_seconds *= KEPT  # a drafter that was too slow is measured again some day
         least_tried = min(limits, key=lambda sequence: self._share(sequence).tried)
         return {least_tried: min(PROBE_TOKENS, limits[least_tried])}
 

@@ -48,6 +48,7 @@ class Drafts:
         by the token's place in its draft (accepted_0 for the first one), draft_seconds (time of the proposer), saved_seconds (time of
         the steps that right tokens made needless, less what all drafts cost), drafter_failures."""
         self._lengths, self._chooses_lengths = DraftLengths(max_tokens), chooses_lengths and round_time is not None
+        self._asked_before: set[Sequence] = set()  # by the last step that had drafts
         self._token_seconds = 0.0  # of the last step with drafts, if it had had none
 
     def extend(
@@ -78,7 +79,9 @@ class Drafts:
         begin = self._clock()
         proposals = self._propose(limits)
         draft_seconds = self._clock() - begin
-        self._lengths.add_draft_time(draft_seconds, max(limits.values()))
+        if self._asked_before.issuperset(limits):  # others take longer the first time, for all that is before
+            self._lengths.add_draft_time(draft_seconds, max(limits.values()))
+        self._asked_before = set(limits)
         num_drafted = 0
         for (sequence, limit), proposed in zip(limits.items(), proposals, strict=True):
             cache = sequence.cache

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
-from scheduler_bench import VOCAB_SIZE, Bench, RandomProposer
+from scheduler_bench import VOCAB_SIZE, Bench, ListGuide, RandomProposer
 from worker_model import WRONG_TOKEN, token_at
 
 from labinfer.engine.guide import allows
@@ -254,29 +254,6 @@ def test_context_is_shifted_between_the_same_tokens_as_without_drafts(share):
         bench.add(6, 60)
     bench.finish_all()
     assert bench.scheduler.counts["drafted"] > 50
-
-
-@dataclass
-class ListGuide:
-    """Allows one token after the other, and then nothing."""
-
-    form: list[int]
-    tokens: list[int] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def mask(self) -> bytes:
-        if len(self.tokens) == len(self.form):
-            return b""
-        bit = 1 << self.form[len(self.tokens)]
-        return bit.to_bytes(bit.bit_length() // 8 + 1, "little")
-
-    def accept(self, token: int) -> None:
-        assert allows(self.mask, token)
-        self.tokens.append(token)
-
-    def rollback(self, num_tokens: int) -> None:
-        del self.tokens[len(self.tokens) - num_tokens :]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
