@@ -48,8 +48,12 @@ def make_runner(directory, registry, captures, layers=None) -> ModelRunner:
     return ModelRunner(model, cache, device=CPU, dtype=DTYPE, functions=functions, capture=captures)
 
 
-def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
-    """Tokens ``begin:end`` of sequences, each of which has four blocks."""
+def plan(lengths: dict[int, tuple[int, int]], new: bool, samples: bool = False) -> BatchPlan:
+    """Tokens ``begin:end`` of sequences, each of which has four blocks.
+
+    Args:
+        samples: whether a token is sampled behind each of them.
+    """
     entries = [
         BatchEntry(
             seq_id=seq,
@@ -58,8 +62,8 @@ def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
             position=begin,
             first_block=0,
             new_blocks=[4 * seq + index for index in range(4)],
-            num_samples=0,
-            new_tokens=[] if new else [(7 * seq + 3 * begin) % 50],
+            num_samples=end - begin if samples else 0,
+            new_tokens=[] if new else [(7 * seq + 3 * index) % 50 for index in range(begin, end)],
         )
         for seq, (begin, end) in lengths.items()
     ]
@@ -102,6 +106,28 @@ def test_captured_steps_give_the_same_bits_while_contexts_grow(directory, compil
         inputs = hidden(len(step.entries))
         assert torch.equal(run(captured, step, inputs), run(plain, step, inputs))
     assert captures.made == 6 and not captures.failed and captured._indices is not before
+
+
+def test_steps_with_drafts_are_captured_where_all_sequences_have_as_many(directory, compiled_functions):
+    """What is rejected is run again, with other tokens before it."""
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain, captured = (make_runner(directory, registry, each) for each in (None, captures))
+    first = plan({0: (0, 5), 1: (0, 2)}, True)
+    assert torch.equal(run(captured, first), run(plain, first))
+    for turn in range(6):
+        for step, made in (
+            ({0: (5 + turn, 8 + turn)}, 1),
+            ({0: (6, 8), 1: (2 + turn, 4 + turn)}, 2),
+            ({0: (7, 15)}, 3),
+        ):
+            drafted = plan(step, False, samples=True)
+            assert torch.equal(run(captured, drafted), run(plain, drafted))
+            assert captures.made == (made if turn == 0 else 3)
+    for step in ({0: (5, 14)}, {0: (5, 7), 1: (3, 4)}, {0: (5, 7), 1: (3, 6)}):
+        drafted = plan(step, False, samples=True)
+        assert torch.equal(run(captured, drafted), run(plain, drafted))
+    assert captures.made == 3 and not captures.failed
 
 
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
