@@ -76,10 +76,9 @@ class Scheduler:
         self.counts: Counter[str] = Counter()
         """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
         (how many of them were in the cache), drafted (tokens that were guessed), accepted (how many of them were right)."""
-        max_tokens = options.chunked_prefill_size
-        if speculation := options.speculative_config:
-            max_tokens = min(max_tokens, speculation.max_tokens + 1)
-        self.drafts = Drafts(proposer, tables, max_tokens, self.counts)
+        max_chunk, speculation = options.chunked_prefill_size, options.speculative_config
+        max_draft = speculation.max_tokens if speculation is not None else max_chunk
+        self.drafts = Drafts(proposer, tables, max_draft=max_draft, max_chunk=max_chunk, counts=self.counts)
 
     @property
     def tables(self) -> BlockTables:
@@ -210,9 +209,9 @@ class Scheduler:
             elif not sequence.request.pooling:  # no token is to come of a pooled one
                 num_on_their_way += 1
         budget = split(self._load(len(decoding) + num_on_their_way, prefilling))
-        limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
-        num_decodes = self._choose_from(decoding, chosen, limit)
-        left = self._options.max_num_batched_tokens - num_decodes
+        left = self._options.max_num_batched_tokens
+        left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
+        num_decodes = len(chosen)
         left -= self.drafts.extend(chosen, left, self.eos_token_ids)
         room = min(budget.num_prefill_tokens, left)
         room -= self._choose_from(prefilling, chosen, room)
@@ -240,11 +239,13 @@ class Scheduler:
     def _micro_batches_now(self) -> int:
         return self._micro_batches.best(len(self.running), bool(self.waiting) or self._was_prefilling)
 
-    def _choose_from(self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int) -> int:
-        """Returns how many tokens are run."""
+    def _choose_from(
+        self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int, most: int | None = None
+    ) -> int:
+        """Choose of these, until ``most`` are chosen. Returns how many tokens are run."""
         used = 0
         for sequence in sequences:
-            if used == budget:
+            if used == budget or len(chosen) == most:
                 break
             if sequence.cache.blocks:  # it may have been preempted a moment ago
                 used += self._choose(chosen, sequence, budget - used)
