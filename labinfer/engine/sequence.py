@@ -111,9 +111,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether one token is to be run, with all before it in the cache or on their way there."""
-        num_before = len(self.token_ids) - 1
-        return self.num_scheduled == num_before >= len(self.request.prompt_token_ids)
+        """Whether one token is to be run, with all before it in the cache or on their way there, or to be run again with it."""
+        num_again = len(self.token_ids) - 1 - self.num_scheduled
+        return 0 <= num_again <= self.cache.num_again and self.num_scheduled >= len(self.request.prompt_token_ids)
 
     @property
     def measures_prompt(self) -> bool:

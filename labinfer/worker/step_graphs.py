@@ -14,9 +14,8 @@ MAX_SEQUENCES = 4
 """Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up, and a graph keeps all
 its activations."""
 MAX_ROWS = 8
-"""Rows of such a step, where sequences run drafted tokens along with their own."""
-MAX_STEPS = 16
-"""Graphs that are kept, those that were used last."""
+"""Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
+MAX_STEPS = 32
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
 """The layers, or the head, on a batch and hidden states."""
@@ -32,28 +31,35 @@ class CapturedStep:
 
 
 class StepGraphs:
-    """Runs a part of each step. A step of one token for each of a few sequences, or of as many drafted ones for each, is captured,
-    and its likes are replayed.
+    """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed; so is one
+    of a few tokens of one sequence, when the second one like it comes.
 
     Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do. What a step gives holds until
     the next one.
 
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
+        max_rows: rows of one sequence in a step that is captured.
     """
 
-    def __init__(self, part: StepPart, capture: Capture | None):
-        self._part, self._capture = part, capture
+    def __init__(self, part: StepPart, capture: Capture | None, max_rows: int = 1):
+        self._part, self._capture, self._max_rows = part, capture, max_rows
+        self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
-        """By ``places``, those that were used last behind the others; None for those that cannot be captured."""
+        """By ``places``; None for those that cannot be captured."""
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        if self._capture is None or not _is_small(batch):
+        num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
+        is_chunk = num_sequences == 1 < num_rows <= self._max_rows and batch.output_rows is None
+        if self._capture is None or not (is_chunk or num_sequences == num_rows <= MAX_SEQUENCES):
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
+            if is_chunk and places not in self._seen:
+                self._seen.add(places)
+                return self._part(batch, hidden_TD)
             return self._capture_step(places, batch, hidden_TD)
-        step = self._steps[places] = self._steps.pop(places)
+        step = self._steps[places]
         if step is None:
             return self._part(batch, hidden_TD)
         if hidden_TD is not None:
@@ -67,18 +73,7 @@ class StepGraphs:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
         out, graph = self._capture(lambda: self._part(batch, own_TD))
         if len(self._steps) == MAX_STEPS:
-            del self._steps[next(iter(self._steps))]
+            self._steps.clear()
+            self._seen.clear()
         self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         return out
-
-
-def _is_small(batch: ModelInputBatch) -> bool:
-    """Whether a step has few rows, as many for each sequence: which functions run on a sequence may depend on how many it has."""
-    num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
-    if not 0 < num_sequences <= MAX_SEQUENCES or num_rows > MAX_ROWS:
-        return False
-    if num_rows == num_sequences:
-        return True
-    row_ptr = batch.attention.row_ptr
-    size = row_ptr[1]
-    return len(batch.sample_rows_B) == num_rows and row_ptr == list(range(0, num_rows + 1, size))
