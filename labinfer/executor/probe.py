@@ -242,7 +242,7 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
         all_reduce=sums,
         skipped=skipped,
         overheads=overheads,
-        hidden_bytes=width * dtype.itemsize,
+        hidden_bytes=config.activation_size * dtype.itemsize,
         layer_bytes={kind: weight_bytes(layer) for kind, layer in layers.items()},
         embedding_bytes=weight_bytes(decoder.model.embed_tokens),
         head_bytes=weight_bytes(decoder.lm_head),

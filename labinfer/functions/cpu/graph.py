@@ -29,9 +29,13 @@ REPEATED = {
     Tensor.sigmoid: torch.sigmoid,
     Tensor.clone: lambda x, out: out.copy_(x),
     Tensor.contiguous: lambda x, out: out.copy_(x),
+    torch.cat: torch.cat,
     F.linear: F.linear,
+    F.gelu: F.gelu,
 }
 """Operations that layers have between functions, and how to do them again; all others but views make a graph impossible."""
+FIXED = {"dim", "approximate"}
+"""Named arguments of these that are the same in every step."""
 # An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
@@ -119,9 +123,9 @@ class _Recording(TorchFunctionMode):
             self._kept.append(out)
         elif _is_view(operation, out, arguments):
             pass
-        elif operation in REPEATED and _are_tensors(arguments) and not named:
+        elif operation in REPEATED and _are_tensors(arguments) and (named or {}).keys() <= FIXED:
             self._kept.append(out)
-            self._steps.append(partial(REPEATED[operation], *arguments, out=out))
+            self._steps.append(partial(REPEATED[operation], *arguments, **(named or {}), out=out))
         else:
             self._stop_at(operation.__name__)
         return out
@@ -144,7 +148,12 @@ class _Recording(TorchFunctionMode):
 
 def _are_tensors(arguments: Iterable[object]) -> bool:
     """Whether there are tensors only, or nothing: a number may be another one the next time."""
-    return all(argument is None or isinstance(argument, torch.Tensor) for argument in arguments)
+    return all(
+        argument is None
+        or isinstance(argument, torch.Tensor)
+        or (isinstance(argument, (tuple, list)) and _are_tensors(argument))
+        for argument in arguments
+    )
 
 
 def _is_view(operation: Callable, out: torch.Tensor, arguments: Sequence[Any]) -> bool:
