@@ -19,6 +19,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4Config,
     Gemma4TextConfig,
+    Gemma4UnifiedConfig,
     Gemma4UnifiedTextConfig,
     Glm4Config,
     Glm4MoeConfig,
@@ -106,7 +107,7 @@ GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
-GEMMA4 = FAMILY_SHAPE | {"hidden_size": 80, "initializer_range": 0.15}
+GEMMA4 = FAMILY_SHAPE | {"hidden_size": 80}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -250,6 +251,9 @@ CONFIGS = {
     "gemma4-pictures": lambda: Gemma4Config(
         text_config=CONFIGS["gemma4"]().to_dict(), vision_config=None, audio_config=None
     ),
+    "gemma4-unified-pictures": lambda: Gemma4UnifiedConfig(
+        text_config=CONFIGS["gemma4-tied-values"]().to_dict(), vision_config=None, audio_config=None
+    ),
     "seed-oss": lambda: SeedOssConfig(**FAMILY_SHAPE, attention_out_bias=True),
     "glm4": lambda: Glm4Config(**FAMILY_SHAPE, partial_rotary_factor=0.5),
     "ernie4.5": lambda: Ernie4_5Config(**FAMILY_SHAPE, use_bias=True),
@@ -359,6 +363,7 @@ MIXTURES = (
     "glm4-moe-groups",
     "minimax-m2",
     "gpt-oss",
+    "gemma4-moe",
 )
 LATENTS = (
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "deepseek-v3-plain", "kimi-k2", "glm-4.7-flash", "minicpm3"),
@@ -366,8 +371,11 @@ LATENTS = (
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
     *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
-    *("ernie4.5", "hunyuan", "gemma3", *MIXTURES, *LATENTS, *HYBRIDS),
+    *("ernie4.5", "hunyuan", "gemma3", "gemma4", "gemma4-tied-values", "gemma4-layer-inputs"),
+    *(*MIXTURES, *LATENTS, *HYBRIDS),
 )
+SHARED_CACHES = "gemma4-shared-caches"
+"""Its layers from the third on are all on the last stage, so that it does not go with every layout."""
 
 
 def make_checkpoint(directory: Path, kind: str, seed: int = 0) -> Path:
@@ -523,8 +531,9 @@ def transformers_choices(
         )
 
     for number, layer in enumerate(model.model.layers):
-        if hasattr(layer.mlp, "experts"):
-            layer.mlp.experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
+        experts = getattr(layer.mlp, "experts", None) or getattr(layer, "experts", None)
+        if experts is not None:
+            experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
     logits = []
     for sequence in sequences:
         ran[:] = sequence

@@ -80,7 +80,9 @@ class ModelConfig:
     @property
     def last_cut(self) -> int:
         """The last layer with which a stage may begin: the first whose cache later ones read is on one stage with them."""
-        return min((layer.cache_layer for layer in self.layers if layer.cache_layer is not None), default=self.num_layers)
+        return min(
+            (layer.cache_layer for layer in self.layers if layer.cache_layer is not None), default=self.num_layers
+        )
 
     @property
     def activation_size(self) -> int:

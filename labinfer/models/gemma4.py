@@ -115,6 +115,10 @@ class Gemma4ForCausalLM(Decoder):
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
     """The same beside what sees and hears, which is left out."""
 
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        return super().read_config(file.with_defaults(vocab_size=262144, num_attention_heads=8))
+
 
 class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
     """Without experts and embeddings of layers."""
@@ -128,6 +132,10 @@ class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedForCausalLM):
     """The same beside what sees and hears, which is left out."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        return super().read_config(file.with_defaults(vocab_size=262144, num_attention_heads=8))
 
 
 def _read_attention(file: ConfigFile, number: int, window: int, *, eps: float, reads_earlier: bool) -> AttentionConfig:
