@@ -297,6 +297,7 @@ class Route(Protocol):
         bias_E: torch.Tensor | None,
         rule: RoutingRule,
         num_tokens_E: torch.Tensor | None = None,
+        *,
         scale_E: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts of each token, (T, A) int64, and their weights, (T, A) float32, by scores in float32 of ``x @ weight.T``.

@@ -54,7 +54,7 @@ class LayerInputs(nn.Module):
 
 
 class LayerInputGate(nn.Module):
-    """What a layer makes of its input: ``norm(project(gelu(gate(hidden)) * input))``, with the GELU's tanh form."""
+    """A layer's use of its input: ``norm(project(gelu(gate(hidden)) * input))``, with the GELU's tanh form."""
 
     def __init__(self, config: LayerInputsConfig, hidden_size: int, norm_eps: float, ctx: StageContext):
         super().__init__()

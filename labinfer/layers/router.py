@@ -45,7 +45,7 @@ class Router(WeightedModule):
     def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(T, D) → each token's experts, (T, A) int64, and their weights, (T, A) float32."""
         counts_E = self.num_tokens_E if self._counts else None
-        return self._route(x_TD, self.weight, self.bias, self.config, counts_E, self.scale)
+        return self._route(x_TD, self.weight, self.bias, self.config, counts_E, scale_E=self.scale)
 
     def pack(self) -> None:
         self.num_tokens_E.zero_()

@@ -172,7 +172,7 @@ class Decoder(nn.Module):
         self._places = [
             (index, index if source is None else source - ctx.first_layer) for index, source in enumerate(sources)
         ]
-        """Of each layer its own place in the stage, and that of the layer whose cache it is given."""
+        """Each layer's place in the stage, and that of the layer whose cache it is given."""
         for layer in self.model.layers.values():
             rope = layer.self_attn.rope
             if rope is not None and rope not in self._ropes:

@@ -180,7 +180,7 @@ def _read_heads(file: ConfigFile, number: int, window: int, is_tied: bool) -> di
 
 
 def _sources(file: ConfigFile, windows: tuple[int, ...], num_shared: int) -> list[int | None]:
-    """Of each layer the number of the one whose cache it reads, None where that is its own: the last ones read those of the last
+    """For each layer the number of the one whose cache it reads, None where that is its own: the last ones read those of the last
     layer of their kind before them."""
     first = len(windows) - num_shared
     file.require(

@@ -136,7 +136,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_bytes: int
     """Activations of a token, as they travel between stages and are summed over tensor-parallel ranks."""
     embedded_bytes: int = 0
-    """Of what travels between stages for a token that which is beside these."""
+    """Bytes of a token that travel between stages beside these."""
     embedding_bytes: int
     head_bytes: int
     """Weights of the head, on the last stage."""

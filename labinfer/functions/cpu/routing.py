@@ -45,6 +45,7 @@ class CpuRouting:
         bias_E: torch.Tensor | None,
         rule: RoutingRule,
         num_tokens_E: torch.Tensor | None = None,
+        *,
         scale_E: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x_TD, tokens = readable(x_TD.contiguous()), x_TD.shape[0]

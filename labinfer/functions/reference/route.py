@@ -14,6 +14,7 @@ def route(
     bias_E: torch.Tensor | None,
     rule: RoutingRule,
     num_tokens_E: torch.Tensor | None = None,
+    *,
     scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts of each token and their weights, (T, A)."""

@@ -62,7 +62,7 @@ def test_factors_of_experts_are_the_last_on_their_weights(cpu, rule):
     x, weight, factors = torch.randn(9, HIDDEN), 0.2 * torch.randn(EXPERTS, HIDDEN), torch.randn(EXPERTS)
     plain = route(x, weight, None, rule)
     for implementation in (cpu.route, route):
-        ids, weights = implementation(x, weight, None, rule, None, factors)
+        ids, weights = implementation(x, weight, None, rule, scale_E=factors)
         torch.testing.assert_close(by_id(ids, weights), by_id(*plain) * factors, rtol=1e-5, atol=1e-7)
 
 
