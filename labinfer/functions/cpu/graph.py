@@ -123,7 +123,7 @@ class _Recording(TorchFunctionMode):
             self._kept.append(out)
         elif _is_view(operation, out, arguments):
             pass
-        elif operation in REPEATED and _are_tensors(arguments) and (named or {}).keys() <= FIXED:
+        elif operation in REPEATED and _repeats(operation, arguments) and (named or {}).keys() <= FIXED:
             self._kept.append(out)
             self._steps.append(partial(REPEATED[operation], *arguments, **(named or {}), out=out))
         else:
@@ -146,14 +146,14 @@ class _Recording(TorchFunctionMode):
         return CpuGraph(steps, self._kept)
 
 
+def _repeats(operation: Callable, arguments: Sequence[Any]) -> bool:
+    """Whether there is no argument that may be another one the next time; what is joined comes as one."""
+    return _are_tensors(*arguments) if operation is torch.cat and len(arguments) == 1 else _are_tensors(arguments)
+
+
 def _are_tensors(arguments: Iterable[object]) -> bool:
     """Whether there are tensors only, or nothing: a number may be another one the next time."""
-    return all(
-        argument is None
-        or isinstance(argument, torch.Tensor)
-        or (isinstance(argument, (tuple, list)) and _are_tensors(argument))
-        for argument in arguments
-    )
+    return all(argument is None or isinstance(argument, torch.Tensor) for argument in arguments)
 
 
 def _is_view(operation: Callable, out: torch.Tensor, arguments: Sequence[Any]) -> bool:
