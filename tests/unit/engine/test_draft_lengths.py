@@ -91,12 +91,12 @@ def test_bad_drafts_end_and_come_back_when_they_are_good_again():
     for _ in range(30):
         lengths.add_verified(sequence, 8, 0)
     drafted = []
-    for _ in range(2 * PROBE_STEPS):
+    for _ in range(7 * PROBE_STEPS):
         chosen = lengths.choose({sequence: 8}, 0, seconds)
         drafted += chosen.values()
         if chosen:
             lengths.add_verified(sequence, chosen[sequence], 0)
-    assert drafted == [PROBE_TOKENS] * 2
+    assert drafted == [PROBE_TOKENS] * 3  # after 1, 2 and 4 times as many steps
     for _ in range(10 * PROBE_STEPS):
         if chosen := lengths.choose({sequence: 8}, 0, seconds):
             lengths.add_verified(sequence, chosen[sequence], chosen[sequence])
@@ -123,6 +123,18 @@ def test_drafts_are_made_where_rows_are_free_and_guesses_good():
 @pytest.mark.parametrize(("share", "times", "num_sequences"), [(0.0, FLAT, 1), (0.95, LINEAR, 1), (0.95, LINEAR, 48)])
 def test_nothing_but_probes_is_drafted_where_guesses_are_bad_or_rows_cost(share, times, num_sequences):
     assert drafted_share(share, times, num_sequences) <= 1.5 * PROBE_TOKENS / PROBE_STEPS
+
+
+def test_rows_of_drafts_cost_what_was_timed_for_them_with_one_sequence_and_no_less_than_others_with_several():
+    times = StepTimes(
+        sizes=[1, 8], by_stage=[[1.0, 8.0]], draft_rows=[1, 2, 4, 16], drafts_by_stage=[[1.5, 1.5, 2.5, 8.5]]
+    )
+    assert [times.drafted(0, 1, count) for count in (0, 1, 3, 9, 15)] == [0.0, 0.0, 1.0, 4.0, 7.0]
+    assert times.drafted(0, 2, 3) == 3.0
+    assert (
+        drafted_share(0.95, StepTimes(sizes=[1], by_stage=[[1.0]], draft_rows=[1, 16], drafts_by_stage=[[1.0, 1.2]]), 1)
+        > 0.7
+    )
 
 
 def test_drafts_through_stages_are_chosen_by_the_whole_round():
