@@ -49,7 +49,7 @@ class Share:
         return (self.right + weight * prior) / (self.tried + weight)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DraftLengths:
     """Lengths that promise the most tokens a second.
 

@@ -50,7 +50,10 @@ class Drafts:
         """Since the start: drafts (of a sequence in a step), drafted (their tokens), accepted (how many of them were right), both also
         by the token's place in its draft (accepted_0 for the first one), draft_seconds (time of the proposer), saved_seconds (time of
         the steps that right tokens made needless, less what all drafts cost), drafter_failures."""
-        self._lengths, self._chooses_lengths = DraftLengths(max_tokens), chooses_lengths and draft_time is not None
+        self._lengths, self._chooses_lengths = (
+            DraftLengths(num_places=max_tokens),
+            chooses_lengths and draft_time is not None,
+        )
         self._asked_before: set[Sequence] = set()  # by the last step that had drafts
         self._token_seconds = 0.0  # of the last step with drafts, if it had had none
 

@@ -36,7 +36,7 @@ def rate(lengths, chances, seconds, num_others, draft_seconds=0.0):
 @pytest.mark.parametrize("case", range(40))
 def test_lengths_are_as_good_as_any(case):
     draw = random.Random(case)
-    lengths = DraftLengths(4)
+    lengths = DraftLengths(num_places=4)
     sequences = [Named(str(index)) for index in range(draw.randint(1, 3))]
     for _ in range(draw.randint(0, 30)):
         drafted = draw.randint(1, 4)
@@ -65,7 +65,7 @@ def test_lengths_are_as_good_as_any(case):
 def test_time_of_the_drafter_shortens_drafts():
     sequence, counts = Named("one"), []
     for draft_seconds in (0.0, 0.2, 2.0):
-        lengths = DraftLengths(16)
+        lengths = DraftLengths(num_places=16)
         for _ in range(20):
             lengths.add_verified(sequence, 16, 12)
         lengths.add_draft_time(draft_seconds * 4, 4)
@@ -75,7 +75,7 @@ def test_time_of_the_drafter_shortens_drafts():
 
 def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
     good, bad = Named("good"), Named("bad")
-    lengths = DraftLengths(8)
+    lengths = DraftLengths(num_places=8)
     for _ in range(30):
         lengths.add_verified(good, 4, 4)
         lengths.add_verified(bad, 4, 0)
@@ -86,7 +86,7 @@ def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
 
 
 def test_bad_drafts_end_and_come_back_when_they_are_good_again():
-    sequence, lengths = Named("one"), DraftLengths(8)
+    sequence, lengths = Named("one"), DraftLengths(num_places=8)
     seconds = lambda rows: 1.0 + 0.1 * rows  # noqa: E731
     for _ in range(30):
         lengths.add_verified(sequence, 8, 0)
