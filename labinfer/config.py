@@ -230,10 +230,15 @@ class SchedulerOptions:
     speculative_config: SpeculativeOptions | None = option(
         None,
         "guess next tokens, and verify several in one step; answers are the same as without. A JSON object with vLLM's names: "
-        "method, ngram or the path of a drafter of your own; num_speculative_tokens, a number or auto; prompt_lookup_min and "
+        "method, ngram, draft_model or the path of a drafter of your own; model, that drafts; num_speculative_tokens, a number or auto; prompt_lookup_min and "
         "prompt_lookup_max; see docs/speculation.md",
         metavar="JSON",
     )
+
+    @property
+    def chooses_drafts(self) -> bool:
+        """Whether the length of each draft is chosen by what steps were measured to take."""
+        return self.speculative_config is not None and not self.speculative_config.num_speculative_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

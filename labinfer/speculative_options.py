@@ -9,8 +9,9 @@ from typing import Any
 from labinfer.errors import UserError
 
 NGRAM = "ngram"
-METHODS = (NGRAM,)
-"""Drafters that come with LABInfer; ``engine/proposers.py`` makes them."""
+DRAFT_MODEL = "draft_model"
+METHODS = (NGRAM, DRAFT_MODEL)
+"""Drafters that come with LABInfer."""
 OWN_METHOD = ".py"
 """End of a method that is a file with a drafter of the user's own."""
 AUTO = "auto"
@@ -28,6 +29,8 @@ class SpeculativeOptions:
 
     method: str = NGRAM
     """One of ``METHODS``, or the path of a Python file; see docs/speculation.md."""
+    model: str = ""
+    """With draft_model, which is then the default: the model that drafts, as ``--model`` names models."""
     num_speculative_tokens: int = 0
     """Tokens of a draft; 0 for as many as promise the most tokens a second."""
     prompt_lookup_min: int = 2
@@ -63,6 +66,8 @@ class SpeculativeOptions:
             if key not in known:
                 raise UserError(f"{FLAG} has no {key!r:.60}; its keys are {', '.join(known)}")
         given = {key: item for key, item in value.items() if item is not None}
+        if "model" in given:
+            given.setdefault("method", DRAFT_MODEL)
         if given.get("num_speculative_tokens") == AUTO:
             del given["num_speculative_tokens"]
         elif "num_speculative_tokens" in given:
@@ -80,6 +85,11 @@ class SpeculativeOptions:
         if not isinstance(self.method, str) or not (self.method in METHODS or self.method.endswith(OWN_METHOD)):
             known = ", ".join(METHODS)
             raise UserError(f"{FLAG}: method {self.method!r:.60} is none of {known}, nor a Python file; choose one")
+        if not isinstance(self.model, str) or bool(self.model) != (self.method == DRAFT_MODEL):
+            raise UserError(
+                f"{FLAG}: model {self.model!r:.60} does not go with the method {self.method}; the method {DRAFT_MODEL} takes the "
+                "name of a model, and no other one does"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise UserError(
                 f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max {self.prompt_lookup_max}"

@@ -7,11 +7,11 @@ import pytest
 from labinfer.config import EngineOptions
 from labinfer.engine.proposers import PROPOSERS
 from labinfer.errors import UserError
-from labinfer.speculative_options import METHODS, SpeculativeOptions
+from labinfer.speculative_options import DRAFT_MODEL, METHODS, SpeculativeOptions
 
 
 def test_every_method_has_a_proposer():
-    assert set(PROPOSERS) == set(METHODS)
+    assert {*PROPOSERS, DRAFT_MODEL} == set(METHODS)
 
 
 @pytest.mark.parametrize(
