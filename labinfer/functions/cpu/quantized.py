@@ -139,7 +139,7 @@ class CpuQuantized:
         if not weight.group:
             scales = (weight.scales.data_ptr(),)
             return self._multiply(self._library.linear_int8, x_TI, weight, bias_O, scales=scales)
-        form = weight.group, weight.lead, weight.bits, *_codes_of(weight), weight.unit
+        form = weight.group, weight.lead, weight.bits, *_coding(weight), weight.unit
         return self._multiply(self._library.linear_groups, x_TI, weight, bias_O, form=form)
 
     def _multiply(
@@ -176,7 +176,7 @@ class CpuQuantized:
         call, scales, form = self._library.embedding_int8, (table.scales.data_ptr(),), ()
         if table.group:
             call, scales = self._library.embedding_groups, ()
-            form = table.group, table.lead, table.bits, *_codes_of(table), table.unit
+            form = table.group, table.lead, table.bits, *_coding(table), table.unit
         out_TD = readable(table.data.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
         call(
             token_ids_T.data_ptr(),
@@ -204,7 +204,7 @@ def offset_kind(has_zeros: bool, has_minima: bool) -> int:
     return ZEROS if has_zeros else MINIMA if has_minima else NONE
 
 
-def _codes_of(weight: QuantizedWeight) -> tuple[int, int]:
+def _coding(weight: QuantizedWeight) -> tuple[int, int]:
     """Numbers of a coding and of a kind of offsets."""
     return CODINGS.index(weight.table), offset_kind(weight.zeros is not None, weight.minima is not None)
 
