@@ -18,7 +18,7 @@ TABLES = {
 """Numbers that codes of 4 bits stand for: twice those of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3), with powers of two as scales; and
 those of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h). Compiled functions know them by their places here."""
 POWERS_OF_TWO = ("e2m1",)
-"""Those whose scales are powers of two."""
+"""Tables whose scales are powers of two."""
 PACKAGE = __name__.rpartition(".")[0] + "."
 
 

@@ -57,8 +57,8 @@ class ReferenceExperts:
                 codes.scales.clone(),
                 None if codes.zeros is None else codes.zeros.clone(),
                 None if codes.minima is None else codes.minima.clone(),
-                inputs,
-                lead,
+                inputs=inputs,
+                lead=lead,
             )
             for codes, (_, inputs, lead) in zip((gate_up, down), self._matrices, strict=True)
         )
@@ -69,6 +69,7 @@ class ReferenceExperts:
         scales_OG: torch.Tensor,
         zeros_OG: torch.Tensor | None,
         minima_OG: torch.Tensor | None,
+        *,
         inputs: int,
         lead: int,
     ) -> PackedWeight:
@@ -90,7 +91,7 @@ class ReferenceExperts:
         zeros_OG = scales_OG.to(torch.uint8) if form.has_zeros else None
         minima_OG = scales_OG if form.has_minima else None
         words_OW = torch.empty(outputs, words, dtype=torch.int32, device="meta")
-        return self._packed(words_OW, scales_OG, zeros_OG, minima_OG, inputs, lead)
+        return self._packed(words_OW, scales_OG, zeros_OG, minima_OG, inputs=inputs, lead=lead)
 
     def clone(self) -> ReferenceExperts:
         same = copy(self)
