@@ -46,7 +46,7 @@ from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
 from labinfer.weights.model_files import config_path
 from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.resolve import resolve_model
-from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, digest
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.worker import Worker
@@ -328,7 +328,7 @@ def _packed_files(
         ),
         label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),
         options=digest(options.weight_options),
-        code=code_digest(),
+        code=cache.code,
         num_threads=torch.get_num_threads(),
     )
 
