@@ -20,6 +20,7 @@ from scheduler_bench import Bench, RandomProposer
 from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from labinfer.engine.request import FinishReason
 from labinfer.rank_stats import StepTimes
+from labinfer.speculative_options import SpeculativeOptions
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 10, 3, 6
 ROOM = NUM_BLOCKS * BLOCK_SIZE
@@ -223,7 +224,12 @@ def test_engine_with_states_leaks_nothing_in_thousands_of_steps(shape, num_steps
     "shape",
     [
         {"preemption_mode": "recompute"},
-        {"preemption_mode": "auto", "num_host_blocks": 10, "times": FAST_SWAP},
+        {
+            "preemption_mode": "auto",
+            "num_host_blocks": 10,
+            "times": FAST_SWAP,
+            "speculative_config": SpeculativeOptions(),
+        },
         {"preemption_mode": "swap", "num_host_blocks": 6, "num_states": 5, "num_host_states": 3},
     ],
     ids=["recompute", "chosen lengths and swaps", "states"],
