@@ -14,6 +14,7 @@ from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.state_slots import StateSlots
+from labinfer.engine.windowed_blocks import WindowedBlocks
 from labinfer.observe.recorder import Recorder
 
 
@@ -52,12 +53,19 @@ def make_scheduler(
     """Assemble a scheduler over empty pools of KV blocks and states."""
     blocks = BlockManager(facts.num_blocks, cache.block_size, cache.enable_prefix_caching)
     host = BlockManager(facts.num_host_blocks, cache.block_size, prefix_caching=False)
-    states = None
+    windows = states = None
+    if facts.window:
+        windows = WindowedBlocks(
+            facts.window,
+            min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens),
+            BlockManager(facts.num_window_blocks, cache.block_size, cache.enable_prefix_caching),
+            BlockManager(facts.num_host_window_blocks, cache.block_size, prefix_caching=False),
+        )
     if facts.num_states:
         states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval)
     return Scheduler(
         scheduling,
-        BlockTables(blocks, host, states),
+        BlockTables(blocks, host, states, windows),
         facts.num_stages,
         eos_token_ids=facts.eos_token_ids,
         times=facts.step_times,

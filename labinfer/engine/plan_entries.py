@@ -21,6 +21,7 @@ def make_start(sequence: Sequence) -> SequenceStart:
 def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     """Part of a sequence in a step: the last ``count`` of the tokens that it has blocks for."""
     cache, begin = sequence.cache, sequence.num_scheduled - count
+    windowed = cache.windowed
     num_samples = 0
     if sequence.num_unscheduled == 0 and not sequence.request.pooling:
         num_samples = 1 + len(sequence.draft)
@@ -31,6 +32,8 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         position=cache.num_tokens - count,
         first_block=cache.num_known,
         new_blocks=cache.blocks[cache.num_known :],
+        first_window_block=windowed.num_known,
+        new_window_blocks=windowed.blocks[windowed.num_known :],
         new_tokens=(*sequence.token_ids[sequence.num_told :], *sequence.draft),
         num_samples=num_samples,
         masks=sequence.masks if num_samples and sequence.guide is not None else (),
@@ -38,6 +41,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     )
     sequence.num_in_flight += 1
     sequence.num_told, cache.num_known = len(sequence.token_ids), len(cache.blocks)
+    windowed.num_known = len(windowed.blocks)
     return entry
 
 

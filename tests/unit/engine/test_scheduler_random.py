@@ -17,6 +17,8 @@ from hypothesis.stateful import (
 )
 from scheduler_bench import Bench, RandomProposer
 
+
+from labinfer.cache_capacity import least_window_blocks
 from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from labinfer.engine.request import FinishReason
 from labinfer.rank_stats import StepTimes
@@ -48,6 +50,9 @@ SHAPES = st.fixed_dictionaries(
         "num_states": st.sampled_from([0, 0, 1, 2, 3, 5, 8, 30]),
         "num_host_states": st.sampled_from([0, 1, 2, 6]),
         "snapshot_interval": st.sampled_from([1, 3 * BLOCK_SIZE, ROOM]),
+        "window": st.sampled_from([0, 0, 1, 2, 4, 5, 11]),
+        "spare_window_blocks": st.sampled_from([0, 1, 8]),
+        "num_host_window_blocks": st.sampled_from([0, 2, 8]),
     }
 )
 
@@ -61,6 +66,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         share = shape.pop("drafts")
         if shape["num_states"]:  # the engine refuses the two together
             shape["context_shift"] = False
+        spare, chunk = shape.pop("spare_window_blocks"), min(shape["chunked_prefill_size"], shape["max_num_batched_tokens"])
+        if shape["window"]:
+            shape["num_window_blocks"] = spare + least_window_blocks(
+                shape["window"], BLOCK_SIZE, chunk, kept=shape["keep"] if shape["context_shift"] else None
+            )
         self.proposer = None if share is None else RandomProposer(random.Random(0), share)
         self.bench = Bench(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, proposer=self.proposer, **shape)
         self.aborted = set()
@@ -81,6 +91,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         longest = min(context, prompt_tokens + max_tokens)
         beams = min(beams, self.shape["num_states"] or beams)
         beams = min(beams, self.shape["max_num_seqs"], NUM_BLOCKS // -(-longest // BLOCK_SIZE))
+        windows, shifted = self.bench.tables.windows, self.bench.scheduler.shifted(context)[1]
+        keeps = self.shape["context_shift"] and windows is not None and not windows.fits_in(context - shifted)
+        while windows is not None and beams > 1:
+            if windows.blocks_for_beams(beams, longest, keeps) <= windows.blocks.num_blocks:
+                break
+            beams -= 1
         if (
             pooling or len(self.shape["eos"]) > 1
         ):  # a search looks at more tokens than the model has if there are many ends
