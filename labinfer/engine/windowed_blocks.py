@@ -75,7 +75,7 @@ class WindowedBlocks:
 
     def _find_seen(self, cache: SequenceCache, digests: Sequence[bytes]) -> tuple[int, list[int]]:
         """The index of the first block that a sequence needs, and the known ones from there on."""
-        if cache.windowed.host_blocks:
+        if cache.host_blocks:  # it is swapped out
             return cache.windowed.num_freed, []
         first = self.first_seen(cache, len(digests) * self.blocks.block_size)
         return first, self.blocks.find(digests[first:])

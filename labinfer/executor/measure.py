@@ -71,8 +71,9 @@ class StepMeter:
             if stage == self.place.stage and self.pipeline is not None:
                 alone = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
         group.comm.barrier()
+        windows = ("swap_out_window", "swap_in_window") if capacity.num_host_window_blocks else ()
         swaps = [
-            self._time_swap("swap_out", "swap_in") if capacity.num_host_blocks else 0.0,
+            self._time_swap("swap_out", "swap_in", *windows) if capacity.num_host_blocks else 0.0,
             self._time_swap("swap_out_state", "swap_in_state") if capacity.num_host_states else 0.0,
         ]
         hop = 0.0
@@ -128,7 +129,14 @@ class StepMeter:
             moves=[],
             entries=[
                 BatchEntry(
-                    seq_id=seq_id, num_tokens=1, begin=0, position=0, first_block=0, new_blocks=[0], num_samples=1
+                    seq_id=seq_id,
+                    num_tokens=1,
+                    begin=0,
+                    position=0,
+                    first_block=0,
+                    new_blocks=[0],
+                    new_window_blocks=[0],
+                    num_samples=1,
                 )
                 for seq_id in sequences
             ],
