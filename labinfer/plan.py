@@ -16,9 +16,15 @@ POOLINGS = ("last", "mean")
 """Ways to make one vector of a prompt's final hidden states: take the last token's, or the mean of all."""
 NO_SLOT = -1
 MoveKind = Literal[
-    *("copy", "swap_out", "swap_in"),
-    *("copy_window", "swap_out_window", "swap_in_window"),
-    *("copy_state", "swap_out_state", "swap_in_state"),
+    "copy",
+    "swap_out",
+    "swap_in",
+    "copy_window",
+    "swap_out_window",
+    "swap_in_window",
+    "copy_state",
+    "swap_out_state",
+    "swap_in_state",
 ]
 """Moves of blocks, of blocks of windowed layers where these have their own, and of states."""
 

@@ -42,7 +42,9 @@ class BlockTable:
         """Blocks to be allocated before ``count`` tokens are written behind the first ``num_tokens``: new ones, and one for a copy
         of the last one if it has begun and is shared."""
         missing = max(0, pool.blocks_for(num_tokens + count) - len(self.blocks))
-        return missing + (num_tokens % pool.block_size > 0 and pool.is_shared(self.blocks[num_tokens // pool.block_size]))
+        return missing + (
+            num_tokens % pool.block_size > 0 and pool.is_shared(self.blocks[num_tokens // pool.block_size])
+        )
 
     def reserve(self, pool: BlockManager, num_tokens: int, num_missing: int) -> tuple[int, int] | None:
         """Allocate what ``num_missing`` has counted, which must be free; returns a block to copy and its copy, if one is shared."""

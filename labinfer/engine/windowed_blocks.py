@@ -56,12 +56,14 @@ class WindowedBlocks:
         return longest
 
     def has_room(self, cache: SequenceCache, digests: Sequence[bytes], num_tokens: int) -> bool:
-        """Whether ``admit`` can be called with these, and the first chunk has room then."""
+        """Whether ``admit`` can be called with these, and there is room then for the first chunk and for a block that each
+        other sequence begins before it frees one."""
         first, shared = self._find_seen(cache, digests)
         length = self._length(cache, first, num_tokens)
         chunk = min(self.blocks.blocks_for(self._chunk), max(0, self.blocks.blocks_for(num_tokens) - length))
         idle = sum(not self.blocks.is_used(block) for block in shared)
-        return length - first - len(shared) + chunk <= self.blocks.num_free - idle
+        others = (self.blocks.num_blocks - self.blocks.num_free) // window_blocks(self._window, self.blocks.block_size)
+        return length - first - len(shared) + chunk + others <= self.blocks.num_free - idle
 
     def admit(self, cache: SequenceCache, digests: Sequence[bytes], num_tokens: int) -> list[int]:
         """Take as many blocks as a sequence of ``num_tokens`` tokens needs between two steps, so that it grows no more than others

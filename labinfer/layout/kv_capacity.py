@@ -48,6 +48,12 @@ class KVCapacity:
     num_host_states: int = 0
     """The same in host memory."""
 
+    def describe_windows(self, block_size: int) -> str:
+        """A text on layers with a window; empty where they have no blocks of their own."""
+        if not self.window:
+            return ""
+        return describe_windows(self.window, self.num_window_blocks, self.num_blocks * block_size, self.gain)
+
     def describe_limit(self, places: list[Place]) -> str:
         """A text that names the stages with the least room; empty where all have the same."""
         most = max(self.blocks_of_rank)
@@ -62,6 +68,19 @@ class KVCapacity:
             f"limited by stage {', '.join(map(str, stages))}; stage {roomiest.stage} has room for {most} ({percent:.0f} % "
             "more); --layers can move layers there"
         )
+
+
+def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain: float) -> str:
+    """A text on layers with blocks of their own.
+
+    Args:
+        num_tokens: that fit into the cache.
+        gain: these by those that would if all layers held all tokens.
+    """
+    return (
+        f"layers with a window of {window} tokens hold no others, in {num_window_blocks} blocks of their own; {num_tokens} tokens "
+        f"fit, {gain:.2g} times as many as if they held all"
+    )
 
 
 class RankRoom(NamedTuple):
@@ -83,9 +102,7 @@ class RankRoom(NamedTuple):
     """Bytes of a sequence's state."""
 
     def for_blocks(self, num_bytes: int) -> BlockRoom:
-        return BlockRoom(
-            num_bytes=num_bytes, block_bytes=self.block_bytes, window_block_bytes=self.window_block_bytes
-        )
+        return BlockRoom(num_bytes=num_bytes, block_bytes=self.block_bytes, window_block_bytes=self.window_block_bytes)
 
 
 def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> KVCapacity:
@@ -131,11 +148,10 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
     num_host, num_host_window_blocks = _host_blocks(of_rank, blocks, useful)
     largest = max(each.state_bytes for each in of_rank)
     num_states, num_host_states = (
-        min(counts) if largest else 0 for counts in zip(*((r.num_states, r.num_host_states) for r in of_rank), strict=True)
+        min(counts) if largest else 0
+        for counts in zip(*((r.num_states, r.num_host_states) for r in of_rank), strict=True)
     )
-    needed = num_blocks * per_block
-    if num_window_blocks:
-        needed -= (num_blocks - num_window_blocks) * window_block
+    needed = layout.cache_bytes(place, size, num_blocks, num_window_blocks)
     with group.together():
         if num_blocks * size < 2:
             least = group.ranks[blocks.of_rank.index(num_blocks)]

@@ -71,6 +71,16 @@ class Layout:
         """Bytes of one KV block on one rank, over all its layers."""
         return block_size * self.meta(place).bytes_per_token
 
+    def cache_bytes(self, place: Place, block_size: int, num_blocks: int, num_window_blocks: int) -> int:
+        """Bytes of the KV blocks on one rank.
+
+        Args:
+            num_window_blocks: blocks of layers with a window; 0 where they have as many as the others.
+        """
+        windowed = block_size * self.meta(place).window_bytes_per_token
+        others = self.block_bytes(place, block_size) - windowed
+        return num_blocks * others + (num_window_blocks or num_blocks) * windowed
+
     def weight_bytes(self, place: Place) -> int:
         """Bytes of a rank's weights in memory, without experts that are in a file alone.
 

@@ -17,7 +17,6 @@ from hypothesis.stateful import (
 )
 from scheduler_bench import Bench, RandomProposer
 
-
 from labinfer.cache_capacity import least_window_blocks
 from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from labinfer.engine.request import FinishReason
@@ -66,7 +65,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         share = shape.pop("drafts")
         if shape["num_states"]:  # the engine refuses the two together
             shape["context_shift"] = False
-        spare, chunk = shape.pop("spare_window_blocks"), min(shape["chunked_prefill_size"], shape["max_num_batched_tokens"])
+        spare, chunk = (
+            shape.pop("spare_window_blocks"),
+            min(shape["chunked_prefill_size"], shape["max_num_batched_tokens"]),
+        )
         if shape["window"]:
             shape["num_window_blocks"] = spare + least_window_blocks(
                 shape["window"], BLOCK_SIZE, chunk, kept=shape["keep"] if shape["context_shift"] else None
@@ -188,6 +190,22 @@ MANY_SNAPSHOTS = {
     "num_stages": 3,
 }
 """More than there are sequences: most slots hold snapshots, many of the same tokens."""
+LONG_WINDOW = {
+    "window": 8,
+    "num_window_blocks": 12,
+    "num_host_window_blocks": 6,
+    "num_host_blocks": 10,
+    "num_stages": 3,
+}
+"""Of two prompts in three: sequences are short of windowed blocks before they are short of the others."""
+SHORT_WINDOW = {
+    "window": 3,
+    "num_window_blocks": 9,
+    "num_host_window_blocks": 4,
+    "num_host_blocks": 10,
+    "num_stages": 2,
+}
+"""Most of what a prompt leaves is freed."""
 NO_HOST = {"num_states": 5, "preemption_mode": "recompute", "num_stages": 2, "batch_policy": "greedy"}
 
 
@@ -232,3 +250,34 @@ def test_engine_with_states_leaks_nothing_in_thousands_of_steps(shape, num_steps
     assert counts["preemptions"] - counts["swaps"] > 0 or shape["preemption_mode"] == "swap"
     swapped = {"swap_out_state", "swap_in_state"} if "num_host_states" in shape else set()
     assert kinds == {"copy", "copy_state", *swapped} | ({"swap_out", "swap_in"} if swapped else set())
+
+
+@pytest.mark.parametrize("shape", [LONG_WINDOW, SHORT_WINDOW], ids=["long window", "short window"])
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.parametrize("num_steps", [1_500, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_blocks_of_windowed_layers_are_counted_and_freed_in_thousands_of_steps(shape, mode, num_steps):
+    """One engine for all of them. ``Bench`` checks after each step that the blocks in use are those of running sequences, that no
+    sequence holds more than its window, and that each reads its own tokens there."""
+    draw = random.Random(num_steps)
+    bench = Bench(
+        num_blocks=NUM_BLOCKS + 4,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=16,
+        chunked_prefill_size=9,
+        preemption_mode=mode,
+        **shape,
+    )
+    most, freed = 0, 0
+    while len(bench.plans) < num_steps:
+        step_at_random(bench, draw)
+        windows = bench.tables.windows.blocks
+        most = max(most, windows.num_blocks - windows.num_free)
+        freed += sum(sequence.cache.windowed.num_freed for sequence in bench.scheduler.running)
+    bench.finish_all()
+    counts, kinds = bench.scheduler.counts, {move.kind for plan in bench.plans for move in plan.moves}
+    assert most > windows.num_blocks // 2 and freed > num_steps, "windows were never short, or never moved on"
+    assert counts["found"] > 0, "no prompt went on from a window of another one"
+    assert counts["preemptions"] > 0 and (counts["swaps"] > 0) == (mode == "swap")
+    swaps = {"swap_out", "swap_in", "swap_out_window", "swap_in_window"} if mode == "swap" else set()
+    assert kinds == {"copy", "copy_window", *swaps}
