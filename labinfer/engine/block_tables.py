@@ -214,7 +214,6 @@ class BlockTables:
         if self.states is not None and num_tokens:
             assert num_tokens == source.num_tokens, "a state is that of all tokens"
             dest.state_slot, _ = self.states.take(None)
-            dest.last_snapshot = source.last_snapshot
             self._moves.append(CacheMove("copy_state", [source.state_slot], [dest.state_slot]))
         full = num_tokens // self.blocks.block_size
         for (group, from_table), (_, to_table) in zip(self._tables(source), self._tables(dest), strict=True):
@@ -225,7 +224,7 @@ class BlockTables:
         dest.num_tokens, dest.salt = num_tokens, source.salt
         dest.num_dropped = source.num_dropped if num_tokens else 0
         dest.digests, dest.num_registered = source.digests[:full], min(source.num_registered, full)
-        dest.keeps_windows = source.keeps_windows
+        dest.keeps_windows, dest.last_snapshot = source.keeps_windows, source.last_snapshot
 
     def can_share(self) -> bool:
         """Whether there is a slot for the state of another sequence, if it needs one."""

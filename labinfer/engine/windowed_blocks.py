@@ -120,5 +120,9 @@ class WindowedBlocks:
         """Free the blocks that no token behind the first ``num_tokens`` sees."""
         table, first = cache.windowed, self.first_seen(cache, num_tokens)
         if first > table.num_freed:
+            # Nobody is likely to go on from the middle of an answer: its blocks must not take the place of what prompts left.
+            for block in table.blocks[max(table.num_freed, cache.last_snapshot // self.blocks.block_size) : first]:
+                if not self.blocks.is_shared(block):
+                    self.blocks.unregister(block)
             self.blocks.free(table.blocks[table.num_freed : first])
             table.num_freed = first
