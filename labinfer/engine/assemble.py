@@ -7,10 +7,13 @@ from collections.abc import Callable
 from labinfer.config import CacheOptions, SchedulerOptions
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.draft_model import DraftModel, DraftModelProposer
+from labinfer.engine.drafts import Drafts
 from labinfer.engine.executor import Executor
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import GuideMaker
 from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.state_slots import StateSlots
@@ -28,6 +31,7 @@ def make_engine(
     recorder: Recorder | None = None,
     guides: GuideMaker | None = None,
     proposer: Proposer | None = None,
+    draft_model: DraftModel | None = None,
 ) -> LLMEngine:
     """Assemble an engine.
 
@@ -37,7 +41,10 @@ def make_engine(
         recorder: keeps where the time goes; None keeps nothing.
         guides: for answers that must have a form; None where there is no such request.
         proposer: drafts tokens; None drafts none.
+        draft_model: drafts them instead.
     """
+    if draft_model is not None:
+        proposer = DraftModelProposer(draft_model, cache, scheduling.max_num_batched_tokens, facts.eos_token_ids)
     scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
     return LLMEngine(scheduler, executor, facts, options=scheduling, recorder=recorder or Recorder(0), guides=guides)
 
@@ -63,12 +70,26 @@ def make_scheduler(
         )
     if facts.num_states:
         states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval)
+    tables = BlockTables(blocks, host, states, windows)
+    micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight)
+    speculation = scheduling.speculative_config
+    room = max(0, min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens) - 1)
+    drafts = Drafts(
+        proposer,
+        tables,
+        max_tokens=min(room, speculation.max_tokens) if speculation else room,
+        vocab_size=facts.vocab_size,
+        clock=clock,
+        round_time=micro_batches.round_time if facts.step_times else None,
+        chooses_lengths=speculation is None or scheduling.chooses_drafts,
+    )
     return Scheduler(
         scheduling,
-        BlockTables(blocks, host, states, windows),
+        tables,
         facts.num_stages,
+        micro_batches=micro_batches,
+        drafts=drafts,
         eos_token_ids=facts.eos_token_ids,
         times=facts.step_times,
         clock=clock,
-        proposer=proposer,
     )

@@ -8,7 +8,7 @@ micro-batch gets, is for ``policies`` to say.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -20,7 +20,6 @@ from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
 from labinfer.engine.policies import ORDERS, Load, Split, balanced, choose_split
-from labinfer.engine.proposer import Proposer
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
@@ -43,10 +42,11 @@ class Scheduler:
         options: the budgets.
         tables: the KV blocks, the same number on every rank, and who holds them.
         num_stages: pipeline stages.
+        micro_batches: how many are best.
+        drafts: guessed next tokens, to be verified.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         times: what steps cost, where it was measured.
         clock: seconds that never go back.
-        proposer: guesses next tokens, to be verified; None for no guesses.
     """
 
     def __init__(
@@ -55,15 +55,16 @@ class Scheduler:
         tables: BlockTables,
         num_stages: int,
         *,
+        micro_batches: MicroBatchCount,
+        drafts: Drafts,
         eos_token_ids: tuple[int, ...] = (),
         times: StepTimes | None = None,
         clock: Callable[[], float],
-        proposer: Proposer | None = None,
     ):
         self._options = options
         self._tables, self._blocks = tables, tables.blocks
         self._schedule = make_schedule(options.pipeline_schedule)
-        self._micro_batches = MicroBatchCount(num_stages, times, options.max_inflight)
+        self._micro_batches = micro_batches
         self._split = choose_split(options.batch_policy, num_stages, options.pipeline_schedule)
         self._times = times
         self._is_prefilling = self._was_prefilling = False
@@ -73,10 +74,10 @@ class Scheduler:
         self._finished_ids: list[int] = []
         self.next_step_id = 0
         """Id of the next micro-batch; ids count through all runs."""
-        self.counts: Counter[str] = Counter()
+        self.drafts = drafts
+        self.counts = drafts.counts
         """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
-        (how many of them were in the cache), drafted (tokens that were guessed), accepted (how many of them were right)."""
-        self.drafts = Drafts(proposer, tables, options.chunked_prefill_size, self.counts)
+        (how many of them were in the cache), and those of ``Drafts``."""
 
     @property
     def tables(self) -> BlockTables:
@@ -170,10 +171,12 @@ class Scheduler:
             return
         if sequence.beams is not None:
             self._queues.end_group(sequence.beams)
-        for member in sequence.beams.members if sequence.beams else [sequence]:
+        members = sequence.beams.members if sequence.beams else [sequence]
+        for member in members:
             member.finish_reason = reason
             self._withdraw(member)
             self._tables.release(member.cache)
+        self.drafts.forget(members)
 
     def shifted(self, max_context: int) -> tuple[int, int]:
         """The positions that a shift takes out of a full context, in whole blocks: the first, and the one behind the last."""
@@ -216,7 +219,8 @@ class Scheduler:
         limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
         num_decodes = self._choose_from(decoding, chosen, limit)
         left = self._options.max_num_batched_tokens - num_decodes
-        left -= self.drafts.extend(chosen, left, self.eos_token_ids)
+        num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
+        left -= self.drafts.extend(chosen, left, self.eos_token_ids, num_micro_batches)
         room = min(budget.num_prefill_tokens, left)
         room -= self._choose_from(prefilling, chosen, room)
         if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others

@@ -128,8 +128,9 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Whether tokens may be drafted for it: not where beams, a vector or measures of its prompt are to come."""
-        return self.beams is None and not self.request.pooling and not self.measures_prompt
+        """Whether tokens may be drafted for it: not where beams, a vector or measures of its prompt are to come, or its request
+        says no."""
+        return self.sampling.speculate and self.beams is None and not self.request.pooling and not self.measures_prompt
 
     def set_draft(self, token_ids: Iterable[int], eos_token_ids: frozenset[int]) -> None:
         """Guess that these tokens come next. Kept are those behind which the answer can go on."""

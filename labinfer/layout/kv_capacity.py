@@ -101,12 +101,27 @@ class RankRoom(NamedTuple):
     state_bytes: int
     """Bytes of a sequence's state."""
 
-    def for_blocks(self, num_bytes: int) -> BlockRoom:
-        return BlockRoom(num_bytes=num_bytes, block_bytes=self.block_bytes, window_block_bytes=self.window_block_bytes)
+    draft_bytes: int
+    """Bytes that a draft model takes with each block of all layers."""
+
+    def for_blocks(self) -> BlockRoom:
+        return BlockRoom(
+            num_bytes=self.room,
+            block_bytes=self.block_bytes + self.draft_bytes,
+            window_block_bytes=self.window_block_bytes,
+        )
+
+    def for_host_blocks(self) -> BlockRoom:
+        return BlockRoom(num_bytes=self.host, block_bytes=self.block_bytes, window_block_bytes=self.window_block_bytes)
 
 
-def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> KVCapacity:
+def agree_on_blocks(
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft_bytes: int = 0
+) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.
+
+    Args:
+        draft_bytes: bytes that a block takes on this rank beside the model's: those of a draft model's.
 
     Raises:
         AgreedError: a rank has no room for what is needed or asked for.
@@ -140,10 +155,11 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
         num_states=num_states,
         num_host_states=num_host_states,
         state_bytes=per_state,
+        draft_bytes=draft_bytes,
     )
     of_rank = [RankRoom(*numbers.tolist()) for numbers in group.comm.all_gather(torch.tensor(mine))]
     needs = layout.window_needs(options, max(each.window for each in of_rank))
-    blocks = count_blocks([each.for_blocks(each.room) for each in of_rank], useful, needs, fixed=cache.num_kv_blocks)
+    blocks = count_blocks([each.for_blocks() for each in of_rank], useful, needs, fixed=cache.num_kv_blocks)
     num_blocks, num_window_blocks = blocks.num_blocks, blocks.num_window_blocks
     num_host, num_host_window_blocks = _host_blocks(of_rank, blocks, useful)
     largest = max(each.state_bytes for each in of_rank)
@@ -151,7 +167,7 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
         min(counts) if largest else 0
         for counts in zip(*((r.num_states, r.num_host_states) for r in of_rank), strict=True)
     )
-    needed = layout.cache_bytes(place, size, num_blocks, num_window_blocks)
+    needed = layout.cache_bytes(place, size, num_blocks, num_window_blocks) + num_blocks * draft_bytes
     with group.together():
         if num_blocks * size < 2:
             least = group.ranks[blocks.of_rank.index(num_blocks)]
@@ -188,7 +204,7 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
 def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) -> tuple[int, int]:
     """Blocks in host memory of all ranks, and those of windowed layers, in the proportion that the others have."""
     if not blocks.num_window_blocks:
-        return min(each.for_blocks(each.host).whole_blocks(useful) for each in of_rank), 0
+        return min(each.for_host_blocks().whole_blocks(useful) for each in of_rank), 0
     share = blocks.num_window_blocks / blocks.num_blocks
     count = min(
         useful, *(int(each.host / max(1, each.block_bytes + share * each.window_block_bytes)) for each in of_rank)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
-from scheduler_bench import Bench, RandomProposer
+from scheduler_bench import VOCAB_SIZE, Bench, ListGuide, RandomProposer
 from worker_model import WRONG_TOKEN, token_at
 
 from labinfer.engine.guide import allows
@@ -24,12 +24,17 @@ class FixedProposer:
     is_right: Callable[[int], bool] = lambda index: True
     """Whether the token at this index of the sequence is guessed right."""
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
-        first = len(sequence.token_ids)
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
         return [
-            token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
-            for index in range(first, first + min(self.count, limit))
+            [
+                token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
+                for index in range(len(sequence.token_ids), len(sequence.token_ids) + min(self.count, limit))
+            ]
+            for sequence, limit in zip(sequences, limits, strict=True)
         ]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
 
 
 def decodes(bench: Bench, seq_id: int) -> list[int]:
@@ -135,6 +140,75 @@ def test_drafted_tokens_cannot_be_found_in_the_cache(rejected):
     bench.finish_all()
 
 
+@dataclass
+class FailingProposer(FixedProposer):
+    """Drafts well at first, and then does what no drafter should."""
+
+    failure: str = "raises"
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        drafts = super().propose(sequences, limits)
+        if len(sequences[0].token_ids) < 20:
+            return drafts
+        if self.failure == "raises":
+            raise ArithmeticError("no guess\nat all")
+        if self.failure == "missing":
+            return drafts[1:]
+        drafts[0][0] = {"vocabulary": VOCAB_SIZE, "negative": -1, "float": 3.0, "none": None}[self.failure]
+        return drafts
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        if self.failure == "forget":
+            raise KeyError("who is that")
+
+
+@pytest.mark.parametrize("failure", ["raises", "missing", "vocabulary", "negative", "float", "none", "forget"])
+def test_proposer_that_fails_is_named_once_and_not_asked_again(failure, caplog):
+    bench = Bench(proposer=FailingProposer(3, failure=failure))
+    first, second = bench.add(5, 30), bench.add(5, 40)
+    bench.finish_all()
+    assert (first.num_output_tokens, second.num_output_tokens) == (30, 40)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "FailingProposer failed: " in record.getMessage() and "\n" not in record.getMessage()
+    assert failure != "raises" or record.getMessage().endswith("ArithmeticError: no guess")
+    counts = bench.scheduler.counts
+    assert counts["drafter_failures"] == 1 and counts["drafted"] > 0
+    assert bench.scheduler.drafts.proposer is None
+
+
+def test_draft_that_is_too_long_is_cut():
+    @dataclass
+    class Generous(FixedProposer):
+        def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+            return super().propose(sequences, [limit + 50 for limit in limits])
+
+    bench = Bench(proposer=Generous(50), chunked_prefill_size=8, max_num_batched_tokens=14)
+    bench.add(5, 30)
+    bench.add(5, 30)
+    bench.finish_all()
+    assert max(plan.num_tokens for plan in bench.plans if plan.num_decodes) == 14
+
+
+def test_request_can_do_without_drafts():
+    bench = Bench(proposer=FixedProposer(3))
+    prompts = ([-1] * 5, [-2] * 5)
+    for key, speculate in enumerate((True, False)):
+        sampling = SamplingParams(max_tokens=9, speculate=speculate)
+        bench.add_request(Request(key=key, prompt_token_ids=prompts[key], sampling=sampling))
+    bench.finish_all()
+    assert decodes(bench, 0) == [4, 4] and decodes(bench, 1) == [1] * 8
+
+
+def test_places_of_drafts_are_counted():
+    bench = Bench(proposer=FixedProposer(3, lambda index: index % 4 != 3))
+    bench.add(5, 9)  # drafts of 6 7 | 8 9 10 | 12 13 …: those at 7 and 11 are wrong
+    bench.finish_all()
+    counts = bench.scheduler.counts
+    assert counts["drafted"] == sum(counts[f"drafted_{place}"] for place in range(3))
+    assert counts["accepted"] == sum(counts[f"accepted_{place}"] for place in range(3)) > 0
+    assert counts["drafts"] == counts["drafted_0"] >= counts["accepted_0"] > counts["accepted_2"]
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_nothing_is_drafted_for_pooled_prompts_and_beams(pooling):
     bench = Bench(proposer=FixedProposer(3))
@@ -180,29 +254,6 @@ def test_context_is_shifted_between_the_same_tokens_as_without_drafts(share):
         bench.add(6, 60)
     bench.finish_all()
     assert bench.scheduler.counts["drafted"] > 50
-
-
-@dataclass
-class ListGuide:
-    """Allows one token after the other, and then nothing."""
-
-    form: list[int]
-    tokens: list[int] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def mask(self) -> bytes:
-        if len(self.tokens) == len(self.form):
-            return b""
-        bit = 1 << self.form[len(self.tokens)]
-        return bit.to_bytes(bit.bit_length() // 8 + 1, "little")
-
-    def accept(self, token: int) -> None:
-        assert allows(self.mask, token)
-        self.tokens.append(token)
-
-    def rollback(self, num_tokens: int) -> None:
-        del self.tokens[len(self.tokens) - num_tokens :]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
