@@ -28,7 +28,7 @@ class WindowNeeds:
     """As many as all sequences need, and again as many in which tokens of others are found."""
 
     @classmethod
-    def of(
+    def estimate(
         cls,
         window: int,
         *,

@@ -80,7 +80,8 @@ def run(session: Session, own: PlanOptions) -> int:
                     f"{format_bytes(draft.meta(place).bytes_per_token)} a token beside the model's"
                 )
             complaints = [
-                _describe_shortfall(session, layout, everyone, rank, free[rank], blocks) for rank in layout.devices
+                _describe_shortfall(session, layout, everyone, rank, free[rank], blocks=blocks)
+                for rank in layout.devices
             ]
             OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
             if any(complaints):
@@ -170,7 +171,7 @@ def _count_blocks(session: Session, layout: Layout, rooms: list[BlockRoom]) -> t
 
 
 def _describe_shortfall(
-    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, blocks: BlockCounts
+    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, *, blocks: BlockCounts
 ) -> str:
     """The sums of a rank that has no room for what it has to hold; empty for one that has."""
     cache, place = session.options.cache, layout.topology.place(rank)

@@ -35,7 +35,7 @@ class BlockTable:
 
     @property
     def held(self) -> list[int]:
-        """Those of its blocks that it holds."""
+        """Blocks that the sequence holds."""
         return self.blocks[self.num_freed :] if self.num_freed else self.blocks
 
     def num_missing(self, pool: BlockManager, num_tokens: int, count: int) -> int:

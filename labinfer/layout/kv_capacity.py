@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, astuple, dataclass
 
 import torch
 
@@ -77,13 +76,14 @@ def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain:
         num_tokens: that fit into the cache.
         gain: these by those that would if all layers held all tokens.
     """
-    return (
-        f"layers with a window of {window} tokens hold no others, in {num_window_blocks} blocks of their own; {num_tokens} tokens "
-        f"fit, {gain:.2g} times as many as if they held all"
-    )
+    text = f"layers with a window of {window} tokens hold no others, in {num_window_blocks} blocks of their own"
+    if gain > 1:
+        text += f"; {num_tokens} tokens fit, {gain:.2g} times as many as if they held all"
+    return text
 
 
-class RankRoom(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class RankRoom:
     """Memory that a rank has for its cache, and what it takes; all numbers are bytes but the counts and the window."""
 
     room: int
@@ -157,7 +157,8 @@ def agree_on_blocks(
         state_bytes=per_state,
         draft_bytes=draft_bytes,
     )
-    of_rank = [RankRoom(*numbers.tolist()) for numbers in group.comm.all_gather(torch.tensor(mine))]
+    gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
+    of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
     needs = layout.window_needs(options, max(each.window for each in of_rank))
     blocks = count_blocks([each.for_blocks() for each in of_rank], useful, needs, fixed=cache.num_kv_blocks)
     num_blocks, num_window_blocks = blocks.num_blocks, blocks.num_window_blocks

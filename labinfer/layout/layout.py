@@ -103,7 +103,7 @@ class Layout:
             window: the largest of any layer, 0 without any.
         """
         scheduler = options.scheduler
-        return WindowNeeds.of(
+        return WindowNeeds.estimate(
             window,
             block_size=options.cache.block_size,
             max_num_seqs=scheduler.max_num_seqs,

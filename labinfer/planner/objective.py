@@ -83,8 +83,8 @@ def block_room(
 
 
 def window_needs(costs: HostCosts, limits: Limits, kept: int | None = None) -> WindowNeeds | None:
-    """Blocks that layers with a window have use for; see ``WindowNeeds.of``."""
-    return WindowNeeds.of(
+    """Blocks that layers with a window have use for; see ``WindowNeeds.estimate``."""
+    return WindowNeeds.estimate(
         max(kind.window for kind in costs.layer_kinds.values()),
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
