@@ -73,11 +73,13 @@ def make_scheduler(
     tables = BlockTables(blocks, host, states, windows)
     micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight)
     speculation = scheduling.speculative_config
-    room = max(0, min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens) - 1)
+    max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)
+    room = max(0, max_chunk - 1)
     drafts = Drafts(
         proposer,
         tables,
         max_tokens=min(room, speculation.max_tokens) if speculation else room,
+        max_chunk=max_chunk,
         vocab_size=facts.vocab_size,
         clock=clock,
         round_time=micro_batches.round_time if facts.step_times else None,

@@ -131,3 +131,9 @@ class SequenceCache(BlockTable):
     """Slot of its state in the host pool, while it is swapped out."""
     last_snapshot: int = 0
     """Tokens before the last block end of those it was admitted with: a snapshot is taken there."""
+    saved_slot: int | None = None
+    """Slot with a copy of its state, to which it can go back."""
+    num_saved: int = 0
+    """Tokens that are in that state."""
+    num_again: int = 0
+    """Tokens that it went back by and that are right: they are run again."""

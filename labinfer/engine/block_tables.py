@@ -199,6 +199,7 @@ class BlockTables:
     def _free_state(self, cache: SequenceCache) -> None:
         if cache.state_slot is not None:
             self.states.slots.free([cache.state_slot])
+        self.drop_saved(cache)
         if cache.host_state_slot is not None:
             self.states.host.free([cache.host_state_slot])
         cache.state_slot = cache.host_state_slot = None
@@ -231,21 +232,48 @@ class BlockTables:
         return self.states is None or self.states.slots.num_free > 0
 
     def truncate(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Only the first ``num_tokens`` tokens stay."""
+        """Only the first ``num_tokens`` tokens stay; with states those that are in the saved one, and the others are run again."""
         assert num_tokens <= cache.num_tokens and not cache.host_blocks
-        assert self.states is None or num_tokens == cache.num_tokens, "a state cannot go back"
+        if self.states is not None:
+            assert cache.saved_slot is not None and cache.num_saved <= num_tokens, "a state cannot go back"
+            self._moves.append(CacheMove("copy_state", [cache.saved_slot], [cache.state_slot]))
+            self.drop_saved(cache)
+            cache.num_again, num_tokens = num_tokens - cache.num_saved, cache.num_saved
         full = num_tokens // self.blocks.block_size
         for group, table in self._tables(cache):
             table.truncate(group.blocks, num_tokens)
         del cache.digests[full:]  # what comes next may be other tokens
         cache.num_tokens, cache.num_registered = num_tokens, min(cache.num_registered, full)
 
+    def draft_limit(self, cache: SequenceCache) -> int | None:
+        """Tokens that may be drafted behind those that are to be run: none that a snapshot would hold; None for any number."""
+        if self.states is None:
+            return None
+        if not self.states.slots.num_free or self._is_snapshot(cache):
+            return 0
+        limit = self.chunk_limit(cache)
+        return None if limit is None else limit - 1
+
+    def save_state(self, cache: SequenceCache, num_tokens: int) -> None:
+        """Before a step that runs drafted tokens: keep the state, which has ``num_tokens`` tokens in it, to go back to."""
+        if self.states is None:
+            return
+        [cache.saved_slot] = self.states.slots.allocate(1)
+        cache.num_saved = num_tokens
+        self._moves.append(CacheMove("copy_state", [cache.state_slot], [cache.saved_slot]))
+
+    def drop_saved(self, cache: SequenceCache) -> None:
+        """Free the copy of its state, if there is one."""
+        if cache.saved_slot is not None:
+            self.states.slots.free([cache.saved_slot])
+            cache.saved_slot = None
+
     def release(self, cache: SequenceCache) -> None:
         """Free all blocks of a sequence, in all pools; the digests of its tokens stay."""
         for group, table in self._tables(cache):
             table.release(group)
         self._free_state(cache)
-        cache.num_tokens = cache.num_dropped = cache.num_registered = 0
+        cache.num_tokens = cache.num_dropped = cache.num_registered = cache.num_again = 0
 
     def keep(self, kept: Collection[SequenceCache], among: Iterable[SequenceCache]) -> None:
         """Release all others."""
@@ -312,7 +340,8 @@ class BlockTables:
             tables = [(cache, cache.windowed)[number] for cache in caches]
             pools += [(group.blocks, [table.held for table in tables]), (group.host, [t.host_blocks for t in tables])]
         if self.states is not None:
-            slots = ([cache.state_slot for cache in caches], [cache.host_state_slot for cache in caches])
+            own = [slot for cache in caches for slot in (cache.state_slot, cache.saved_slot)]
+            slots = (own, [cache.host_state_slot for cache in caches])
             for pool, of_caches in zip((self.states.slots, self.states.host), slots, strict=True):
                 pools.append((pool, [[slot for slot in of_caches if slot is not None]]))
             assert all((cache.state_slot is None) == (not cache.blocks) for cache in caches), "blocks without a state"

@@ -23,6 +23,7 @@ class Drafts:
     Args:
         proposer: None for no guesses.
         max_tokens: of a draft.
+        max_chunk: tokens of a sequence in a step, drafted or not.
         vocab_size: ids that a token may have.
         clock: seconds that never go back.
         round_time: see ``MicroBatchCount``; None where nothing was measured.
@@ -35,13 +36,15 @@ class Drafts:
         tables: BlockTables,
         *,
         max_tokens: int,
+        max_chunk: int,
         vocab_size: int,
         clock: Callable[[], float],
         round_time: Callable[[int, float], float] | None = None,
         chooses_lengths: bool = True,
     ):
         self.proposer = proposer
-        self._tables, self._max_tokens, self._vocab_size = tables, max_tokens, vocab_size
+        self._tables, self._vocab_size = tables, vocab_size
+        self._max_tokens, self._max_chunk = max_tokens, max_chunk
         self._clock, self._round_time = clock, round_time
         self.counts: Counter[str] = Counter()
         """Since the start: drafts (of a sequence in a step), drafted (their tokens), accepted (how many of them were right), both also
@@ -64,10 +67,10 @@ class Drafts:
             room: tokens that the step has room for.
             num_micro_batches: so many like this one are in flight at once.
         """
-        if self.proposer is None or self._tables.states is not None:  # a state could not forget wrong guesses
+        if self.proposer is None:
             return 0
-        limits = {sequence: limit for sequence in chosen if (limit := self._limit(sequence, room)) > 0}
         num_decodes = len(chosen)
+        limits = {seq: limit for seq, count in chosen.items() if (limit := self._limit(seq, count, room)) > 0}
         if limits and self._chooses_lengths:
             limits = self._lengths.choose(
                 limits,
@@ -87,9 +90,12 @@ class Drafts:
             cache = sequence.cache
             sequence.set_draft(proposed[: min(limit, room - num_drafted)], eos_token_ids)
             count = len(sequence.draft)
-            if count and not self._tables.reserve(cache, count):
+            if not count:
+                continue
+            if self._tables.draft_limit(cache) == 0 or not self._tables.reserve(cache, count):
                 sequence.set_draft((), eos_token_ids)
                 continue
+            self._tables.save_state(cache, cache.num_tokens - chosen[sequence])
             self._tables.advance(cache, sequence.token_ids, count)
             chosen[sequence] += count
             num_drafted += count
@@ -100,13 +106,16 @@ class Drafts:
         self._count_cost(num_decodes, num_drafted, num_micro_batches, draft_seconds)
         return num_drafted
 
-    def _limit(self, sequence: Sequence, room: int) -> int:
-        """Tokens that may be drafted for a sequence."""
-        if not sequence.may_draft:
+    def _limit(self, sequence: Sequence, count: int, room: int) -> int:
+        """Tokens that may be drafted for a sequence of which ``count`` are run without."""
+        if not sequence.may_draft or sequence.num_unscheduled:
             return 0
+        limit = self._tables.draft_limit(sequence.cache)
         return min(
             room,
+            room if limit is None else limit,
             self._max_tokens,
+            self._max_chunk - count,
             sequence.max_context - sequence.cache.num_tokens,
             sequence.max_tokens - sequence.num_output_tokens - 1,
         )
@@ -148,11 +157,13 @@ class Drafts:
             self._token_seconds = usual / num_decodes
 
     def settle(self, sequence: Sequence, num_drafted: int) -> None:
-        """Keep keys and values of drafted tokens as far as they were right, once the step's tokens are the sequence's."""
+        """Keep keys, values and states of drafted tokens as far as they were right, once the step's tokens are the sequence's."""
         if not num_drafted:
             return
         num_rejected = sequence.num_scheduled - (len(sequence.token_ids) - 1)
         num_right = num_drafted - num_rejected
+        sequence.num_drafted += num_drafted
+        sequence.num_accepted += num_right
         self.counts["accepted"] += num_right
         self.counts["saved_seconds"] += num_right * self._token_seconds
         for place in range(num_right):
@@ -160,6 +171,8 @@ class Drafts:
         self._lengths.add_verified(sequence, num_drafted, num_right)
         if num_rejected:
             self._tables.truncate(sequence.cache, sequence.cache.num_tokens - num_rejected)
+        else:
+            self._tables.drop_saved(sequence.cache)
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Forget sequences that have ended."""

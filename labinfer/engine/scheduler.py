@@ -216,9 +216,9 @@ class Scheduler:
             elif not sequence.request.pooling:  # no token is to come of a pooled one
                 num_on_their_way += 1
         budget = split(self._load(len(decoding) + num_on_their_way, prefilling))
-        limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
-        num_decodes = self._choose_from(decoding, chosen, limit)
-        left = self._options.max_num_batched_tokens - num_decodes
+        left = self._options.max_num_batched_tokens
+        left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
+        num_decodes = len(chosen)
         num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
         left -= self.drafts.extend(chosen, left, self.eos_token_ids, num_micro_batches)
         room = min(budget.num_prefill_tokens, left)
@@ -247,11 +247,13 @@ class Scheduler:
     def _micro_batches_now(self) -> int:
         return self._micro_batches.best(len(self.running), bool(self.waiting) or self._was_prefilling)
 
-    def _choose_from(self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int) -> int:
-        """Returns how many tokens are run."""
+    def _choose_from(
+        self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int, most: int | None = None
+    ) -> int:
+        """Choose of these, until ``most`` are chosen. Returns how many tokens are run."""
         used = 0
         for sequence in sequences:
-            if used == budget:
+            if used == budget or len(chosen) == most:
                 break
             if sequence.cache.blocks:  # it may have been preempted a moment ago
                 used += self._choose(chosen, sequence, budget - used)

@@ -44,6 +44,10 @@ class Sequence:
     """Tokens the workers know, drafted ones aside."""
     draft: tuple[int, ...] = ()
     """Tokens that were guessed to come next, on their way through the model to be verified."""
+    num_drafted: int = 0
+    """Tokens that were drafted so far, and verified."""
+    num_accepted: int = 0
+    """Number of these that were right."""
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache before it was first preempted, if it was."""
@@ -107,9 +111,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether one token is to be run, with all before it in the cache or on their way there."""
-        num_before = len(self.token_ids) - 1
-        return self.num_scheduled == num_before >= len(self.request.prompt_token_ids)
+        """Whether one token is to be run, with all before it in the cache or on their way there, or to be run again with it."""
+        num_again = len(self.token_ids) - 1 - self.num_scheduled
+        return 0 <= num_again <= self.cache.num_again and self.num_scheduled >= len(self.request.prompt_token_ids)
 
     @property
     def measures_prompt(self) -> bool:
@@ -208,6 +212,8 @@ class Sequence:
                 logprobs=self.logprobs[begin - num_resumed :],
                 finish_reason=self.finish_reason,
                 num_cached_tokens=self.num_cached_tokens,
+                num_drafted=self.num_drafted,
+                num_accepted=self.num_accepted,
                 prompt_logprobs=prompt_logprobs if is_first else None,
                 queue_seconds=self.queue_seconds if is_first else None,
             )

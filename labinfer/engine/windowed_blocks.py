@@ -113,6 +113,8 @@ class WindowedBlocks:
         """Free the blocks that no token to come sees, once a step is composed: it may still read them, later ones may write them,
         and every stage runs steps in order."""
         for cache, num_tokens in self._unseen:
+            if cache.saved_slot is not None:  # the sequence may go back to a saved state
+                num_tokens = min(num_tokens, cache.num_saved)
             self.free_before(cache, num_tokens)
         self._unseen = []
 

@@ -80,7 +80,7 @@ class ModelInputBatch:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Addresses of its tensors, after the numbers of sequences and of rows to sample."""
+        """Addresses of its tensors, after the numbers of sequences, of rows and of rows to sample."""
         attention = self.attention
         tensors = (
             *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, self.state_slots_B),
@@ -88,4 +88,4 @@ class ModelInputBatch:
             *((self.windowed.slots_T, self.windowed.attention.tables_N) if self.windowed is not None else ()),
         )
         addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-        return len(attention.context_lens), len(self.sample_rows_B), *addresses
+        return len(attention.context_lens), len(self.token_ids_T), len(self.sample_rows_B), *addresses

@@ -3,7 +3,8 @@
 ``linear`` divides positions (Chen et al. 2023, arXiv:2306.15595); ``llama3`` divides only the slow frequencies, as the
 Llama 3.1 model card's reference code does; ``yarn`` blends both and sharpens attention (Peng et al. 2023, arXiv:2309.00071);
 ``longrope`` has a factor for each frequency (Ding et al. 2024, arXiv:2402.13753); ``dynamic`` with an ``alpha`` is the fixed
-stretch of the base that HunYuan's checkpoints mean by it. Where ``longrope`` has two sets of factors, the context limit of
+stretch of the base that HunYuan's checkpoints mean by it; ``proportional`` turns only a part of the pairs, with the frequencies
+that they would have among all (Gemma 4). Where ``longrope`` has two sets of factors, the context limit of
 the run decides, so that keys of one sequence are never rotated by both.
 """
 
@@ -20,7 +21,9 @@ import torch
 from labinfer.errors import UserError
 from labinfer.functions.reference.elementwise import rotary
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
+COVERED_AT_ONCE = 512
+"""Positions by which a rotary table grows; few enough that torch starts no threads for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,10 @@ def inverse_frequencies(
     plain = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
     if kind == "default":
         return plain, 1.0
+    if kind == "proportional":
+        share = _number(parameters, "partial_rotary_factor", 1.0)
+        is_turned = torch.arange(len(plain)) < int(share * head_size // 2)
+        return torch.where(is_turned, plain / _number(parameters, "factor", 1.0), 0.0), 1.0
     if kind == "linear":
         return plain / _number(parameters, "factor"), 1.0
     if kind == "llama3":
@@ -160,23 +167,36 @@ def _longrope(
 
 
 class RotaryTable:
-    """cos and sin of every position up to the longest context.
+    """cos and sin of every position up to the longest context. They are computed, and take memory, when a context first reaches them.
 
     Args:
-        length: positions that the table covers.
+        length: positions that the table can cover.
         dtype: of the activations that are rotated.
     """
 
     def __init__(self, rope: RopeConfig, length: int, dtype: torch.dtype, device: torch.device):
         frequencies_F, factor = inverse_frequencies(rope.dim, rope.parameters, rope.max_position, length)
         self._interleaved = rope.interleaved
+        self._frequencies_F, self._factor = frequencies_F, factor
         self._frequencies_R = self._spread(frequencies_F).to(device)
-        angles_SF = torch.outer(torch.arange(length).float(), frequencies_F)
-        self._cos_SR = self._spread((angles_SF.cos() * factor).to(device, dtype))
-        self._sin_SR = self._spread((angles_SF.sin() * factor).to(device, dtype))
+        self._cos_SR, self._sin_SR = (
+            torch.empty((length, 2 * len(frequencies_F)), dtype=dtype, device=device) for _ in range(2)
+        )
+        self._num_covered = 0
+        self.cover(1)
+
+    def cover(self, length: int) -> None:
+        """Compute what is missing for so many positions, at least; it stays where it is."""
+        while self._num_covered < length:
+            begin, end = self._num_covered, min(self._num_covered + COVERED_AT_ONCE, len(self._cos_SR))
+            assert begin < end, f"a rotary table of {end} positions is asked for {length}"
+            angles_SF = torch.outer(torch.arange(begin, end).float(), self._frequencies_F)
+            self._cos_SR[begin:end] = self._spread(angles_SF.cos() * self._factor)
+            self._sin_SR[begin:end] = self._spread(angles_SF.sin() * self._factor)
+            self._num_covered = end
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin for these positions, (T, R) each."""
+        """cos and sin for these positions, which are covered, (T, R) each."""
         return self._cos_SR[positions_T], self._sin_SR[positions_T]
 
     def turn(self, x_SKR: torch.Tensor, positions: int) -> torch.Tensor:

@@ -69,6 +69,16 @@ class KVCapacity:
         )
 
 
+@dataclass(frozen=True)
+class DraftRoom:
+    """Bytes that the cache of a draft model takes on a rank; none where it holds none."""
+
+    block: int = 0
+    """Bytes of a block, beside each of the model's."""
+    states: int = 0
+    """Bytes of all states."""
+
+
 def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain: float) -> str:
     """A text on layers with blocks of their own.
 
@@ -116,12 +126,12 @@ class RankRoom:
 
 
 def agree_on_blocks(
-    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft_bytes: int = 0
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft: DraftRoom
 ) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.
 
     Args:
-        draft_bytes: bytes that a block takes on this rank beside the model's: those of a draft model's.
+        draft: bytes that a draft model's cache takes on this rank.
 
     Raises:
         AgreedError: a rank has no room for what is needed or asked for.
@@ -142,6 +152,7 @@ def agree_on_blocks(
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
     if device.type == "cpu":  # both pools are in the same memory
         free -= num_host * per_block + num_host_states * per_state
+    free -= draft.states
     room = int(free * cache.memory_utilization)
     num_states = states_that_fit(room, per_state, options.scheduler.max_num_seqs)
     state_bytes = num_states * per_state
@@ -155,7 +166,7 @@ def agree_on_blocks(
         num_states=num_states,
         num_host_states=num_host_states,
         state_bytes=per_state,
-        draft_bytes=draft_bytes,
+        draft_bytes=draft.block,
     )
     gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
     of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
@@ -168,7 +179,7 @@ def agree_on_blocks(
         min(counts) if largest else 0
         for counts in zip(*((r.num_states, r.num_host_states) for r in of_rank), strict=True)
     )
-    needed = layout.cache_bytes(place, size, num_blocks, num_window_blocks) + num_blocks * draft_bytes
+    needed = layout.cache_bytes(place, size, num_blocks, num_window_blocks) + num_blocks * draft.block
     with group.together():
         if num_blocks * size < 2:
             least = group.ranks[blocks.of_rank.index(num_blocks)]

@@ -97,6 +97,7 @@ class Bench:
         window: int = 0,
         num_window_blocks: int = 0,
         num_host_window_blocks: int = 0,
+        enable_prefix_caching: bool = True,
         **options,
     ):
         self.options = SchedulerOptions(**options)
@@ -120,7 +121,11 @@ class Bench:
         )
         self.scheduler = make_scheduler(
             facts,
-            cache=CacheOptions(block_size=block_size, snapshot_interval=snapshot_interval or 3 * block_size),
+            cache=CacheOptions(
+                block_size=block_size,
+                snapshot_interval=snapshot_interval or 3 * block_size,
+                enable_prefix_caching=enable_prefix_caching,
+            ),
             scheduling=self.options,
             clock=self.clock,
             proposer=proposer,

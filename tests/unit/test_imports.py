@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "gateway": "parsed_body option_fields link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
-    "host": "link llm recommended_sampling outputs pooling engine comm config heartbeat rank_stats",
+    "host": "link speculative_options llm recommended_sampling outputs pooling engine comm config heartbeat rank_stats",
     "link": "planner engine heartbeat rank_stats",
     "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_options sampling_params",
     "batch": "option_fields llm jsonl openai outputs pooling engine protocol prompts text observe weights config sampling_params clock",
@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "input_processor": "engine prompts text sampling_params structured_outputs",
     "outputs": "pooling engine text plan",
     "pooling": "",
-    "executor": "layout group planner worker models layers functions comm observe plan weights spmd config speculative_options native rank_stats",
+    "executor": "layout group planner worker models layers functions comm observe plan weights "
+    "cache_capacity spmd config speculative_options native rank_stats",
     "layout": "group worker models layers functions comm weights cache_capacity spmd config",
     "group": "comm spmd config",
     "planner": "option_fields engine observe plan cache_capacity spmd config",

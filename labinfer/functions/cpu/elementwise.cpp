@@ -2,6 +2,7 @@
 #include <cfloat>
 #include <vector>
 
+#include "activations.h"
 #include "replay.h"
 #include "team.h"
 #include "units.h"
@@ -22,11 +23,12 @@ inline void rotate(const bf16* from, const bf16* cos, const bf16* sin, bf16* to,
   }
 }
 
-// Norms of all heads over their dimensions, with weights (size) in bfloat16, or in float32 where they are wide.
+// Norms of all heads over their dimensions, with weights (size) in bfloat16, or in float32 where they are wide; those of values
+// have none.
 struct HeadNorms {
   const void *q, *k;
   float eps;
-  int32_t after_rotation, is_wide;
+  int32_t after_rotation, is_wide, values;
 };
 
 // Positions of the heads of all tokens: angles (tokens, rotated) of their first dimensions.
@@ -37,12 +39,13 @@ struct Positions {
   bool interleaved;  // pairs (2i, 2i + 1) instead of (i, i + rotated / 2)
 };
 
-inline void normalize(float* head, const HeadNorms& norms, bool is_key, int64_t size) {
-  const void* weight = is_key ? norms.k : norms.q;
+inline void normalize(float* head, const HeadNorms& norms, const void* weight, int64_t size) {
   float squares = 0;
   for (int64_t i = 0; i < size; ++i) squares += head[i] * head[i];
   float scale = 1.0f / std::sqrt(squares / size + norms.eps);
-  if (norms.is_wide)
+  if (!weight)
+    for (int64_t i = 0; i < size; ++i) head[i] *= scale;
+  else if (norms.is_wide)
     for (int64_t i = 0; i < size; ++i) head[i] *= scale * ((const float*)weight)[i];
   else
     for (int64_t i = 0; i < size; ++i) head[i] *= scale * widen(((const bf16*)weight)[i]);
@@ -65,11 +68,18 @@ inline void position(const bf16* from, const Positions& at, bool is_key, int64_t
     return;
   }
   for (int64_t i = 0; i < at.size; ++i) wide[i] = widen(from[i]);
-  if (at.norms && !at.norms->after_rotation) normalize(wide, *at.norms, is_key, at.size);
+  const void* weight = !at.norms ? nullptr : is_key ? at.norms->k : at.norms->q;
+  if (at.norms && !at.norms->after_rotation) normalize(wide, *at.norms, weight, at.size);
   if (at.interleaved) rotate_pairs(wide, cos, sin, at.rotated, 2, 1);
   else rotate_pairs(wide, cos, sin, at.rotated, 1, at.rotated / 2);
-  if (at.norms && at.norms->after_rotation) normalize(wide, *at.norms, is_key, at.size);
+  if (at.norms && at.norms->after_rotation) normalize(wide, *at.norms, weight, at.size);
   for (int64_t i = 0; i < at.size; ++i) to[i] = narrow(wide[i]);
+}
+
+inline void normalize_value(const bf16* from, const HeadNorms& norms, int64_t size, float* wide, bf16* to) {
+  for (int64_t i = 0; i < size; ++i) wide[i] = widen(from[i]);
+  normalize(wide, norms, nullptr, size);
+  for (int64_t i = 0; i < size; ++i) to[i] = narrow(wide[i]);
 }
 
 // A head in whole numbers within 127 of 0; returns its scale. See layer_cache.py.
@@ -129,20 +139,6 @@ void add_norm(bf16* hidden, const bf16* delta, const Weight* weight, bf16* out, 
     }
     for (; i < size; ++i) to[i] = narrow(as_float(weight[i]) * rounded_one(widen(at[i]) * scale));
   });
-}
-
-inline floats silu(floats value) { return value / (1.0f + exponential(-value)); }
-inline float silu(float value) { return value / (1.0f + std::exp(-value)); }
-
-// The tanh form, of which 1 + tanh(u) = 2 / (1 + exp(-2u)). Below -30 it is 0 within rounding, as at -30.
-constexpr float GELU_SLOPE = -1.5957691216f, GELU_CUBIC = 0.044715f;  // -2 sqrt(2 / pi)
-inline floats gelu(floats value) {
-  value = larger(same(-30.0f), value);
-  return value / (1.0f + exponential(GELU_SLOPE * (value + GELU_CUBIC * value * value * value)));
-}
-inline float gelu(float value) {
-  value = value < -30.0f ? -30.0f : value;
-  return value / (1.0f + std::exp(GELU_SLOPE * (value + GELU_CUBIC * value * value * value)));
 }
 
 // out (tokens, size) = activate(gate) * up of the halves of (tokens, 2 size).
@@ -205,8 +201,10 @@ void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const H
       if (tiled) row = (slot / block_size * kv_heads + kv) * block_size + slot % block_size;
       void* cache = is_key ? k_cache : v_cache;
       float* scales = is_key ? k_scales : v_scales;
+      bool is_normal_value = !is_key && norms && norms->values;
       if (is_key) position(from, positions, true, token, wide.data(), turned.data());
-      const bf16* numbers = is_key ? turned.data() : from;
+      if (is_normal_value) normalize_value(from, *norms, size, wide.data(), turned.data());
+      const bf16* numbers = is_key || is_normal_value ? turned.data() : from;
       if (scales) {
         scales[row] = round_head(numbers, rounded.data(), size);
         write_head((int8_t*)cache, rounded.data(), row, key, size, tiled, is_key);

@@ -111,7 +111,7 @@ def load(path: Path) -> Library:
         "pack_expert": [pointer, size] + [pointer] * 2 + [real] * 2 + [count] * 2,
         "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
         "experts": [pointer] * 2 + [count],
-        "route": [pointer] * 7 + [size] * 2 + [count] * 3,
+        "route": [pointer] * 8 + [size] * 2 + [count] * 3,
         "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
         "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
         "gelu_and_mul": [pointer] * 2 + [size] * 2 + [count],

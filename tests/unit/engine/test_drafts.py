@@ -218,12 +218,48 @@ def test_nothing_is_drafted_for_pooled_prompts_and_beams(pooling):
     assert bench.scheduler.counts["drafted"] == 0
 
 
-def test_nothing_is_drafted_for_layers_with_a_state():
-    """A state cannot go back to where it was before the drafted tokens."""
-    bench = Bench(num_states=4, proposer=FixedProposer(3))
-    bench.add(5, 8)
+def test_layers_with_a_state_run_right_tokens_again_behind_wrong_ones():
+    """With the next drafts, from the state before the chunk that went wrong."""
+    bench = Bench(num_states=4, snapshot_interval=100, proposer=FixedProposer(3, lambda index: index != 8))
+    bench.add(5, 9)
     bench.finish_all()
-    assert bench.scheduler.counts["drafted"] == 0
+    assert [(entry.begin, entry.num_tokens, entry.num_samples) for plan in bench.plans for entry in plan.entries] == [
+        (0, 4, 0),
+        (4, 1, 1),
+        (5, 4, 4),  # the tokens at 6 and 7 are right, the one at 8 is not
+        (5, 7, 4),  # those from 5 to 8, and three drafts
+        (12, 1, 1),
+    ]
+    assert (bench.scheduler.counts["drafted"], bench.scheduler.counts["accepted"]) == (6, 5)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    "room",
+    [
+        {"num_blocks": 200, "num_states": 16},
+        {"num_blocks": 12, "num_states": 7, "num_host_blocks": 30, "num_host_states": 3, "preemption_mode": "swap"},
+        {"num_blocks": 12, "num_states": 5, "max_num_batched_tokens": 7, "chunked_prefill_size": 5},
+    ],
+    ids=["ample", "swap", "small steps"],
+)
+def test_states_go_back_to_right_tokens(num_stages, share, caching, room):
+    """``WorkerModel`` knows which tokens went into a state."""
+    bench = Bench(
+        block_size=4,
+        num_stages=num_stages,
+        proposer=RandomProposer(random.Random(4), share),
+        enable_prefix_caching=caching,
+        **room,
+    )
+    for index in range(7):
+        bench.add(5 + index, 30, shared=index % 2 * 4)
+    bench.finish_all()  # looks at all tokens
+    assert {sequence.num_output_tokens for sequence in bench.sequences} == {30}
+    assert bench.scheduler.counts["drafted"] > 30
+    assert bench.scheduler.counts["preemptions"] > 0 or room["num_blocks"] == 200
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])
