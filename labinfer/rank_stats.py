@@ -22,6 +22,24 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the same steps while all other stages wait, where those of ``by_stage`` are timed with all at work: memory is then
     this stage's alone, and so may be others' cores. Empty where it is no different."""
 
+    draft_rows: list[int] = []
+    """Tokens of one sequence in steps that were timed, ascending from 1, where drafted tokens are verified."""
+    drafts_by_stage: list[list[float]] = []
+    """Seconds of these steps, for each stage."""
+
+    def drafted(self, stage: int, size: float, count: float) -> float:
+        """Seconds that a stage's step of ``size`` decoding sequences takes longer for so many drafted tokens.
+
+        With several sequences it is not less than for so many more of these.
+        """
+        of_one = of_others = 0.0
+        if has_drafts := len(self.draft_rows) > 1:
+            times = self.drafts_by_stage[stage]
+            of_one = max(0.0, _interpolate(self.draft_rows, times, 1 + count) - times[0])
+        if size > 1 or not has_drafts:
+            of_others = self.at(stage, size + count) - self.at(stage, size)
+        return max(of_one, of_others)
+
     def at(self, stage: int, size: float, alone: bool = False) -> float:
         """Seconds of a stage's step of ``size`` decoding sequences, by straight lines through the measured times.
 
@@ -29,11 +47,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
             alone: whether the other stages wait meanwhile.
         """
         sizes, times = self.sizes, (self.alone if alone and self.alone else self.by_stage)[stage]
-        if len(sizes) == 1 or size <= sizes[0]:
-            return times[0]
-        right = next((index for index in range(1, len(sizes)) if size <= sizes[index]), len(sizes) - 1)
-        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
-        return times[right - 1] + max(0.0, slope) * (size - sizes[right - 1])
+        return _interpolate(sizes, times, size)
 
     def describe(self) -> str:
         """One line for the log of a start."""
@@ -50,6 +64,15 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     def per_token(self) -> float:
         """Seconds for one token of a long prompt in the busiest stage."""
         return max(times[-1] for times in self.by_stage) / self.sizes[-1]
+
+
+def _interpolate(sizes: list[int], times: list[float], size: float) -> float:
+    """The time of a size, by straight lines that never fall."""
+    if len(sizes) == 1 or size <= sizes[0]:
+        return times[0]
+    right = next((index for index in range(1, len(sizes)) if size <= sizes[index]), len(sizes) - 1)
+    slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
+    return times[right - 1] + max(0.0, slope) * (size - sizes[right - 1])
 
 
 class Slices(msgspec.Struct, frozen=True, array_like=True):

@@ -82,7 +82,7 @@ def make_scheduler(
         max_chunk=max_chunk,
         vocab_size=facts.vocab_size,
         clock=clock,
-        round_time=micro_batches.round_time if facts.step_times else None,
+        draft_time=micro_batches.draft_time if facts.step_times else None,
         chooses_lengths=speculation is None or scheduling.chooses_drafts,
     )
     return Scheduler(

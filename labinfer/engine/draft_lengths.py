@@ -18,6 +18,8 @@ KEPT_OF_SEQUENCE = 0.9
 """The same for each draft of a sequence."""
 PROBE_STEPS = 32
 """Steps without a draft after which one sequence gets a short one, to see whether drafts have become better."""
+MAX_PROBE_STEPS = 512
+"""The same where one short draft after the other was wrong: the steps are twice as many each time."""
 PROBE_TOKENS = 2
 MAX_DRAFTED = 64
 """Tokens drafted in a step at most: more rows are never free, and looking for the best number costs time."""
@@ -47,7 +49,7 @@ class Share:
         return (self.right + weight * prior) / (self.tried + weight)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DraftLengths:
     """Lengths that promise the most tokens a second.
 
@@ -63,6 +65,7 @@ class DraftLengths:
     """For each place of a draft, its tokens that were verified with all before them right."""
     _sequences: dict[Sequence, Share] = field(default_factory=dict)
     _steps_without: int = 0
+    _probe_steps: int = PROBE_STEPS
     _draft_seconds: float = 0.0  # of a token in the longest draft of a step
 
     def __post_init__(self) -> None:
@@ -79,9 +82,9 @@ class DraftLengths:
             self._steps_without = 0
             return chosen
         self._steps_without += 1
-        if self._steps_without < PROBE_STEPS:
+        if self._steps_without < self._probe_steps:
             return {}
-        self._steps_without = 0
+        self._steps_without, self._probe_steps = 0, min(2 * self._probe_steps, MAX_PROBE_STEPS)
         self._draft_seconds *= KEPT  # a drafter that was too slow is measured again some day
         least_tried = min(limits, key=lambda sequence: self._share(sequence).tried)
         return {least_tried: min(PROBE_TOKENS, limits[least_tried])}
@@ -126,6 +129,8 @@ class DraftLengths:
 
     def add_verified(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
         """A draft of which the first ``num_right`` tokens were right."""
+        if num_right:
+            self._probe_steps = PROBE_STEPS
         num_tried = min(num_drafted, num_right + 1)
         for place in range(min(num_tried, self.num_places)):
             self.places[place].add(int(place < num_right), 1, KEPT)

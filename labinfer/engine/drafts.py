@@ -26,7 +26,7 @@ class Drafts:
         max_chunk: tokens of a sequence in a step, drafted or not.
         vocab_size: ids that a token may have.
         clock: seconds that never go back.
-        round_time: see ``MicroBatchCount``; None where nothing was measured.
+        draft_time: see ``MicroBatchCount``; None where nothing was measured.
         chooses_lengths: whether lengths are chosen by it, where there is one; otherwise all drafts are as long as can be.
     """
 
@@ -39,18 +39,21 @@ class Drafts:
         max_chunk: int,
         vocab_size: int,
         clock: Callable[[], float],
-        round_time: Callable[[int, float], float] | None = None,
+        draft_time: Callable[[int, int, float], float] | None = None,
         chooses_lengths: bool = True,
     ):
         self.proposer = proposer
         self._tables, self._vocab_size = tables, vocab_size
         self._max_tokens, self._max_chunk = max_tokens, max_chunk
-        self._clock, self._round_time = clock, round_time
+        self._clock, self._draft_time = clock, draft_time
         self.counts: Counter[str] = Counter()
         """Since the start: drafts (of a sequence in a step), drafted (their tokens), accepted (how many of them were right), both also
         by the token's place in its draft (accepted_0 for the first one), draft_seconds (time of the proposer), saved_seconds (time of
         the steps that right tokens made needless, less what all drafts cost), drafter_failures."""
-        self._lengths, self._chooses_lengths = DraftLengths(max_tokens), chooses_lengths and round_time is not None
+        self._lengths, self._chooses_lengths = (
+            DraftLengths(num_places=max_tokens),
+            chooses_lengths and draft_time is not None,
+        )
         self._asked_before: set[Sequence] = set()  # by the last step that had drafts
         self._token_seconds = 0.0  # of the last step with drafts, if it had had none
 
@@ -75,7 +78,7 @@ class Drafts:
             limits = self._lengths.choose(
                 limits,
                 num_decodes - len(limits),
-                lambda rows: self._round_time(num_micro_batches, num_micro_batches * rows),
+                lambda rows: self._draft_time(num_micro_batches, num_micro_batches * num_decodes, rows - num_decodes),
             )
         if not limits:
             return 0
@@ -148,10 +151,10 @@ class Drafts:
 
     def _count_cost(self, num_decodes: int, num_drafted: int, num_micro_batches: int, draft_seconds: float) -> None:
         self.counts["draft_seconds"] += draft_seconds
-        if self._round_time is not None:
+        if self._draft_time is not None:
             usual, longer = (
-                self._round_time(num_micro_batches, num_micro_batches * rows) / num_micro_batches
-                for rows in (num_decodes, num_decodes + num_drafted)
+                self._draft_time(num_micro_batches, num_micro_batches * num_decodes, count) / num_micro_batches
+                for count in (0, num_drafted)
             )
             self.counts["saved_seconds"] += usual - longer - draft_seconds
             self._token_seconds = usual / num_decodes

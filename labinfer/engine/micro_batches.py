@@ -45,6 +45,12 @@ class MicroBatchCount:
             return through
         return max(through, count * max(self._times.at(stage, size) for stage in stages))
 
+    def draft_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
+        """Seconds of a round in which each of the micro-batches runs so many drafted tokens, too."""
+        size, stages = num_decoding / count, range(self._num_stages)
+        extra = [self._times.drafted(stage, size, num_drafted) for stage in stages]
+        return self.round_time(count, num_decoding) + (sum(extra) if count == 1 else count * max(extra))
+
     def _find_shortest(self, num_decoding: int) -> int:
         counts = range(1, min(2 * self._num_stages, num_decoding) + 1)
         best = min(counts, key=lambda count: self.round_time(count, num_decoding))

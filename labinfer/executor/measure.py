@@ -31,8 +31,10 @@ from labinfer.worker.worker import Worker
 
 BATCH_SIZES = (1, 8, 64)
 """Decoding sequences."""
-DRAFT_SIZES = (2, 4, 16, 32)
-"""Further ones, where steps also run drafted tokens: these cost as rows of other sequences do."""
+DRAFT_ROWS = (1, 2, 4, 8, 16)
+"""Rows of one sequence, where steps also run drafted tokens; the first one has none."""
+DRAFT_ROUNDS = 5
+"""Repetitions of a step with drafts: what is captured is so from the third one on."""
 ROUNDS = 3
 """Repetitions of which the fastest counts: others run on the machine too."""
 RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
@@ -60,15 +62,19 @@ class StepMeter:
     worker: Worker
     pipeline: PipelineCommunicator | None
     cache: KVCacheManager
-    """Unused so far."""
+    """Holds nothing that matters yet."""
 
     def measure(self, group: RankGroup, options: SchedulerOptions, capacity: KVCapacity) -> StepTimes:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
-        sizes, most = BATCH_SIZES, options.max_num_seqs
-        if options.chooses_drafts:
-            sizes, most = sorted(sizes + DRAFT_SIZES), max(most, 1 + options.speculative_config.max_tokens)
-        most = min(most, options.max_num_batched_tokens, capacity.num_states or most)
-        sizes = [size for size in sizes if size <= most]
+        most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
+        sizes = [size for size in BATCH_SIZES if size <= most]
+        room = min(
+            options.chunked_prefill_size, options.max_num_batched_tokens, capacity.num_blocks * self.cache.block_size
+        )
+        rows = [count for count in DRAFT_ROWS if count <= room] if options.chooses_drafts else []
+        drafts = [
+            min(self._time_with_others(group, 1, number, count) for number in range(DRAFT_ROUNDS)) for count in rows
+        ]
         mine = [min(self._time_with_others(group, size, number) for number in range(ROUNDS)) for size in sizes]
         alone: list[float] = []
         for stage in range(self.layout.topology.num_stages):
@@ -86,11 +92,11 @@ class StepMeter:
             rings = [self._time_ring(group, number) for number in range(2 * ROUNDS)]
             hop = statistics.median(rings) / (self.layout.topology.num_stages - (not self.pipeline.results_travel))
         of_rank = {
-            rank: msgspec.msgpack.decode(data, type=tuple[list[float], list[float], float, list[float]])
-            for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, alone, hop, swaps))).items()
+            rank: msgspec.msgpack.decode(data, type=tuple[list[float], list[float], list[float], float, list[float]])
+            for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, alone, drafts, hop, swaps))).items()
         }
         topology = self.layout.topology
-        together, alone_by_stage = (
+        together, alone_by_stage, drafts_by_stage = (
             [
                 [
                     max(times)
@@ -98,7 +104,7 @@ class StepMeter:
                 ]
                 for stage in range(topology.num_stages)
             ]
-            for kind in (0, 1)
+            for kind in (0, 1, 2)
         )
         swapped_block, swapped_state = (
             max(times) for times in zip(*(swaps for *_, swaps in of_rank.values()), strict=True)
@@ -107,46 +113,57 @@ class StepMeter:
             sizes=sizes,
             by_stage=together,
             alone=alone_by_stage if any(alone_by_stage) else [],
-            hop=of_rank[0][2],
+            hop=of_rank[0][3],
+            draft_rows=rows,
+            drafts_by_stage=drafts_by_stage,
             swapped_block=swapped_block,
             swapped_state=swapped_state,
         )
 
-    def _time_with_others(self, group: RankGroup, size: int, number: int) -> float:
+    def _time_with_others(self, group: RankGroup, size: int, number: int, rows: int = 1) -> float:
         """Seconds of a step that all stages begin at once: a stage that is done earlier lends its cores, as it does later on."""
         if self.pipeline is not None:
             group.comm.barrier()
-        return self._time_step(size, number)
+        return self._time_step(size, number, rows)
 
-    def _time_step(self, size: int, number: int) -> float:
-        """Seconds of a step of so many sequences, with tokens from all over the vocabulary; all write to the first block.
+    def _time_step(self, size: int, number: int, rows: int = 1) -> float:
+        """Seconds of a step of so many sequences, with tokens from all over the vocabulary; all write to the first blocks.
 
         Args:
             number: of the round; each has tokens of its own.
+            rows: tokens of each sequence, behind each of which one is sampled.
         """
         sequences, vocab_size = range(size), self.layout.config.vocab_size
         tokens = [(seq_id * ROUNDS + number) * vocab_size // (size * ROUNDS) for seq_id in sequences]
-        sampling = TokenSampling(num_prompt_tokens=1)
+        sampling, blocks = TokenSampling(num_prompt_tokens=1), list(range(-(-rows // self.cache.block_size)))
         plan = BatchPlan(
             step_id=0,
-            starts=[SequenceStart(seq_id, [tokens[seq_id]], sampling, state_slot=seq_id) for seq_id in sequences],
+            starts=[
+                SequenceStart(
+                    seq_id,
+                    [(tokens[seq_id] + row * vocab_size // rows) % vocab_size for row in range(rows)],
+                    sampling,
+                    state_slot=seq_id,
+                )
+                for seq_id in sequences
+            ],
             finished=[],
             moves=[],
             entries=[
                 BatchEntry(
                     seq_id=seq_id,
-                    num_tokens=1,
+                    num_tokens=rows,
                     begin=0,
                     position=0,
                     first_block=0,
-                    new_blocks=[0],
-                    new_window_blocks=[0],
-                    num_samples=1,
+                    new_blocks=blocks,
+                    new_window_blocks=blocks,
+                    num_samples=rows,
                 )
                 for seq_id in sequences
             ],
         )
-        arrival = None if self.place.stage == 0 else MadeUp(self._hidden(size, number))
+        arrival = None if self.place.stage == 0 else MadeUp(self._hidden(size * rows, number))
         begin = time.perf_counter()
         batch, hidden_TD = self.worker.run_layers(plan, arrival)
         if self.layout.topology.is_last(self.place.stage):

@@ -36,7 +36,7 @@ def rate(lengths, chances, seconds, num_others, draft_seconds=0.0):
 @pytest.mark.parametrize("case", range(40))
 def test_lengths_are_as_good_as_any(case):
     draw = random.Random(case)
-    lengths = DraftLengths(4)
+    lengths = DraftLengths(num_places=4)
     sequences = [Named(str(index)) for index in range(draw.randint(1, 3))]
     for _ in range(draw.randint(0, 30)):
         drafted = draw.randint(1, 4)
@@ -65,7 +65,7 @@ def test_lengths_are_as_good_as_any(case):
 def test_time_of_the_drafter_shortens_drafts():
     sequence, counts = Named("one"), []
     for draft_seconds in (0.0, 0.2, 2.0):
-        lengths = DraftLengths(16)
+        lengths = DraftLengths(num_places=16)
         for _ in range(20):
             lengths.add_verified(sequence, 16, 12)
         lengths.add_draft_time(draft_seconds * 4, 4)
@@ -75,7 +75,7 @@ def test_time_of_the_drafter_shortens_drafts():
 
 def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
     good, bad = Named("good"), Named("bad")
-    lengths = DraftLengths(8)
+    lengths = DraftLengths(num_places=8)
     for _ in range(30):
         lengths.add_verified(good, 4, 4)
         lengths.add_verified(bad, 4, 0)
@@ -86,17 +86,17 @@ def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
 
 
 def test_bad_drafts_end_and_come_back_when_they_are_good_again():
-    sequence, lengths = Named("one"), DraftLengths(8)
+    sequence, lengths = Named("one"), DraftLengths(num_places=8)
     seconds = lambda rows: 1.0 + 0.1 * rows  # noqa: E731
     for _ in range(30):
         lengths.add_verified(sequence, 8, 0)
     drafted = []
-    for _ in range(2 * PROBE_STEPS):
+    for _ in range(7 * PROBE_STEPS):
         chosen = lengths.choose({sequence: 8}, 0, seconds)
         drafted += chosen.values()
         if chosen:
             lengths.add_verified(sequence, chosen[sequence], 0)
-    assert drafted == [PROBE_TOKENS] * 2
+    assert drafted == [PROBE_TOKENS] * 3  # after 1, 2 and 4 times as many steps
     for _ in range(10 * PROBE_STEPS):
         if chosen := lengths.choose({sequence: 8}, 0, seconds):
             lengths.add_verified(sequence, chosen[sequence], chosen[sequence])
@@ -123,6 +123,18 @@ def test_drafts_are_made_where_rows_are_free_and_guesses_good():
 @pytest.mark.parametrize(("share", "times", "num_sequences"), [(0.0, FLAT, 1), (0.95, LINEAR, 1), (0.95, LINEAR, 48)])
 def test_nothing_but_probes_is_drafted_where_guesses_are_bad_or_rows_cost(share, times, num_sequences):
     assert drafted_share(share, times, num_sequences) <= 1.5 * PROBE_TOKENS / PROBE_STEPS
+
+
+def test_rows_of_drafts_cost_what_was_timed_for_them_with_one_sequence_and_no_less_than_others_with_several():
+    times = StepTimes(
+        sizes=[1, 8], by_stage=[[1.0, 8.0]], draft_rows=[1, 2, 4, 16], drafts_by_stage=[[1.5, 1.5, 2.5, 8.5]]
+    )
+    assert [times.drafted(0, 1, count) for count in (0, 1, 3, 9, 15)] == [0.0, 0.0, 1.0, 4.0, 7.0]
+    assert times.drafted(0, 2, 3) == 3.0
+    assert (
+        drafted_share(0.95, StepTimes(sizes=[1], by_stage=[[1.0]], draft_rows=[1, 16], drafts_by_stage=[[1.0, 1.2]]), 1)
+        > 0.7
+    )
 
 
 def test_drafts_through_stages_are_chosen_by_the_whole_round():

@@ -38,13 +38,17 @@ def compile_check(target: Target, folder: Path, *, level: str = "-O1") -> Path:
     except compiler.NoCompiler as error:
         pytest.skip(str(error))
     folder.mkdir(exist_ok=True)
-    (folder / "team.cpp").write_text((library.SOURCES / "team.cpp").read_text(encoding="utf-8"))
+    others = [folder / name for name in ("team.cpp", "group_panels.cpp")]
+    for other in others:
+        other.write_text((library.SOURCES / other.name).read_text(encoding="utf-8"))
     flags = [*compiler.FLAGS, *target.flags, *library.FLAGS, level, f"-I{library.SOURCES}"]
-    assembly = [str(folder / "kernel_check.s"), str(folder / "team.s")]
-    for source, out in zip([CHECK, folder / "team.cpp"], assembly, strict=True):
+    sources = [CHECK, *others]
+    assembly = [str(folder / f"{source.stem}.s") for source in sources]
+    for source, out in zip(sources, assembly, strict=True):
         run([found, *flags, "-S", str(source), "-o", out])
     if "avx_vnni" in target.features and not target.runs_here():
         recode(Path(assembly[0]))
+        recode(Path(assembly[2]))
     program = folder / "kernel_check"
     run([found, *flags, "-static", *assembly, "-o", str(program)])
     return program

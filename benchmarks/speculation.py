@@ -1,0 +1,166 @@
+"""Tokens a second with drafts, as a multiple of those without, in turn in one launch.
+
+    python benchmarks/speculation.py
+    python benchmarks/speculation.py --config '{"model": "demo-draft"}'
+    mpirun -n 2 python benchmarks/speculation.py --model DIR
+    python benchmarks/speculation.py --hops-ms 10
+
+The last one starts itself on hosts that are network namespaces, with a delay on the way from each to the next (Linux, root).
+
+Tasks: ``answers`` are the bundled held-out conversations, one at a time; in ``editing`` a text of these is to be given back
+with every eighth line changed, one at a time. What a model would write does not matter there: the answer is the only
+choice (``structured_outputs``), in both variants, so any model with a tokenizer will do, and drafts that find the text in the
+prompt are right as often as with one that edits well. ``many`` are 64 sequences of random tokens at once; ``random`` is one with a
+drafter that is never right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from launched import launched, medians
+from namespace_hosts import TRANSPORTS, hosts
+
+import labinfer
+from labinfer import LLM, SamplingParams, StructuredOutputs
+from labinfer.observe.table import format_table
+
+HELD_OUT = Path(labinfer.__file__).parent / "assets" / "held-out" / "conversations.jsonl"
+LINES, CHANGED_EVERY = 24, 8
+TASKS = ("answers", "editing", "many", "random")
+
+
+class RandomDrafter:
+    """Drafts tokens without a look at what is there."""
+
+    def __init__(self, vocab_size: int):
+        self._draw, self._vocab_size = random.Random(0), vocab_size
+
+    def propose(self, sequences, limits):
+        return [[self._draw.randrange(self._vocab_size) for _ in range(limit)] for limit in limits]
+
+    def forget(self, sequences):
+        pass
+
+
+def conversations() -> list[list[dict]]:
+    return [json.loads(line)["messages"] for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
+
+
+def editing_task() -> tuple[str, str]:
+    """A prompt with a text, and the text with some of its lines changed."""
+    lines = [" ".join(message["content"] for message in messages) for messages in conversations()]
+    text = [line for line in lines if line.isascii()][:LINES]
+    edited = [f"{line} (checked)" if number % CHANGED_EVERY == 0 else line for number, line in enumerate(text, 1)]
+    return "Mark every eighth line as checked:\n" + "\n".join(text) + "\n\n", "\n".join(edited)
+
+
+def make_task(name: str, llm: LLM, num_answers: int) -> tuple[list, SamplingParams, bool]:
+    """Prompts, sampling, and whether all prompts run at once."""
+    if name == "editing":
+        prompt, answer = editing_task()
+        return [prompt], SamplingParams(max_tokens=1024, structured_outputs=StructuredOutputs(choice=[answer])), False
+    if name == "answers":
+        return [{"messages": messages[:-1]} for messages in conversations()[:num_answers]], SamplingParams(), False
+    draw = random.Random(1)
+    prompts = [[draw.randrange(llm.facts.vocab_size) for _ in range(32)] for _ in range(64 if name == "many" else 1)]
+    return prompts, SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8), True
+
+
+def run_task(llm: LLM, name: str, num_answers: int) -> dict[str, float]:
+    """Tokens a second, CPU seconds of rank 0 for each thousand tokens, and acceptance; {} on ranks other than 0."""
+    prompts, params, at_once = make_task(name, llm, num_answers) if llm.is_rank0 else (None, None, name in TASKS[2:])
+    calls = [prompts] if at_once else [[prompt] for prompt in prompts] if prompts else []
+    num_calls = int(llm.group.comm.all_gather_bytes(str(len(calls)).encode())[0])
+    seconds = cpu = 0.0
+    tokens = drafted = accepted = 0
+    for index in range(num_calls):
+        begin = time.process_time()
+        llm.generate(calls[index] if calls else None, params)
+        if llm.is_rank0:
+            cpu, seconds = cpu + time.process_time() - begin, seconds + llm.report.wall_time
+            tokens += llm.report.output_tokens
+            drafted, accepted = drafted + llm.report.counts["drafted"], accepted + llm.report.counts["accepted"]
+    if not llm.is_rank0:
+        return {}
+    return {
+        "speed": tokens / seconds,
+        "cpu": 1000 * cpu / tokens,
+        "drafted": drafted / tokens,
+        "accepted": accepted / max(1, drafted),
+    }
+
+
+def measure(args: argparse.Namespace) -> None:
+    flat = {
+        "model": args.model,
+        "speculative_config": args.config,
+        "enable_prefix_caching": False,
+        "memory_utilization": 0.3,
+        "threads": args.threads,
+    }
+    with launched({"speculation": flat}) as llms:
+        llm = llms["speculation"]
+        drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
+        given = drafts.proposer if drafts else None
+        for name in args.tasks:
+            proposers = {"with": RandomDrafter(llm.facts.vocab_size) if name == "random" else given, "without": None}
+            rounds: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
+            for number in range(args.rounds + 1):
+                for variant, proposer in proposers.items():
+                    if drafts:
+                        drafts.proposer = proposer
+                    figures = run_task(llm, name, args.answers)
+                    if number:  # the first round warms up
+                        rounds[variant].append(figures)
+            if llm.is_rank0:
+                report(name, medians(rounds["with"]), medians(rounds["without"]))
+
+
+def report(name: str, ours: dict[str, float], plain: dict[str, float]) -> None:
+    row = (
+        name,
+        f"{plain['speed']:.1f}",
+        f"{ours['speed']:.1f}",
+        f"{ours['speed'] / plain['speed']:.2f}",
+        f"{plain['cpu'] / ours['cpu']:.2f}",
+        f"{ours['drafted']:.2f}",
+        f"{100 * ours['accepted']:.0f} %",
+    )
+    header = ("task", "tokens/s without", "with", "speed", "by CPU time", "drafted a token", "accepted")
+    print(format_table(header, [row]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--config", default='{"method": "ngram"}')
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--answers", type=int, default=40, help="held-out conversations")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--hops-ms", type=float, help="two hosts with this delay each way between them")
+    args = parser.parse_args()
+    if args.hops_ms is None:
+        measure(args)
+        return
+    place = sys.argv.index("--hops-ms")
+    command = [sys.executable, *sys.argv[:place], *sys.argv[place + 2 :]]
+    delays = [args.hops_ms / 2000] * 2
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        hosts(Path(directory), [1.0, 1.0], delays=delays, mbit=1000.0) as start,
+    ):
+        environment = [word for name, value in TRANSPORTS.items() for word in ("-genv", name, value)]
+        subprocess.run([*start, *environment, *command], check=True)
+
+
+if __name__ == "__main__":
+    main()
