@@ -2,23 +2,157 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 STATES_EACH = 2
 """Slots for each sequence that may run at once: its own, and one for snapshots that are shared."""
 STATE_FRACTION = 0.5
 """Part of the cache's memory that states may take at most."""
+WINDOWS_EACH = 2
+"""Windows for each sequence that may run at once: its own, and one whose tokens others may go on from."""
+BLOCKS_TO_WINDOW_BLOCK = 4
+"""Blocks of the layers that see all tokens to one of those with a window, where memory is short: with sequences of four windows
+both are used up together."""
 
 
-def blocks_that_fit(room: int, bytes_per_block: int, useful: int) -> int:
-    """Blocks for a rank whose weights are loaded.
+@dataclass(frozen=True, kw_only=True)
+class WindowNeeds:
+    """Blocks of windowed layers that are of use."""
+
+    window: int
+    """Tokens that a token sees at most."""
+    least: int
+    """Without these a sequence may not be able to go on."""
+    useful: int
+    """As many as all sequences need, and again as many in which tokens of others are found."""
+
+    @classmethod
+    def estimate(
+        cls,
+        window: int,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        chunked_prefill_size: int,
+        max_model_len: int,
+        kept: int | None,
+    ) -> WindowNeeds | None:
+        """The needs of a model with such a window; None where a sequence would have to hold all its tokens all the same.
+
+        Args:
+            window: 0 for a model without.
+            kept: see ``least_window_blocks``.
+        """
+        if not window:
+            return None
+        least = least_window_blocks(window, block_size, min(chunked_prefill_size, max_num_batched_tokens), kept)
+        if least >= -(-max_model_len // block_size):
+            return None
+        useful = WINDOWS_EACH * max_num_seqs * window_blocks(window, block_size) - (
+            -max_num_batched_tokens // block_size
+        )
+        return cls(window=window, least=least, useful=max(least, useful))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRoom:
+    """A rank's memory for KV blocks."""
+
+    num_bytes: int
+    block_bytes: int
+    """Bytes of a block of all layers that see all tokens."""
+    window_block_bytes: int = 0
+    """Bytes of a block of all layers with a window."""
+
+    def blocks(self, num_window_blocks: int, useful: int) -> int:
+        """Blocks of the first kind beside so many of the second.
+
+        Args:
+            useful: more than this many can never be filled.
+        """
+        left = self.num_bytes - num_window_blocks * self.window_block_bytes
+        return max(0, min(useful, left // max(1, self.block_bytes)))
+
+    def whole_blocks(self, useful: int) -> int:
+        """Blocks where all layers hold all tokens."""
+        return max(0, min(useful, self.num_bytes // max(1, self.block_bytes + self.window_block_bytes)))
+
+    def window_blocks(self, needs: WindowNeeds) -> int:
+        """Blocks of windowed layers: all that are of use, or their share of what there is."""
+        share = self.num_bytes // max(1, BLOCKS_TO_WINDOW_BLOCK * self.block_bytes + self.window_block_bytes)
+        return min(needs.useful, max(needs.least, share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCounts:
+    """KV blocks of all ranks."""
+
+    of_rank: tuple[int, ...]
+    """Blocks that each has room for."""
+    num_window_blocks: int = 0
+    """Blocks of windowed layers on each; 0 where they hold all tokens as the others do."""
+    whole: int
+    """Blocks that all would have room for if all layers held all tokens."""
+
+    @property
+    def num_blocks(self) -> int:
+        """The least of what each has room for."""
+        return min(self.of_rank)
+
+    @property
+    def gain(self) -> float:
+        """Tokens that fit, by those that would if all layers held all tokens."""
+        return self.num_blocks / max(1, self.whole)
+
+
+def count_blocks(rooms: Sequence[BlockRoom], useful: int, needs: WindowNeeds | None, fixed: int = 0) -> BlockCounts:
+    """KV blocks of ranks, of which all have as many. Layers with a window have blocks of their own where more tokens fit then.
 
     Args:
-        room: bytes that it may use for them.
         useful: more than this many can never be filled.
+        fixed: blocks that the user asks for; 0 for as many as there is room for.
     """
-    return min(useful, room // max(1, bytes_per_block))
+    whole = [fixed or room.whole_blocks(useful) for room in rooms]
+    if needs is not None:
+        num_window_blocks = needs.useful if fixed else min(room.window_blocks(needs) for room in rooms)
+        of_rank = [fixed or room.blocks(num_window_blocks, useful) for room in rooms]
+        gains = num_window_blocks < fixed if fixed else min(of_rank) > min(whole)
+        if gains:
+            return BlockCounts(of_rank=tuple(of_rank), num_window_blocks=num_window_blocks, whole=min(whole))
+    return BlockCounts(of_rank=tuple(whole), whole=min(whole))
 
 
 def states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int, each: int = STATES_EACH) -> int:
     """Slots for states in so many bytes, which KV blocks share; as many as are useful where a state takes nothing."""
     useful = each * max_num_seqs
     return min(useful, int(room * STATE_FRACTION) // bytes_per_state) if bytes_per_state else useful
+
+
+def spanned_blocks(num_tokens: int, block_size: int) -> int:
+    """Blocks that so many tokens in a row, one at least, are in at most, wherever the first one is in its block."""
+    return (num_tokens + block_size - 2) // block_size + 1
+
+
+def window_blocks(window: int, block_size: int) -> int:
+    """Blocks of windowed layers that a sequence holds between two steps: those of the tokens before the next one that it sees.
+
+    Args:
+        window: tokens that a token sees, itself included.
+    """
+    return spanned_blocks(max(1, window - 1), block_size)
+
+
+def least_window_blocks(window: int, block_size: int, chunk: int, kept: int | None = None) -> int:
+    """Blocks of windowed layers without which a sequence may not be able to go on.
+
+    Args:
+        chunk: tokens of a sequence in a step, at most.
+        kept: tokens that a context shift keeps; None without any. A context so short that half of it is in the window keeps
+            all its blocks.
+    """
+    between_steps = window_blocks(window, block_size)
+    if kept is not None:
+        between_steps = max(between_steps, -(-kept // block_size) + spanned_blocks(2 * window + block_size, block_size))
+    return between_steps + -(-chunk // block_size)

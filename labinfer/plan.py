@@ -15,7 +15,18 @@ TOKEN_BYTES, FLOAT_BYTES, STEP_ID_BYTES = 5, 9, 9
 POOLINGS = ("last", "mean")
 """Ways to make one vector of a prompt's final hidden states: take the last token's, or the mean of all."""
 NO_SLOT = -1
-MoveKind = Literal["copy", "swap_out", "swap_in", "copy_state", "swap_out_state", "swap_in_state"]
+MoveKind = Literal[
+    "copy",
+    "swap_out",
+    "swap_in",
+    "copy_window",
+    "swap_out_window",
+    "swap_in_window",
+    "copy_state",
+    "swap_out_state",
+    "swap_in_state",
+]
+"""Moves of blocks, of blocks of windowed layers where these have their own, and of states."""
 
 
 class TokenSampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -95,6 +106,10 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     more for each drafted token."""
     masks: tuple[bytes, ...] = ()
     """For each sample the only tokens that may come, see ``engine/guide.py``; none for any."""
+    first_window_block: int = 0
+    """The same two of the table of windowed layers, where these have blocks of their own. A table's first entries may be stale: no
+    token sees what was there."""
+    new_window_blocks: list[int] = []
     is_decode: bool = False
     """Whether each token leads to the next; otherwise these are of a prompt, or several that are computed again."""
 

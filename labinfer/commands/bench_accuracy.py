@@ -158,12 +158,20 @@ class AccuracyBench:
     def __init__(self, group: RankGroup, options: EngineOptions, accuracy: AccuracyOptions, documents: list[Document]):
         self._group, self._inspects = group, accuracy.per_layer
         self._steps = TextSteps.split([document.token_ids for document in documents], options.cache.block_size)
+        longest = max(len(document.token_ids) for document in documents)
         self._options = dataclasses.replace(
             options,
-            model=dataclasses.replace(options.model, max_model_len=max(len(d.token_ids) for d in documents)),
+            model=dataclasses.replace(options.model, max_model_len=longest),
             cache=dataclasses.replace(options.cache, num_kv_blocks=self._steps.num_blocks),
             # Nothing is scheduled: no step times are measured, and no host memory is kept for swapping.
-            scheduler=dataclasses.replace(options.scheduler, max_inflight=1, preemption_mode="recompute"),
+            # A text runs in one step, so that all layers hold all its tokens.
+            scheduler=dataclasses.replace(
+                options.scheduler,
+                max_inflight=1,
+                preemption_mode="recompute",
+                max_num_batched_tokens=longest,
+                chunked_prefill_size=longest,
+            ),
         )
         self._in_answer = torch.tensor(
             [place >= document.answer for document in documents for place in range(1, len(document.token_ids))]

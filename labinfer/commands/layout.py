@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from labinfer.cache_capacity import blocks_that_fit, states_that_fit
+from labinfer.cache_capacity import BlockCounts, BlockRoom, WindowNeeds, count_blocks, states_that_fit
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
 from labinfer.executor.build import find_model
 from labinfer.executor.draft_model import plan_draft_model
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.draft_layout import draft_options
+from labinfer.layout.kv_capacity import describe_windows
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
@@ -58,17 +59,20 @@ def run(session: Session, own: PlanOptions) -> int:
                 _estimate_room(session, layout, everyone, rank, free[rank], draft=draft if rank == 0 else None)
                 for rank in layout.devices
             ]
-            size = session.options.cache.block_size
-            blocks = [count for count, _ in rooms]
-            kv_tokens, states = [count * size for count in blocks], [count for _, count in rooms]
+            blocks, needs = _count_blocks(session, layout, [room for room, _ in rooms])
+            size, states = session.options.cache.block_size, [count for _, count in rooms]
+            kv_tokens = [count * size for count in blocks.of_rank]
             table = format_table(HEADER, layout_rows(layout, everyone, kv_tokens, states))
-            least = f"all ranks use the least: {min(blocks)} blocks, {min(blocks) * size} tokens"
+            num_tokens = blocks.num_blocks * size
+            least = f"all ranks use the least: {blocks.num_blocks} blocks, {num_tokens} tokens"
             if slots := [count for count in states if count is not None]:
                 least += f", {min(slots)} states of sequences"
             replicated = any(
                 place.tp_size > 1 and layout.meta(place).is_cache_replicated for place in layout.topology.places
             )
             notes = [REPLICATED] if replicated else []
+            if blocks.num_window_blocks:
+                notes.append(describe_windows(needs.window, blocks.num_window_blocks, num_tokens, blocks.gain))
             if draft is not None:
                 place = draft.topology.place(0)
                 notes.append(
@@ -77,7 +81,10 @@ def run(session: Session, own: PlanOptions) -> int:
                 )
                 if state := draft.meta(place).bytes_per_sequence:
                     notes[-1] += f", {format_bytes(state)} a sequence"
-            complaints = [_describe_shortfall(session, layout, everyone, rank, free[rank]) for rank in layout.devices]
+            complaints = [
+                _describe_shortfall(session, layout, everyone, rank, free[rank], blocks=blocks)
+                for rank in layout.devices
+            ]
             OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
             if any(complaints):
                 status = ExitStatus.SOME_FAILED
@@ -136,8 +143,8 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
 
 def _estimate_room(
     session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, *, draft: Layout | None
-) -> tuple[int, int | None]:
-    """KV blocks and slots for states that fit on a rank; None slots where its layers keep no states.
+) -> tuple[BlockRoom, int | None]:
+    """Memory of a rank for KV blocks, and slots for states beside them; None slots where its layers keep no states.
 
     Args:
         draft: the layout of a draft model that the rank holds, too.
@@ -153,18 +160,30 @@ def _estimate_room(
     if per_sequence := meta.bytes_per_sequence:
         states = max(0, states_that_fit(room, per_sequence, options.scheduler.max_num_seqs))
         room -= states * per_sequence
-    useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
-    blocks = options.cache.num_kv_blocks or max(0, blocks_that_fit(room, block_bytes, useful))
-    return blocks, states
+    windowed = size * meta.window_bytes_per_token
+    return BlockRoom(num_bytes=room, block_bytes=block_bytes - windowed, window_block_bytes=windowed), states
 
 
-def _describe_shortfall(session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int) -> str:
+def _count_blocks(session: Session, layout: Layout, rooms: list[BlockRoom]) -> tuple[BlockCounts, WindowNeeds | None]:
+    options = session.options
+    window = max(layout.meta(place).window for place in layout.topology.places)
+    needs = layout.window_needs(options, window)
+    useful = layout.useful_blocks(options.scheduler.max_num_seqs, options.cache.block_size)
+    return count_blocks(rooms, useful, needs, fixed=options.cache.num_kv_blocks), needs
+
+
+def _describe_shortfall(
+    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, *, blocks: BlockCounts
+) -> str:
     """The sums of a rank that has no room for what it has to hold; empty for one that has."""
     cache, place = session.options.cache, layout.topology.place(rank)
     num_sharing = layout.sharing_device(rank, everyone)
     share, weights = free // num_sharing, layout.weight_bytes(place)
-    num_blocks = cache.num_kv_blocks or -(-2 // cache.block_size)
-    least = num_blocks * layout.block_bytes(place, cache.block_size) + layout.meta(place).bytes_per_sequence
+    num_blocks, num_window_blocks = -(-2 // cache.block_size), 0
+    if cache.num_kv_blocks:
+        num_blocks, num_window_blocks = cache.num_kv_blocks, blocks.num_window_blocks
+    least = layout.cache_bytes(place, cache.block_size, num_blocks, num_window_blocks)
+    least += layout.meta(place).bytes_per_sequence
     used = 1.0 if cache.num_kv_blocks else cache.memory_utilization
     if int(max(0, share - weights) * used) >= least:
         return ""

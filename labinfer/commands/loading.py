@@ -70,10 +70,12 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         whose,
         capacity.num_blocks,
         block_size,
-        format_bytes(capacity.num_blocks * layout.block_bytes(llm.place, block_size)),
+        format_bytes(layout.cache_bytes(llm.place, block_size, capacity.num_blocks, capacity.num_window_blocks)),
         str(layout.kv_dtype(llm.place)).removeprefix("torch."),
         llm.facts.max_model_len,
     )
+    if windows := capacity.describe_windows(block_size):
+        logger.info("KV cache%s: %s", whose, windows)
     if (draft := llm.draft_model) is not None:
         logger.info(
             "draft model%s on rank 0: %s, %s of weights, %d blocks of its own (%s), %d states (%s); context %d",
@@ -97,6 +99,9 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         )
     if capacity.num_host_blocks:
         states = f", {capacity.num_host_states} states" if capacity.num_states else ""
-        logger.info("host memory for swapped sequences%s: %d blocks%s", whose, capacity.num_host_blocks, states)
+        windows = f", {capacity.num_host_window_blocks} of windowed layers" if capacity.window else ""
+        logger.info(
+            "host memory for swapped sequences%s: %d blocks%s%s", whose, capacity.num_host_blocks, windows, states
+        )
     if llm.facts.step_times is not None:
         logger.info("measured%s: %s", whose, llm.facts.step_times.describe())

@@ -17,6 +17,7 @@ from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.state_slots import StateSlots
+from labinfer.engine.windowed_blocks import WindowedBlocks
 from labinfer.observe.recorder import Recorder
 
 
@@ -59,10 +60,17 @@ def make_scheduler(
     """Assemble a scheduler over empty pools of KV blocks and states."""
     blocks = BlockManager(facts.num_blocks, cache.block_size, cache.enable_prefix_caching)
     host = BlockManager(facts.num_host_blocks, cache.block_size, prefix_caching=False)
-    states = None
+    windows = states = None
+    if facts.window:
+        windows = WindowedBlocks(
+            facts.window,
+            min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens),
+            BlockManager(facts.num_window_blocks, cache.block_size, cache.enable_prefix_caching),
+            BlockManager(facts.num_host_window_blocks, cache.block_size, prefix_caching=False),
+        )
     if facts.num_states:
         states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval)
-    tables = BlockTables(blocks, host, states)
+    tables = BlockTables(blocks, host, states, windows)
     micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight)
     speculation = scheduling.speculative_config
     max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)

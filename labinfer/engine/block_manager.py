@@ -63,6 +63,10 @@ class BlockManager:
             self._idle.pop(block, None)
         return [*shared, *self.allocate(count)]
 
+    def is_used(self, block: int) -> bool:
+        """Whether anybody holds a block."""
+        return block in self._holders
+
     def is_shared(self, block: int) -> bool:
         """Whether a block in use has more than one holder, so that none of them may write to it."""
         return self._holders[block] > 1

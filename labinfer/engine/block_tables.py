@@ -1,4 +1,4 @@
-"""Which blocks hold which sequence's keys and values: operations on sequences, over two pools of blocks.
+"""Which blocks hold which sequence's keys and values: operations on sequences, over pools of blocks.
 
 The blocks live on the workers. What is to happen to their contents is noted as ``CacheMove`` and goes out with the next
 plan. Where there is no room an operation returns False and has changed nothing: whom to preempt is for the caller to say.
@@ -6,45 +6,13 @@ plan. Where there is no room an operation returns False and has changed nothing:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from labinfer.engine.block_manager import BlockManager, extend_chain
+from labinfer.engine.block_table import BlockGroup, BlockTable, SequenceCache
 from labinfer.engine.state_slots import StateSlots
-from labinfer.plan import CacheMove
-
-
-@dataclass(eq=False, kw_only=True)
-class SequenceCache:
-    """Places of the keys and values of one sequence."""
-
-    salt: str = ""
-    """Only sequences with the same salt find each other's blocks."""
-    blocks: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    """Tokens whose keys and values are there or on their way; also the position of the next one."""
-    num_dropped: int = 0
-    """Tokens that were shifted out of the context."""
-    num_known: int = 0
-    """Number of ``blocks`` that the workers know."""
-    host_blocks: list[int] = field(default_factory=list)
-    """Blocks of the host pool, while the sequence is swapped out."""
-    digests: list[bytes] = field(default_factory=list)
-    """Digests of its first full blocks, as far as they were needed; see ``block_manager.extend_chain``."""
-    num_registered: int = 0
-    """Blocks that others can find."""
-    state_slot: int | None = None
-    """Slot of its state, with layers that keep one; see ``state_slots.StateSlots``."""
-    host_state_slot: int | None = None
-    """Slot of its state in the host pool, while it is swapped out."""
-    last_snapshot: int = 0
-    """Tokens before the last block end of those it was admitted with: a snapshot is taken there."""
-    saved_slot: int | None = None
-    """Slot with a copy of its state, to which it can go back."""
-    num_saved: int = 0
-    """Tokens that are in that state."""
-    num_again: int = 0
-    """Tokens that it went back by and that are right: they are run again."""
+from labinfer.engine.windowed_blocks import WindowedBlocks
+from labinfer.plan import CacheMove, MoveKind
 
 
 class BlockTables:
@@ -54,16 +22,31 @@ class BlockTables:
         blocks: the pool that attention reads.
         host: the pool in host memory that sequences are swapped out to.
         states: slots for the states of sequences; None where no layer keeps any.
+        windows: the pools of the windowed layers; None where all layers hold the same tokens.
     """
 
-    def __init__(self, blocks: BlockManager, host: BlockManager, states: StateSlots | None = None):
-        self.blocks, self.host, self.states = blocks, host, states
+    def __init__(
+        self,
+        blocks: BlockManager,
+        host: BlockManager,
+        states: StateSlots | None = None,
+        windows: WindowedBlocks | None = None,
+    ):
+        self.blocks, self.host, self.states, self.windows = blocks, host, states, windows
+        self._groups = [BlockGroup(blocks, host), *([windows.group] if windows else [])]
         self._moves: list[CacheMove] = []
         self._snapshots: list[tuple[int, bytes]] = []
 
+    def _tables(self, cache: SequenceCache) -> Iterator[tuple[BlockGroup, BlockTable]]:
+        """The tables of a sequence with their groups."""
+        return zip(self._groups, (cache, cache.windowed), strict=False)
+
     def take_moves(self) -> list[CacheMove]:
-        """Moves noted since the last call, in order. Snapshots of what the next step leaves are noted for the one after."""
+        """Moves noted since the last call, in order: the step that they are for is composed. Snapshots of what it leaves are noted
+        for the one after; what no token behind it sees is freed."""
         moves, self._moves = self._moves, []
+        if self.windows is not None:
+            self.windows.free_unseen()
         for slot, digest in self._snapshots:
             snapshot = self.states.snapshot(digest)
             if snapshot is not None:
@@ -73,8 +56,9 @@ class BlockTables:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence holds anything, in either pool."""
-        pools = [self.blocks, self.host, *([self.states.slots, self.states.host] if self.states else [])]
+        """Whether no sequence holds anything, in any pool."""
+        pools = [pool for group in self._groups for pool in (group.blocks, group.host)]
+        pools += [self.states.slots, self.states.host] if self.states else []
         return all(pool.num_free == pool.num_blocks for pool in pools)
 
     def admit(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int, find: bool = True) -> bool:
@@ -86,48 +70,56 @@ class BlockTables:
         """
         if not self.can_share():
             return False
-        swapped, shared = cache.host_blocks, []
+        swapped, shared, digests = cache.host_blocks, [], []
         if find and not swapped:  # what is found may be written in this very step, too late for a move
             digests = self._digests(cache, token_ids, (num_tokens - 1) // self.blocks.block_size)  # one token is run
-            shared = self.blocks.find(digests)
-            if self.states is not None:
-                shared = shared[: self.states.deepest(digests[: len(shared)])]
+            shared = self._find(cache, digests)
+        if self.windows is not None and not self.windows.has_room(cache, digests[: len(shared)], num_tokens):
+            return False
         blocks = self.blocks.hold(shared, max(self.blocks.blocks_for(num_tokens), len(swapped)) - len(shared))
         if blocks is None:
             return False
         if self.states is not None:
             self._take_state(cache, cache.digests[len(shared) - 1] if shared else None)
         cache.last_snapshot = (num_tokens - 1) // self.blocks.block_size * self.blocks.block_size
+        returned = [blocks[: len(swapped)]]
+        if self.windows is not None:
+            returned.append(self.windows.admit(cache, digests[: len(shared)], num_tokens))
         cache.blocks = blocks
         if swapped:
-            self._moves.append(CacheMove("swap_in", swapped, blocks[: len(swapped)]))
-            self._register(cache, range(cache.num_registered))
-            self.host.free(swapped)
-            cache.host_blocks = []
+            for (group, table), dest in zip(self._tables(cache), returned, strict=True):
+                if dest:
+                    self._moves.append(CacheMove(group.swap_in, table.host_blocks, dest))
+                group.host.free(table.host_blocks)
+                table.host_blocks = []
+            self._register(cache, 0, cache.num_registered)
         else:
             cache.num_registered = len(shared)
             cache.num_tokens = len(shared) * self.blocks.block_size
         return True
 
+    def _find(self, cache: SequenceCache, digests: Sequence[bytes]) -> list[int]:
+        """The known blocks of the longest prefix of this chain behind which all layers can go on."""
+        shared, length = self.blocks.find(digests), None
+        while length != len(shared):
+            length = len(shared)
+            if self.states is not None:
+                shared = shared[: self.states.deepest(digests[: len(shared)])]
+            if self.windows is not None:
+                shared = shared[: self.windows.find(cache, digests[: len(shared)])]
+        return shared
+
     def reserve(self, cache: SequenceCache, count: int) -> bool:
         """Room to write ``count`` more tokens: new blocks, and an own copy of the last one if it is shared."""
-        index = cache.num_tokens // self.blocks.block_size
-        begun = cache.num_tokens % self.blocks.block_size > 0
-        copied = begun and self.blocks.is_shared(cache.blocks[index])
-        if begun and not copied:
-            self.blocks.unregister(cache.blocks[index])
-        missing = max(0, self.blocks.blocks_for(cache.num_tokens + count) - len(cache.blocks))
-        if not (missing or copied):
-            return True
-        new = self.blocks.allocate(missing + copied)
-        if new is None:
-            return False
-        if copied:
-            self._copy(cache.blocks[index], new[0])
-            self.blocks.free([cache.blocks[index]])
-            cache.blocks[index] = new.pop(0)
-            cache.num_known = min(cache.num_known, index)
-        cache.blocks += new
+        needs = []
+        for group, table in self._tables(cache):
+            needs.append(table.num_missing(group.blocks, cache.num_tokens, count))
+            if needs[-1] > group.blocks.num_free:
+                return False
+        for (group, table), num_missing in zip(self._tables(cache), needs, strict=True):
+            copy = table.reserve(group.blocks, cache.num_tokens, num_missing)
+            if copy is not None:
+                self._copy(group.copy, *copy)
         return True
 
     def catch_up(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:
@@ -142,9 +134,13 @@ class BlockTables:
             return 0
         digests = self._digests(cache, token_ids, (num_tokens - 1) // size)
         shared = self.blocks.find(digests[first:])
+        if self.windows is not None:
+            shared = shared[: self.windows.find(cache, digests[: first + len(shared)], first) - first]
         if not shared:
             return 0
         last = first + len(shared)
+        if self.windows is not None:
+            self.windows.catch_up(cache, digests[:last], first)
         own, cache.blocks[first:last] = cache.blocks[first:last], self.blocks.hold(shared, 0)
         self.blocks.free(own)
         cache.num_known, cache.num_registered = min(cache.num_known, first), last
@@ -163,8 +159,10 @@ class BlockTables:
         full = min(cache.num_tokens, len(token_ids)) // size
         if full > cache.num_registered and not cache.num_dropped and self.blocks.prefix_caching:
             self._digests(cache, token_ids, full)
-            self._register(cache, range(cache.num_registered, full))
+            self._register(cache, cache.num_registered, full)
             cache.num_registered = full
+        if self.windows is not None:
+            self.windows.advance(cache, min(cache.num_tokens, len(token_ids) - cache.num_dropped))
         if self.states is not None and self._is_snapshot(cache):
             self._snapshots.append((cache.state_slot, cache.digests[cache.num_tokens // size - 1]))
 
@@ -212,17 +210,22 @@ class BlockTables:
         With states all tokens or none, and ``can_share`` before.
         """
         assert not (dest.blocks or dest.host_blocks) and num_tokens <= len(source.blocks) * self.blocks.block_size
+        if self.windows is not None and num_tokens:
+            assert self.windows.first_seen(source, num_tokens) >= source.windowed.num_freed, "a window has no blocks"
         if self.states is not None and num_tokens:
             assert num_tokens == source.num_tokens, "a state is that of all tokens"
             dest.state_slot, _ = self.states.take(None)
-            dest.last_snapshot = source.last_snapshot
             self._moves.append(CacheMove("copy_state", [source.state_slot], [dest.state_slot]))
         full = num_tokens // self.blocks.block_size
-        dest.blocks = self.blocks.hold(source.blocks[: self.blocks.blocks_for(num_tokens)], 0)
+        for (group, from_table), (_, to_table) in zip(self._tables(source), self._tables(dest), strict=True):
+            end = group.blocks.blocks_for(num_tokens)
+            num_freed = min(from_table.num_freed, end)
+            group.blocks.hold(from_table.blocks[num_freed:end], 0)
+            to_table.blocks, to_table.num_freed, to_table.num_known = from_table.blocks[:end], num_freed, 0
         dest.num_tokens, dest.salt = num_tokens, source.salt
         dest.num_dropped = source.num_dropped if num_tokens else 0
         dest.digests, dest.num_registered = source.digests[:full], min(source.num_registered, full)
-        dest.num_known = 0
+        dest.keeps_windows, dest.last_snapshot = source.keeps_windows, source.last_snapshot
 
     def can_share(self) -> bool:
         """Whether there is a slot for the state of another sequence, if it needs one."""
@@ -236,11 +239,11 @@ class BlockTables:
             self._moves.append(CacheMove("copy_state", [cache.saved_slot], [cache.state_slot]))
             self.drop_saved(cache)
             cache.num_again, num_tokens = num_tokens - cache.num_saved, cache.num_saved
-        kept, full = self.blocks.blocks_for(num_tokens), num_tokens // self.blocks.block_size
-        self.blocks.free(cache.blocks[kept:])
-        del cache.blocks[kept:], cache.digests[full:]  # what comes next may be other tokens
+        full = num_tokens // self.blocks.block_size
+        for group, table in self._tables(cache):
+            table.truncate(group.blocks, num_tokens)
+        del cache.digests[full:]  # what comes next may be other tokens
         cache.num_tokens, cache.num_registered = num_tokens, min(cache.num_registered, full)
-        cache.num_known = min(cache.num_known, kept)
 
     def draft_limit(self, cache: SequenceCache) -> int | None:
         """Tokens that may be drafted behind those that are to be run: none that a snapshot would hold; None for any number."""
@@ -266,18 +269,22 @@ class BlockTables:
             cache.saved_slot = None
 
     def release(self, cache: SequenceCache) -> None:
-        """Free all blocks of a sequence, in both pools; the digests of its tokens stay."""
-        self.blocks.free(cache.blocks)
-        self.host.free(cache.host_blocks)
+        """Free all blocks of a sequence, in all pools; the digests of its tokens stay."""
+        for group, table in self._tables(cache):
+            table.release(group)
         self._free_state(cache)
-        cache.blocks, cache.host_blocks = [], []
-        cache.num_tokens = cache.num_dropped = cache.num_known = cache.num_registered = cache.num_again = 0
+        cache.num_tokens = cache.num_dropped = cache.num_registered = cache.num_again = 0
 
     def keep(self, kept: Collection[SequenceCache], among: Iterable[SequenceCache]) -> None:
         """Release all others."""
         for cache in among:
             if cache not in kept:
                 self.release(cache)
+
+    def expect_shift(self, cache: SequenceCache, num_behind: int) -> None:
+        """Prepare for shifts that leave so many tokens behind those taken out: tokens that are kept in front of them have to keep
+        their blocks if windows reach over all others."""
+        cache.keeps_windows = self.windows is not None and not self.windows.fits_in(num_behind)
 
     def shift(self, cache: SequenceCache, begin: int, end: int) -> bool:
         """Take the tokens at positions ``begin`` up to ``end`` out; those after them move down, their keys rotated.
@@ -288,25 +295,19 @@ class BlockTables:
         size = self.blocks.block_size
         assert self.states is None, "no token can be taken out of a state"
         assert begin % size == end % size == 0 and begin < end <= cache.num_tokens, "shifts are in whole blocks"
-        first, last, filled = begin // size, end // size, self.blocks.blocks_for(cache.num_tokens)
-        removed, moved = cache.blocks[first:last], cache.blocks[last:filled]
-        shared = [block for block in moved if self.blocks.is_shared(block)]
-        freed = sum(not self.blocks.is_shared(block) for block in removed)
-        if len(shared) > self.blocks.num_free + freed:
-            return False
-        self.blocks.free(removed)
-        copies = dict(zip(shared, self.blocks.allocate(len(shared)), strict=True))
-        self.blocks.free(shared)
-        for block in moved:
-            if block not in copies:
-                self.blocks.unregister(block)
-        dest = [copies.get(block, block) for block in moved]
-        if moved:
-            self._moves.append(CacheMove("copy", moved, dest, begin - end))
-        cache.blocks = [*cache.blocks[:first], *dest, *cache.blocks[filled:]]
+        if self.windows is not None:
+            self.windows.free_before(cache, cache.num_tokens)
+            assert cache.windowed.num_freed * size >= end or not cache.windowed.num_freed, "kept tokens have no blocks"
+        for group, table in self._tables(cache):
+            if table.copies_for_shift(group.blocks, begin, end, cache.num_tokens) > group.blocks.num_free:
+                return False
+        for group, table in self._tables(cache):
+            moved, dest = table.shift(group.blocks, begin, end, cache.num_tokens)
+            if moved:
+                self._moves.append(CacheMove(group.copy, moved, dest, begin - end))
         cache.num_tokens -= end - begin
         cache.num_dropped += end - begin
-        cache.num_known, cache.num_registered = min(cache.num_known, first), min(cache.num_registered, first)
+        cache.num_registered = min(cache.num_registered, begin // size)
         return True
 
     def swap_out(self, cache: SequenceCache) -> bool:
@@ -314,26 +315,30 @@ class BlockTables:
         used = self.blocks.blocks_for(cache.num_tokens)
         if self.states is not None and not self.states.host.num_free:
             return False
-        host_blocks = self.host.allocate(used)
-        if not host_blocks:
+        tables = list(self._tables(cache))
+        if not used or any(group.host.num_free < used - table.num_freed for group, table in tables):
             return False
         if self.states is not None:
             [cache.host_state_slot] = self.states.host.allocate(1)
             self._moves.append(CacheMove("swap_out_state", [cache.state_slot], [cache.host_state_slot]))
             self.states.slots.free([cache.state_slot])
             cache.state_slot = None
-        self._moves.append(CacheMove("swap_out", cache.blocks[:used], host_blocks))
-        self.blocks.free(cache.blocks)
-        cache.blocks, cache.host_blocks, cache.num_known = [], host_blocks, 0
+        for group, table in tables:
+            moved = table.blocks[table.num_freed : used]
+            table.host_blocks = group.host.allocate(len(moved))
+            if moved:
+                self._moves.append(CacheMove(group.swap_out, moved, table.host_blocks))
+            group.blocks.free(table.held)
+            table.blocks, table.num_known = [], 0
         return True
 
     def check_integrity(self, caches: Iterable[SequenceCache]) -> None:
         """Assert that every block in use is held by these sequences, by as many as its count says."""
         caches = list(caches)
-        pools = [
-            (self.blocks, [cache.blocks for cache in caches]),
-            (self.host, [cache.host_blocks for cache in caches]),
-        ]
+        pools = []
+        for number, group in enumerate(self._groups):
+            tables = [(cache, cache.windowed)[number] for cache in caches]
+            pools += [(group.blocks, [table.held for table in tables]), (group.host, [t.host_blocks for t in tables])]
         if self.states is not None:
             own = [slot for cache in caches for slot in (cache.state_slot, cache.saved_slot)]
             slots = (own, [cache.host_state_slot for cache in caches])
@@ -344,19 +349,19 @@ class BlockTables:
             pool.check_integrity()
             pool.check_holders(block for table in tables for block in table)
 
-    def _copy(self, source: int, dest: int) -> None:
+    def _copy(self, kind: MoveKind, source: int, dest: int) -> None:
         """Note the copy of a block, together with those before it where the order does not matter."""
         last = self._moves[-1] if self._moves else None
         if (
             last
-            and last.kind == "copy"
+            and last.kind == kind
             and not last.shift
             and not {source, dest} & {*last.dest} | {dest} & {*last.source}
         ):
             last.source.append(source)
             last.dest.append(dest)
         else:
-            self._moves.append(CacheMove("copy", [source], [dest]))
+            self._moves.append(CacheMove(kind, [source], [dest]))
 
     def _digests(self, cache: SequenceCache, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
         """Digests of its first full blocks; none where nothing is to be found."""
@@ -365,6 +370,8 @@ class BlockTables:
         extend_chain(cache.digests, token_ids, self.blocks.block_size, cache.salt, num_blocks)
         return cache.digests[:num_blocks]
 
-    def _register(self, cache: SequenceCache, indices: Iterable[int]) -> None:
-        for index in indices:
+    def _register(self, cache: SequenceCache, begin: int, end: int) -> None:
+        for index in range(begin, end):
             self.blocks.register(cache.blocks[index], cache.digests[index])
+        if self.windows is not None:
+            self.windows.register(cache, begin, end)

@@ -11,7 +11,8 @@ import msgspec
 
 from labinfer.config import CacheOptions
 from labinfer.engine.block_manager import BlockManager
-from labinfer.engine.block_tables import BlockTables, SequenceCache
+from labinfer.engine.block_table import SequenceCache
+from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.guide import allows
 from labinfer.engine.sequence import Sequence
 from labinfer.engine.state_slots import StateSlots

@@ -16,6 +16,12 @@ class EngineFacts:
     """KV blocks, as many on every rank."""
     num_host_blocks: int = 0
     """KV blocks in host memory, for sequences that are swapped out."""
+    window: int = 0
+    """Tokens that a token sees at most in layers with a window, where these have KV blocks of their own; 0 where they have none."""
+    num_window_blocks: int = 0
+    """KV blocks of those layers, as many on every rank."""
+    num_host_window_blocks: int = 0
+    """The same in host memory."""
     num_states: int = 0
     """Places for the states of running sequences; 0 where layers keep none."""
     num_host_states: int = 0

@@ -10,7 +10,7 @@ from enum import Enum
 
 from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_search import BeamGroup
-from labinfer.engine.block_tables import SequenceCache
+from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.executor import Executor
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, GuideMaker, allows
@@ -242,12 +242,17 @@ class LLMEngine:
                 f"{self._vocab_size}; lower it"
             )
         longest = min(context, len(request.prompt_token_ids) + sampling.max_tokens)
-        needed = sampling.num_beams * self.blocks.blocks_for(longest)
-        if needed > self.blocks.num_blocks:
-            raise UserError(
-                f"{sampling.num_beams} beams of up to {longest} tokens need {needed} KV blocks, but there are "
-                f"{self.blocks.num_blocks}; lower num_beams or max_tokens"
-            )
+        needs = [(sampling.num_beams * self.blocks.blocks_for(longest), self.blocks, "KV blocks")]
+        if (windows := self._tables.windows) is not None:
+            keeps = self._options.context_shift and not windows.fits_in(context - self.scheduler.shifted(context)[1])
+            needed = windows.blocks_for_beams(sampling.num_beams, longest, keeps)
+            needs.append((needed, windows.blocks, "KV blocks of windowed layers"))
+        for needed, pool, what in needs:
+            if needed > pool.num_blocks:
+                raise UserError(
+                    f"{sampling.num_beams} beams of up to {longest} tokens need {needed} {what}, but there are "
+                    f"{pool.num_blocks}; lower num_beams or max_tokens"
+                )
 
     def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:
         token_ids = list(token_ids)

@@ -22,6 +22,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     """Part of a sequence in a step: the last ``count`` of the tokens that it has blocks for."""
     cache, begin = sequence.cache, sequence.num_scheduled - count
     num_told = max(sequence.num_told, min(len(sequence.token_ids), sequence.num_scheduled))
+    windowed = cache.windowed
     num_samples = 0
     if sequence.num_unscheduled == 0 and not sequence.request.pooling:
         num_samples = 1 + len(sequence.draft)
@@ -32,6 +33,8 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         position=cache.num_tokens - count,
         first_block=cache.num_known,
         new_blocks=cache.blocks[cache.num_known :],
+        first_window_block=windowed.num_known,
+        new_window_blocks=windowed.blocks[windowed.num_known :],
         new_tokens=(*sequence.token_ids[sequence.num_told : num_told], *sequence.draft),
         num_samples=num_samples,
         masks=sequence.masks if num_samples and sequence.guide is not None else (),
@@ -39,6 +42,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     )
     sequence.num_in_flight += 1
     sequence.num_told, cache.num_known = num_told, len(cache.blocks)
+    windowed.num_known = len(windowed.blocks)
     return entry
 
 

@@ -108,6 +108,8 @@ class Scheduler:
         return not self.max_queued or len(self.waiting) + count <= self.max_queued
 
     def add(self, sequence: Sequence) -> None:
+        if self._options.context_shift:
+            self._tables.expect_shift(sequence.cache, sequence.max_context - self.shifted(sequence.max_context)[1])
         self._queues.wait(sequence)
 
     def schedule(self) -> BatchPlan | None:
@@ -175,6 +177,12 @@ class Scheduler:
             self._withdraw(member)
             self._tables.release(member.cache)
         self.drafts.forget(members)
+
+    def shifted(self, max_context: int) -> tuple[int, int]:
+        """The positions that a shift takes out of a full context, in whole blocks: the first, and the one behind the last."""
+        size = self._blocks.block_size
+        kept = self._blocks.blocks_for(self._options.keep) * size
+        return kept, kept + max(1, (max_context - kept) // 2 // size) * size
 
     def take_finished_ids(self) -> list[int]:
         """Sequences that the workers have not been told to forget yet."""
@@ -292,23 +300,20 @@ class Scheduler:
         )
         if (limit := self._tables.chunk_limit(cache)) is not None:
             count = min(count, limit)
-        while not self._tables.reserve(cache, count):
-            if not self._preempt_for(sequence, chosen):
-                return 0
         if not (sequence.is_decoding or sequence.measures_prompt):
             num_found = self._tables.catch_up(cache, sequence.token_ids, sequence.num_positions)
             self._count_found(sequence, num_found)
             count = min(count, sequence.num_unscheduled, sequence.max_context - cache.num_tokens)
+        while not self._tables.reserve(cache, count):
+            if not self._preempt_for(sequence, chosen):
+                return 0
         self._tables.advance(cache, sequence.token_ids, count)
         chosen[sequence] = count
         return count
 
     def _shift_context(self, sequence: Sequence) -> bool:
-        """Half of what need not be kept leaves the context, in whole blocks."""
-        size = self._blocks.block_size
-        kept = self._blocks.blocks_for(self._options.keep) * size
-        dropped = max(1, (sequence.max_context - kept) // 2 // size) * size
-        return self._tables.shift(sequence.cache, kept, kept + dropped)
+        """Half of what need not be kept leaves the context."""
+        return self._tables.shift(sequence.cache, *self.shifted(sequence.max_context))
 
     def _preempt_for(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:
         """Preempt the last idle sequence behind this one in rank. Returns whether there was one."""

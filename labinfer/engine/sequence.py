@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from labinfer.engine.beam_search import BeamGroup
-from labinfer.engine.block_tables import SequenceCache
+from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.plan import EntryResult, TokenLogprobs, TokenSampling

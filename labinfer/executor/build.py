@@ -247,6 +247,8 @@ def build_placed(
             device=device,
             rotary_table=model.rotary_table,
             num_host_blocks=capacity.num_host_blocks,
+            num_window_blocks=capacity.num_window_blocks,
+            num_host_window_blocks=capacity.num_host_window_blocks,
             num_states=capacity.num_states,
             num_host_states=capacity.num_host_states,
         )

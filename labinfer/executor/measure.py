@@ -82,8 +82,9 @@ class StepMeter:
             if stage == self.place.stage and self.pipeline is not None:
                 alone = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
         group.comm.barrier()
+        windows = ("swap_out_window", "swap_in_window") if capacity.num_host_window_blocks else ()
         swaps = [
-            self._time_swap("swap_out", "swap_in") if capacity.num_host_blocks else 0.0,
+            self._time_swap("swap_out", "swap_in", *windows) if capacity.num_host_blocks else 0.0,
             self._time_swap("swap_out_state", "swap_in_state") if capacity.num_host_states else 0.0,
         ]
         hop = 0.0
@@ -156,6 +157,7 @@ class StepMeter:
                     position=0,
                     first_block=0,
                     new_blocks=blocks,
+                    new_window_blocks=blocks,
                     num_samples=rows,
                 )
                 for seq_id in sequences

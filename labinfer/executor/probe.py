@@ -167,7 +167,13 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         options,
         cache=dataclasses.replace(options.cache, num_kv_blocks=max(1, num_blocks), weight_cache_size=0.0),
         scheduler=dataclasses.replace(
-            options.scheduler, max_num_seqs=max(DECODE_ROWS), preemption_mode="recompute", max_inflight=1
+            options.scheduler,
+            max_num_seqs=max(DECODE_ROWS),
+            preemption_mode="recompute",
+            max_inflight=1,
+            # Made-up steps of any size: all layers hold all tokens.
+            max_num_batched_tokens=layout.max_model_len,
+            chunked_prefill_size=layout.max_model_len,
         ),
     )
     with group.together():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 
 import torch
@@ -48,6 +48,10 @@ class AttentionBatch:
             context_lens_B=int64_tensor(context_lens, device),
             table_ptr_B=int64_tensor(table_ptr, device),
         )
+
+    def with_tables(self, tables_N: torch.Tensor) -> AttentionBatch:
+        """The same tokens in other blocks, as many of each sequence."""
+        return replace(self, tables_N=tables_N, _parts={})
 
     def part(self, indices: Sequence[int]) -> tuple[torch.Tensor, AttentionBatch]:
         """Rows of these sequences, (R,), and the batch of them alone, its rows in this order."""

@@ -145,6 +145,7 @@ class Attention(nn.Module):
         if self.config.reads_earlier:
             return CacheSpec(view=lambda: None)
         spec = key_value_spec(self._shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache)
+        spec = replace(spec, window=self.config.window)
         if self.config.qk_norm != "head_after_rotation":
             return spec
         return replace(spec, per_token=spec.per_token | {"k": replace(spec.per_token["k"], can_turn=False)})
@@ -159,6 +160,10 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """(T, D) → (T, D), or (R, D); writes the new tokens' keys and values into ``cache``."""
         config, functions = self.config, self._functions
+        windowed = batch.windowed if config.window else None
+        slots_T, attention = batch.slots_T, batch.attention
+        if windowed is not None:
+            slots_T, attention = windowed.slots_T, windowed.attention
         qkv_TI, gate_TI = self.qkv_proj(x_TD), None
         if config.output_gate:
             columns = self.o_proj.num_inputs
@@ -168,7 +173,7 @@ class Attention(nn.Module):
         q_THP = functions.rotate_and_write(
             qkv_TI.view(x_TD.shape[0], -1, config.head_size),
             cache,
-            batch.slots_T,
+            slots_T,
             *(angles or (None, None)),
             num_kv=self._num_new,
             interleaved=self.rope is not None and self.rope.interleaved,
@@ -176,11 +181,11 @@ class Attention(nn.Module):
         )
         if config.query_scaling is not None:
             q_THP = q_THP * config.query_scaling(batch.positions_T, q_THP.dtype)
-        attention = batch.attention
         if output_rows is not None:
             if not len(output_rows.rows_R):
                 return x_TD[:0]
-            attention, q_THP = output_rows.attention, q_THP[output_rows.rows_R]
+            attention = output_rows.attention if windowed is None else output_rows.windowed
+            q_THP = q_THP[output_rows.rows_R]
             gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
         out_THP = functions.paged_attention(
             q_THP,

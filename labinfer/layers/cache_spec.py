@@ -72,6 +72,8 @@ class CacheSpec:
     tensors are (blocks, block size, …), or as their layout has it, int8's scales come as ``<name>_scale``; pools of state tensors are (slots, …)."""
     per_token: Mapping[str, TokenTensor] = field(default_factory=dict)
     per_sequence: Mapping[str, StateTensor] = field(default_factory=dict)
+    window: int = 0
+    """Tokens that a token sees of those in KV blocks, itself included; 0 for all."""
 
     def token_pools(self, kv_dtype: torch.dtype, block_size: int) -> dict[str, BlockPool]:
         """Every pool in KV blocks by its name, scales included. All are in rows unless all can be in their layouts."""

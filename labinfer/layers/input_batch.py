@@ -40,6 +40,18 @@ class OutputRows:
     """In order, those of a sequence the last of its rows; int64."""
     attention: AttentionBatch
     """Attention batch of the sequences that have such rows."""
+    windowed: AttentionBatch | None = None
+    """The same in layers that ``WindowedPlaces`` are for."""
+
+
+@dataclass(frozen=True)
+class WindowedPlaces:
+    """Places of tokens in layers with a window, where these have KV blocks of their own."""
+
+    slots_T: torch.Tensor
+    """As ``ModelInputBatch.slots_T``."""
+    attention: AttentionBatch
+    """Blocks that no query of a sequence sees a token of may be any in its tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +72,8 @@ class ModelInputBatch:
     """The rows that ``Decoder.forward`` gives on the last stage; None for all."""
     largest_only: bool = False
     """Whether of every row that is sampled the largest logit is all that matters."""
+    windowed: WindowedPlaces | None = None
+    """For layers with a window; None where they hold their tokens as all others."""
     state_slots_B: torch.Tensor | None = None
     """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
     begins with a state of zeros, whatever its slot holds."""
@@ -71,6 +85,7 @@ class ModelInputBatch:
         tensors = (
             *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, self.state_slots_B),
             *(attention.tables_N, attention.row_ptr_B, attention.context_lens_B, attention.table_ptr_B),
+            *((self.windowed.slots_T, self.windowed.attention.tables_N) if self.windowed is not None else ()),
         )
         addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
         return len(attention.context_lens), len(self.token_ids_T), len(self.sample_rows_B), *addresses

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
 
 import torch
 
-from labinfer.cache_capacity import blocks_that_fit, states_that_fit
+from labinfer.cache_capacity import BlockCounts, BlockRoom, count_blocks, states_that_fit
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.group.rank_group import RankGroup
@@ -33,10 +34,24 @@ class KVCapacity:
     """The context that fits."""
     blocks_of_rank: tuple[int, ...]
     """Blocks that each rank with a place has room for."""
+    window: int = 0
+    """Tokens that a token sees at most in layers with a window, where these have KV blocks of their own; 0 where they have none."""
+    num_window_blocks: int = 0
+    """Blocks of those layers."""
+    num_host_window_blocks: int = 0
+    """The same in host memory."""
+    gain: float = 1.0
+    """Tokens that fit, by those that would if all layers held all tokens."""
     num_states: int = 0
     """Slots for states of sequences; 0 where no layer keeps any."""
     num_host_states: int = 0
     """The same in host memory."""
+
+    def describe_windows(self, block_size: int) -> str:
+        """A text on layers with a window; empty where they have no blocks of their own."""
+        if not self.window:
+            return ""
+        return describe_windows(self.window, self.num_window_blocks, self.num_blocks * block_size, self.gain)
 
     def describe_limit(self, places: list[Place]) -> str:
         """A text that names the stages with the least room; empty where all have the same."""
@@ -64,6 +79,52 @@ class DraftRoom:
     """Bytes of all states."""
 
 
+def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain: float) -> str:
+    """A text on layers with blocks of their own.
+
+    Args:
+        num_tokens: that fit into the cache.
+        gain: these by those that would if all layers held all tokens.
+    """
+    text = f"layers with a window of {window} tokens hold no others, in {num_window_blocks} blocks of their own"
+    if gain > 1:
+        text += f"; {num_tokens} tokens fit, {gain:.2g} times as many as if they held all"
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRoom:
+    """Memory that a rank has for its cache, and what it takes; all numbers are bytes but the counts and the window."""
+
+    room: int
+    """For KV blocks."""
+    block_bytes: int
+    """Bytes of a block of all layers that see all tokens."""
+    window_block_bytes: int
+    """Bytes of a block of all layers with a window."""
+    window: int
+    """The largest window of its layers, 0 without any."""
+    host: int
+    """For blocks in host memory."""
+    num_states: int
+    num_host_states: int
+    state_bytes: int
+    """Bytes of a sequence's state."""
+
+    draft_bytes: int
+    """Bytes that a draft model takes with each block of all layers."""
+
+    def for_blocks(self) -> BlockRoom:
+        return BlockRoom(
+            num_bytes=self.room,
+            block_bytes=self.block_bytes + self.draft_bytes,
+            window_block_bytes=self.window_block_bytes,
+        )
+
+    def for_host_blocks(self) -> BlockRoom:
+        return BlockRoom(num_bytes=self.host, block_bytes=self.block_bytes, window_block_bytes=self.window_block_bytes)
+
+
 def agree_on_blocks(
     group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft: DraftRoom
 ) -> KVCapacity:
@@ -77,7 +138,9 @@ def agree_on_blocks(
     """
     size, cache = options.cache.block_size, options.cache
     useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
-    per_block, per_state = layout.block_bytes(place, size), layout.meta(place).bytes_per_sequence
+    meta = layout.meta(place)
+    per_block, per_state = layout.block_bytes(place, size), meta.bytes_per_sequence
+    window_block = size * meta.window_bytes_per_token
     device = layout.devices[group.rank]
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     weights = WeightCache.from_home(cache.weight_cache_size)
@@ -94,29 +157,45 @@ def agree_on_blocks(
     num_states = states_that_fit(room, per_state, options.scheduler.max_num_seqs)
     state_bytes = num_states * per_state
     room -= state_bytes
-    per_block += draft.block
-    num_blocks = cache.num_kv_blocks or blocks_that_fit(room, per_block, useful)
-    mine = [num_blocks, num_host, num_states, num_host_states, -per_state]
-    of_rank = [counts.tolist() for counts in group.comm.all_gather(torch.tensor(mine))]
-    num_blocks, num_host, num_states, num_host_states, largest = (min(column) for column in zip(*of_rank, strict=True))
-    if not largest:  # no rank has a layer that keeps states
-        num_states = num_host_states = 0
+    mine = RankRoom(
+        room=room,
+        block_bytes=per_block - window_block,
+        window_block_bytes=window_block,
+        window=meta.window,
+        host=host - num_host_states * per_state,
+        num_states=num_states,
+        num_host_states=num_host_states,
+        state_bytes=per_state,
+        draft_bytes=draft.block,
+    )
+    gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
+    of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
+    needs = layout.window_needs(options, max(each.window for each in of_rank))
+    blocks = count_blocks([each.for_blocks() for each in of_rank], useful, needs, fixed=cache.num_kv_blocks)
+    num_blocks, num_window_blocks = blocks.num_blocks, blocks.num_window_blocks
+    num_host, num_host_window_blocks = _host_blocks(of_rank, blocks, useful)
+    largest = max(each.state_bytes for each in of_rank)
+    num_states, num_host_states = (
+        min(counts) if largest else 0
+        for counts in zip(*((r.num_states, r.num_host_states) for r in of_rank), strict=True)
+    )
+    needed = layout.cache_bytes(place, size, num_blocks, num_window_blocks) + num_blocks * draft.block
     with group.together():
         if num_blocks * size < 2:
-            least = group.ranks[[counts[0] for counts in of_rank].index(num_blocks)]
+            least = group.ranks[blocks.of_rank.index(num_blocks)]
             raise UserError(
                 f"{layout.topology.place(least)} has no room for KV cache ({free >> 20} MiB free for it here); raise "
                 "--memory-utilization or use more ranks"
             )
         if largest and num_states < 1:
-            least = group.ranks[[counts[2] for counts in of_rank].index(num_states)]
+            least = group.ranks[[each.num_states for each in of_rank].index(num_states)]
             raise UserError(
-                f"{layout.topology.place(least)} has no room for the state of a sequence ({-largest} bytes at most on a rank); "
+                f"{layout.topology.place(least)} has no room for the state of a sequence ({largest} bytes at most on a rank); "
                 "raise --memory-utilization or use more ranks"
             )
-        if cache.num_kv_blocks and cache.num_kv_blocks * per_block > free - state_bytes:
+        if cache.num_kv_blocks and needed > free - state_bytes:
             raise UserError(
-                f"--num-kv-blocks {cache.num_kv_blocks} needs {cache.num_kv_blocks * per_block >> 20} MiB on {place}, but "
+                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {place}, but "
                 f"{free - state_bytes >> 20} MiB are free"
             )
     fits = min(layout.max_model_len, num_blocks * size)
@@ -124,10 +203,25 @@ def agree_on_blocks(
         num_blocks=num_blocks,
         num_host_blocks=num_host,
         max_model_len=fits,
-        blocks_of_rank=tuple(counts[0] for counts in of_rank),
+        blocks_of_rank=blocks.of_rank,
+        window=needs.window if num_window_blocks else 0,
+        num_window_blocks=num_window_blocks,
+        num_host_window_blocks=num_host_window_blocks,
+        gain=blocks.gain,
         num_states=num_states,
         num_host_states=num_host_states,
     )
+
+
+def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) -> tuple[int, int]:
+    """Blocks in host memory of all ranks, and those of windowed layers, in the proportion that the others have."""
+    if not blocks.num_window_blocks:
+        return min(each.for_host_blocks().whole_blocks(useful) for each in of_rank), 0
+    share = blocks.num_window_blocks / blocks.num_blocks
+    count = min(
+        useful, *(int(each.host / max(1, each.block_bytes + share * each.window_block_bytes)) for each in of_rank)
+    )
+    return count, int(share * count)
 
 
 def _swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_block: int) -> int:

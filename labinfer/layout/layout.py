@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from labinfer.cache_capacity import WindowNeeds
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
@@ -69,6 +70,16 @@ class Layout:
         """Bytes of one KV block on one rank, over all its layers."""
         return block_size * self.meta(place).bytes_per_token
 
+    def cache_bytes(self, place: Place, block_size: int, num_blocks: int, num_window_blocks: int) -> int:
+        """Bytes of the KV blocks on one rank.
+
+        Args:
+            num_window_blocks: blocks of layers with a window; 0 where they have as many as the others.
+        """
+        windowed = block_size * self.meta(place).window_bytes_per_token
+        others = self.block_bytes(place, block_size) - windowed
+        return num_blocks * others + (num_window_blocks or num_blocks) * windowed
+
     def weight_bytes(self, place: Place) -> int:
         """Bytes of a rank's weights in memory, without experts that are in a file alone.
 
@@ -83,6 +94,23 @@ class Layout:
     def useful_blocks(self, max_num_seqs: int, block_size: int) -> int:
         """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
         return max_num_seqs * -(-self.max_model_len // block_size)
+
+    def window_needs(self, options: EngineOptions, window: int) -> WindowNeeds | None:
+        """Blocks that layers with a window have use for; None where these hold all tokens as the others do.
+
+        Args:
+            window: the largest of any layer, 0 without any.
+        """
+        scheduler = options.scheduler
+        return WindowNeeds.estimate(
+            window,
+            block_size=options.cache.block_size,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            chunked_prefill_size=scheduler.chunked_prefill_size,
+            max_model_len=self.max_model_len,
+            kept=scheduler.keep if scheduler.context_shift else None,
+        )
 
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
         """Ranks that draw on the same memory as this one."""

@@ -64,6 +64,16 @@ class MetaStage:
         return sum(spec.bytes_per_token(self._kv_dtype) for spec in self._cache_specs)
 
     @property
+    def window_bytes_per_token(self) -> int:
+        """Bytes of these that are of layers with a window."""
+        return sum(spec.bytes_per_token(self._kv_dtype) for spec in self._cache_specs if spec.window)
+
+    @property
+    def window(self) -> int:
+        """The largest window of its layers; 0 without any."""
+        return max((spec.window for spec in self._cache_specs), default=0)
+
+    @property
     def is_cache_replicated(self) -> bool:
         """Whether every tensor-parallel rank keeps all that a token leaves."""
         return all(spec.is_replicated for spec in self._cache_specs)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from labinfer.cache_capacity import blocks_that_fit, states_that_fit
+from labinfer.cache_capacity import BlockRoom, WindowNeeds, count_blocks, states_that_fit
 from labinfer.planner.cluster import Cluster, Link
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.prompt_chunks import prompt_chunks
@@ -29,6 +29,11 @@ class Limits:
     block_size: int = 16
     memory_utilization: float = 1.0
     """Fraction of what is free beside the weights that the cache may take."""
+
+    @property
+    def useful_blocks(self) -> int:
+        """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
+        return self.max_num_seqs * -(-self.max_model_len // self.block_size)
 
     @property
     def sequence_counts(self) -> list[int]:
@@ -59,19 +64,44 @@ class Stage:
         return self.costs.count_layers(self.begin, self.end)
 
 
+def block_room(
+    costs: HostCosts, layers: Mapping[str, float], limits: Limits, *, is_first: bool, is_last: bool
+) -> tuple[BlockRoom, int]:
+    """A stage's memory for KV blocks, and the states of sequences that it has room for beside them."""
+    free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
+    room = int(free * limits.memory_utilization)
+    per_state = math.ceil(sum(count * costs.state_bytes.get(kind, 0) for kind, count in layers.items()))
+    states = states_that_fit(room, per_state, limits.max_num_seqs) if room >= 0 else 0
+    block_bytes = [0.0, 0.0]
+    for kind, count in layers.items():
+        block_bytes[costs.layer_kinds[kind].window > 0] += limits.block_size * count * costs.kv_bytes[kind]
+    whole = math.ceil(sum(block_bytes))
+    windowed = math.floor(block_bytes[1])
+    left = room - states * per_state if room >= 0 else -1
+    return BlockRoom(num_bytes=left, block_bytes=whole - windowed, window_block_bytes=windowed), states
+
+
+def window_needs(costs: HostCosts, limits: Limits, kept: int | None = None) -> WindowNeeds | None:
+    """Blocks that layers with a window have use for; see ``WindowNeeds.estimate``."""
+    return WindowNeeds.estimate(
+        max(kind.window for kind in costs.layer_kinds.values()),
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        chunked_prefill_size=limits.chunked_prefill_size,
+        max_model_len=limits.max_model_len,
+        kept=kept,
+    )
+
+
 def kv_room(
     costs: HostCosts, layers: Mapping[str, float], limits: Limits, *, is_first: bool, is_last: bool
 ) -> tuple[int, int]:
     """KV blocks and states of sequences that a stage has room for; both at most what can be of use."""
-    free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
-    room = int(free * limits.memory_utilization)
-    if room < 0:
+    room, states = block_room(costs, layers, limits, is_first=is_first, is_last=is_last)
+    if room.num_bytes < 0:
         return 0, 0
-    per_state = sum(count * costs.state_bytes.get(kind, 0) for kind, count in layers.items())
-    states = states_that_fit(room, math.ceil(per_state), limits.max_num_seqs)
-    per_block = math.ceil(limits.block_size * sum(count * costs.kv_bytes[kind] for kind, count in layers.items()))
-    useful = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
-    return blocks_that_fit(room - states * math.ceil(per_state), per_block, useful), states
+    return count_blocks([room], limits.useful_blocks, window_needs(costs, limits)).num_blocks, states
 
 
 def has_room(

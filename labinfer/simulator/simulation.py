@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from labinfer.cache_capacity import count_blocks
 from labinfer.config import CacheOptions, EngineOptions, SchedulerOptions
 from labinfer.engine.facts import EngineFacts
 from labinfer.errors import UserError
@@ -15,7 +16,7 @@ from labinfer.observe.table import format_bytes
 from labinfer.observe.trace import Track, read_trace
 from labinfer.planner.cluster import Cluster, Machine
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import Limits, Stage, kv_room
+from labinfer.planner.objective import Limits, Stage, block_room, window_needs
 from labinfer.planner.saved_plan import rounding
 from labinfer.simulator.cluster_times import ClusterTimes
 from labinfer.simulator.model import SimulatedModel
@@ -123,23 +124,30 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         max_model_len=options.model.max_model_len
         or scheduler.max_num_seqs * max(stage.costs.memory for stage in stages),
         max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        chunked_prefill_size=scheduler.chunked_prefill_size,
         block_size=size,
         memory_utilization=options.cache.memory_utilization,
     )
     ends = [
         {"is_first": topology.is_first(number), "is_last": topology.is_last(number)} for number in range(len(stages))
     ]
-    rooms = [kv_room(stage.costs, stage.layers, limits, **end) for stage, end in zip(stages, ends, strict=True)]
-    num_blocks, num_states = (min(counts) for counts in zip(*rooms, strict=True))
-    num_blocks = options.cache.num_kv_blocks or num_blocks
+    rooms = [block_room(stage.costs, stage.layers, limits, **end) for stage, end in zip(stages, ends, strict=True)]
+    needs = window_needs(stages[0].costs, limits, scheduler.keep if scheduler.context_shift else None)
+    blocks = count_blocks([room for room, _ in rooms], limits.useful_blocks, needs, fixed=options.cache.num_kv_blocks)
+    num_blocks, all_states = blocks.num_blocks, [states for _, states in rooms]
+    num_states = min(all_states)
     if num_blocks * size < 2 or num_states < 1:
-        raise _describe_shortfall(topology, stages, [min(blocks * size, states) for blocks, states in rooms])
+        of_stage = [min(count * size, states) for count, states in zip(blocks.of_rank, all_states, strict=True)]
+        raise _describe_shortfall(topology, stages, of_stage)
     keeps_state = any(stage.costs.state_bytes.get(kind) for stage in stages for kind in stage.layers)
     source = ClusterTimes(topology, stages, cluster)
     fits = num_blocks * size
     facts = EngineFacts(
         num_stages=topology.num_stages,
         num_blocks=num_blocks,
+        window=needs.window if blocks.num_window_blocks else 0,
+        num_window_blocks=blocks.num_window_blocks,
         num_states=num_states if keeps_state else 0,
         vocab_size=VOCAB_SIZE,
         hidden_size=1,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import not_
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class KVCacheManager:
         dtype: of the cache; int8 brings scales.
         rotary_table: gives the table of a layer, by which entries that move to other positions are turned.
         num_host_blocks: blocks in host memory for sequences that are swapped out.
+        num_window_blocks: blocks of layers with a window, which then have none of the others; 0 where all have the same.
+        num_host_window_blocks: the same in host memory.
         num_states: slots for states, of layers that keep one for each sequence.
         num_host_states: the same in host memory.
     """
@@ -39,20 +42,31 @@ class KVCacheManager:
         device: torch.device,
         rotary_table: Callable[[RopeConfig], RotaryTable],
         num_host_blocks: int = 0,
+        num_window_blocks: int = 0,
+        num_host_window_blocks: int = 0,
         num_states: int = 0,
         num_host_states: int = 0,
     ):
         self.block_size, self._dtype = block_size, dtype
         self._specs, self._rotary_table = specs, rotary_table
         host = torch.device("cpu")
-        self._pools = pools = [_block_pools(spec, num_blocks, block_size, dtype, device) for spec in specs]
-        host_pools = [_block_pools(spec, num_host_blocks, block_size, dtype, host) for spec in specs]
+        self._in_windows = [num_window_blocks > 0 and spec.window > 0 for spec in specs]
+        self.has_window_blocks = any(self._in_windows)
+        counts, host_counts = (num_blocks, num_window_blocks), (num_host_blocks, num_host_window_blocks)
+        pairs = list(zip(specs, self._in_windows, strict=True))
+        self._pools = pools = [_block_pools(spec, counts[own], block_size, dtype, device) for spec, own in pairs]
+        host_pools = [_block_pools(spec, host_counts[own], block_size, dtype, host) for spec, own in pairs]
         states = [_state_pools(spec, num_states, device) for spec in specs]
         host_states = [_state_pools(spec, num_host_states, host) for spec in specs]
+        others, host_others = (list(compress(each, map(not_, self._in_windows))) for each in (pools, host_pools))
+        windows, host_windows = (list(compress(each, self._in_windows)) for each in (pools, host_pools))
         self._ends: dict[MoveKind, tuple[list[Pools], list[Pools]]] = {
-            "copy": (pools, pools),
-            "swap_out": (pools, host_pools),
-            "swap_in": (host_pools, pools),
+            "copy": (others, others),
+            "swap_out": (others, host_others),
+            "swap_in": (host_others, others),
+            "copy_window": (windows, windows),
+            "swap_out_window": (windows, host_windows),
+            "swap_in_window": (host_windows, windows),
             "copy_state": (states, states),
             "swap_out_state": (states, host_states),
             "swap_in_state": (host_states, states),
@@ -67,15 +81,21 @@ class KVCacheManager:
         """Carry out what a plan says of whole blocks and of states, in order."""
         for move in moves:
             source, dest = torch.tensor(move.source), torch.tensor(move.dest)
-            if move.source != move.dest or move.kind != "copy":
-                from_pools, to_pools = self._ends[move.kind]
+            from_pools, to_pools = self._ends[move.kind]
+            if from_pools is not to_pools or move.source != move.dest:
                 _copy(from_pools, source, to_pools, dest)
             if move.shift:
-                self._shift(dest, move.shift)
+                self._shift(dest, move.shift, move.kind == "copy_window")
 
-    def _shift(self, blocks: torch.Tensor, positions: int) -> None:
-        """Turn the rotated entries of these blocks to where they are now."""
-        for spec, pools in zip(self._specs, self._pools, strict=True):
+    def _shift(self, blocks: torch.Tensor, positions: int, in_windows: bool) -> None:
+        """Turn the rotated entries of these blocks to where they are now.
+
+        Args:
+            in_windows: whether they are blocks of layers that have their own.
+        """
+        for spec, pools, own in zip(self._specs, self._pools, self._in_windows, strict=True):
+            if own != in_windows:
+                continue
             for name, tensor in spec.per_token.items():
                 if tensor.rope is not None:
                     table = self._rotary_table(tensor.rope)

@@ -14,7 +14,7 @@ from torch import nn
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.graph import Capture
 from labinfer.functions.protocols import Functions
-from labinfer.layers.input_batch import ModelInputBatch, OutputRows, PooledRows, PromptRow
+from labinfer.layers.input_batch import ModelInputBatch, OutputRows, PooledRows, PromptRow, WindowedPlaces
 from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
 from labinfer.sampling_params import GREEDY_BELOW
 from labinfer.worker.index_buffer import IndexBuffer
@@ -39,6 +39,8 @@ class SequenceState:
     state_slot: int
     """See ``SequenceStart``."""
     block_table: list[int] = field(default_factory=list)
+    window_table: list[int] = field(default_factory=list)
+    """Blocks of windowed layers, where these have their own."""
     hidden_sum_D: torch.Tensor | None = None
     """Sum of its rows that were pooled so far, float32."""
     num_pooled: int = 0
@@ -72,6 +74,8 @@ class ModelRunner:
             for largest_only in (False, True)
         }
         self._dtype, self._indices = dtype, IndexBuffer(device)
+        # Tables grow, and of what is behind a table in memory no step can be captured: these have a buffer of their own.
+        self._window_indices = IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
 
@@ -98,7 +102,8 @@ class ModelRunner:
                 token_ids=list(start.token_ids), sampling=start.sampling, state_slot=start.state_slot
             )
         token_ids, positions, slots, row_ptr = [], [], [], [0]
-        context_lens, block_tables, sample_rows = [], [], []
+        context_lens, block_tables, window_tables, sample_rows = [], [], [], []
+        has_windows, window_slots = self._cache.has_window_blocks, []
         prompt_rows: list[PromptRow] = []
         pooled: list[PooledRows] = []
         size = self._cache.block_size
@@ -123,6 +128,11 @@ class ModelRunner:
             row_ptr.append(row_ptr[-1] + entry.num_tokens)
             context_lens.append(context_len)
             block_tables.append(state.block_table[: -(-context_len // size)])
+            if has_windows:
+                table = state.window_table
+                table[entry.first_window_block :] = entry.new_window_blocks
+                window_slots += [table[p // size] * size + p % size for p in range(entry.position, context_len)]
+                window_tables.append(table[: -(-context_len // size)])
             sample_rows += range(row_ptr[-1] - entry.num_samples, row_ptr[-1])
             if state.sampling.pooling == "mean":
                 pooled.append(PooledRows(row_ptr[-2], row_ptr[-1], index))
@@ -141,30 +151,35 @@ class ModelRunner:
             table_ptr_B=[table_ptr],
             tables_N=block_tables,  # the last, so that the others stay in their places as contexts grow
         )
-        output_rows = None
+        output_rows = windowed = None
+        attention = AttentionBatch(
+            row_ptr=row_ptr,
+            context_lens=context_lens,
+            table_ptr=table_ptr,
+            tables_N=tensors["tables_N"],
+            row_ptr_B=tensors["row_ptr_B"],
+            context_lens_B=tensors["context_lens_B"],
+            table_ptr_B=tensors["table_ptr_B"],
+        )
+        if has_windows:
+            in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
+            windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))
         is_chunk = len(plan.entries) == 1 and len(token_ids) <= MAX_ROWS  # few rows: captured, with all of them
         if not (all_rows or prompt_rows or pooled or is_chunk) and len(sample_rows) < len(token_ids) > len(
             plan.entries
         ):
             counts = [entry.num_samples for entry in plan.entries]
-            output_rows = self._output_rows(tensors["sample_rows_B"], counts, context_lens, block_tables)
+            output_rows = self._output_rows(tensors["sample_rows_B"], counts, context_lens, block_tables, window_tables)
         return ModelInputBatch(
             token_ids_T=tensors["token_ids_T"],
             positions_T=tensors["positions_T"],
-            attention=AttentionBatch(
-                row_ptr=row_ptr,
-                context_lens=context_lens,
-                table_ptr=table_ptr,
-                tables_N=tensors["tables_N"],
-                row_ptr_B=tensors["row_ptr_B"],
-                context_lens_B=tensors["context_lens_B"],
-                table_ptr_B=tensors["table_ptr_B"],
-            ),
+            attention=attention,
             slots_T=tensors["slots_T"],
             sample_rows_B=tensors["sample_rows_B"],
             prompt_rows=prompt_rows,
             pooled=pooled,
             output_rows=output_rows,
+            windowed=windowed,
             largest_only=0 < len(sample_rows) <= PREVIEW_ROWS and all(map(self._is_greedy, plan.entries)),
             state_slots_B=tensors["state_slots_B"] if has_states else None,
         )
@@ -180,7 +195,12 @@ class ModelRunner:
         )
 
     def _output_rows(
-        self, rows_R: torch.Tensor, counts: list[int], context_lens: list[int], block_tables: list[list[int]]
+        self,
+        rows_R: torch.Tensor,
+        counts: list[int],
+        context_lens: list[int],
+        block_tables: list[list[int]],
+        window_tables: list[list[int]],
     ) -> OutputRows:
         """The rows that are sampled, so many of each sequence.
 
@@ -188,8 +208,12 @@ class ModelRunner:
         """
         sampled = [index for index, count in enumerate(counts) if count]
         row_ptr = list(accumulate((counts[index] for index in sampled), initial=0))
-        lens, tables = [context_lens[index] for index in sampled], [block_tables[index] for index in sampled]
-        return OutputRows(rows_R, AttentionBatch.build(row_ptr, lens, tables, rows_R.device))
+        lens = [context_lens[index] for index in sampled]
+        attention, windowed = (
+            AttentionBatch.build(row_ptr, lens, [tables[index] for index in sampled], rows_R.device) if tables else None
+            for tables in (block_tables, window_tables)
+        )
+        return OutputRows(rows_R, attention, windowed)
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:

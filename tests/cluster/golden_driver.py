@@ -120,7 +120,8 @@ def run_case(group: RankGroup, options: dict, scenario: str, job: dict) -> dict:
     if errors:
         result["logit_error"] = max(errors)
     if llm.is_rank0:
-        result |= {"greedy": answers, "counts": dict(llm.report.counts)}
+        counts = dict(llm.report.counts)
+        result |= {"greedy": answers, "counts": counts, "num_window_blocks": llm.facts.num_window_blocks}
     if scenario == "plain":
         drawn = llm.generate(prompts, [sampled(index) for index in range(len(prompts))])
         if llm.is_rank0:

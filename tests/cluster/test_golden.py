@@ -228,3 +228,17 @@ def test_two_torchrun_agents_of_one_rank_each(sampled_alone, tmp_path):
     done = [finish(agent, 120, begin) for agent in agents]
     assert done[1].returncode == 0, done[1].text
     check(read_results(done[0], tmp_path)["pp 2"], len(cases), sampled_alone)
+
+
+FEW_SEQUENCES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_kv_blocks": 400}
+"""So few that windows take fewer blocks than contexts."""
+
+
+@pytest.mark.parametrize("layout", ["tp 2 x pp 2", "pp 4"])
+def test_stages_agree_on_blocks_of_windowed_layers(layout, tmp_path):
+    """Stages of one layer have either windowed layers or others."""
+    num_ranks, options = LAYOUTS[layout]
+    cases = [("gpt-oss", "1f1b", 16, scenario) for scenario in ("recompute", "swap")]
+    results = run_driver("mpirun", num_ranks, {layout: [options | FEW_SEQUENCES, cases]}, tmp_path)[layout]
+    check(results, len(cases))
+    assert all(result["num_window_blocks"] > 0 for result in results.values())

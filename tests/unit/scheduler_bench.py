@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from fake_clock import FakeClock
 from worker_model import VECTOR_SIZE, WRONG_TOKEN, ContextShift, WorkerModel, likely_tokens, token_at, vector_of
 
+from labinfer.cache_capacity import window_blocks
 from labinfer.config import CacheOptions, SchedulerOptions
 from labinfer.engine.assemble import make_scheduler
 from labinfer.engine.beam_search import BeamGroup
-from labinfer.engine.block_tables import SequenceCache
+from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.proposer import Proposer
@@ -93,16 +94,23 @@ class Bench:
         num_states: int = 0,
         num_host_states: int = 0,
         snapshot_interval: int = 0,
+        window: int = 0,
+        num_window_blocks: int = 0,
+        num_host_window_blocks: int = 0,
         enable_prefix_caching: bool = True,
         **options,
     ):
         self.options = SchedulerOptions(**options)
+        self.has_drafts = proposer is not None
         self.max_context = max_context or num_blocks * block_size
         self.clock = FakeClock(0.0)
         facts = EngineFacts(
             num_stages=num_stages,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
+            window=window,
+            num_window_blocks=num_window_blocks,
+            num_host_window_blocks=num_host_window_blocks,
             num_states=num_states,
             num_host_states=num_host_states,
             vocab_size=VOCAB_SIZE,
@@ -127,7 +135,17 @@ class Bench:
         kept = -(-self.options.keep // block_size) * block_size
         dropped = max(1, (self.max_context - kept) // 2 // block_size) * block_size
         shift = ContextShift(self.max_context, kept, dropped)
-        self.worker = WorkerModel(num_blocks, block_size, num_host_blocks, shift, num_states, num_host_states)
+        self.worker = WorkerModel(
+            num_blocks,
+            block_size,
+            num_host_blocks,
+            shift,
+            num_states,
+            num_host_states,
+            window,
+            num_window_blocks,
+            num_host_window_blocks,
+        )
         self.results: deque[BatchResult] = deque()
         self.plans: list[BatchPlan] = []
         self.sequences: list[Sequence] = []
@@ -184,6 +202,7 @@ class Bench:
         unverified = {s.seq_id for s in self.scheduler.running if s.draft}
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
+        self.check_windows()
         for sequence in self.scheduler.running:
             found = sequence.cache.num_registered * self.blocks.block_size
             assert found <= len(sequence.token_ids), "a block with unverified tokens can be found"
@@ -198,6 +217,23 @@ class Bench:
             self.plans.append(plan)
             self.results.append(self.worker.run(plan))
         return plan
+
+    def check_windows(self) -> None:
+        """A sequence that runs holds the blocks of the windowed layers that its next token sees, and no more behind them than
+        its first ones."""
+        windows = self.tables.windows
+        if windows is None:
+            return
+        for sequence in self.scheduler.running:
+            cache, table = sequence.cache, sequence.cache.windowed
+            assert len(table.blocks) >= self.blocks.blocks_for(cache.num_tokens)
+            certain = min(cache.num_tokens, len(sequence.token_ids) - cache.num_dropped)  # others are drafted
+            if cache.keeps_windows:
+                assert table.num_freed == 0
+                continue
+            assert table.num_freed <= windows.first_seen(cache, certain)
+            drafted = self.blocks.blocks_for(self.options.chunked_prefill_size) if self.has_drafts else 0
+            assert len(table.held) <= window_blocks(self.worker.window, self.blocks.block_size) + drafted
 
     def launch_all(self) -> list[BatchPlan]:
         plans = []

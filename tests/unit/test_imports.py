@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "layout": "group worker models layers functions comm weights cache_capacity spmd config",
     "group": "comm spmd config",
     "planner": "option_fields engine observe plan cache_capacity spmd config",
-    "engine": "observe plan config speculative_options sampling_params structured_outputs rank_stats clock",
+    "engine": "observe plan cache_capacity config speculative_options sampling_params structured_outputs rank_stats clock",
     "worker": "layers functions comm observe plan sampling_params",
     "models": "layers functions weights",
     "layers": "functions comm weights spmd",

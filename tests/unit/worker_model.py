@@ -49,6 +49,7 @@ class KnownSequence:
     sampling: TokenSampling
     state_slot: int
     block_table: list[int] = field(default_factory=list)
+    window_table: list[int] = field(default_factory=list)
     pooled_ids: list[int] = field(default_factory=list)
     """Those of its tokens that were run, where their mean is wanted."""
 
@@ -78,6 +79,9 @@ class WorkerModel:
         shift: ContextShift,
         num_states: int = 0,
         num_host_states: int = 0,
+        window: int = 0,
+        num_window_blocks: int = 0,
+        num_host_window_blocks: int = 0,
     ):
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, num_host_blocks
         self.num_states, self.num_host_states = num_states, num_host_states
@@ -88,6 +92,12 @@ class WorkerModel:
         self.sequences: dict[int, KnownSequence] = {}
         self.blocks: dict[int, dict[int, Cell]] = defaultdict(dict)
         self.host: dict[int, dict[int, Cell]] = {}
+        self.window, self.num_window_blocks, self.num_host_window_blocks = (
+            *(window, num_window_blocks),
+            num_host_window_blocks,
+        )
+        self.window_blocks: dict[int, dict[int, Cell]] = defaultdict(dict)
+        self.window_host: dict[int, dict[int, Cell]] = {}
         self.next_step_id = 0
 
     def run(self, plan: BatchPlan) -> BatchResult:
@@ -134,11 +144,14 @@ class WorkerModel:
         if move.kind.endswith("_state"):
             self._move_state(move)
             return
-        source, dest = (
-            self.host if move.kind == "swap_in" else self.blocks,
-            self.host if move.kind == "swap_out" else self.blocks,
-        )
-        limit = self.num_host_blocks if move.kind == "swap_out" else self.num_blocks
+        blocks, host, limits = self.blocks, self.host, (self.num_blocks, self.num_host_blocks)
+        kind = move.kind
+        if kind.endswith("_window"):
+            kind = kind.removesuffix("_window")
+            blocks, host = self.window_blocks, self.window_host
+            limits = self.num_window_blocks, self.num_host_window_blocks
+        source, dest = host if kind == "swap_in" else blocks, host if kind == "swap_out" else blocks
+        limit = limits[kind == "swap_out"]
         assert all(0 <= block < limit for block in move.dest)
         taken = [dict(source[block]) for block in move.source]
         for block, cells in zip(move.dest, taken, strict=True):
@@ -152,6 +165,8 @@ class WorkerModel:
             known.token_ids[first:] = entry.new_tokens
         assert entry.first_block <= len(known.block_table)
         known.block_table[entry.first_block :] = entry.new_blocks
+        assert entry.first_window_block <= len(known.window_table)
+        known.window_table[entry.first_window_block :] = entry.new_window_blocks
         assert entry.num_tokens > 0
         end = entry.begin + entry.num_tokens
         assert end <= len(known.token_ids), "tokens are run that the worker does not know"
@@ -162,6 +177,10 @@ class WorkerModel:
             position = index - num_dropped
             cell = Cell(hash(tuple(known.token_ids[: index + 1])), num_dropped, position)
             self.blocks[known.block_table[position // self.block_size]][position % self.block_size] = cell
+            if self.window:
+                block = known.window_table[position // self.block_size]
+                assert 0 <= block < self.num_window_blocks
+                self.window_blocks[block][position % self.block_size] = cell
 
     def _read(self, entry: BatchEntry) -> EntryResult:
         known = self.sequences[entry.seq_id]
@@ -171,6 +190,9 @@ class WorkerModel:
             expected = Cell(hash(tuple(known.token_ids[: index + 1])), self.shift.num_dropped(index), position)
             held = self.blocks[known.block_table[position // self.block_size]].get(position % self.block_size)
             assert held == expected, f"position {position} of sequence {entry.seq_id} holds other tokens"
+            if self.window and position > entry.position - self.window:
+                held = self.window_blocks[known.window_table[position // self.block_size]]
+                assert held.get(position % self.block_size) == expected, f"a window lacks position {position}"
         at_end = entry.begin + entry.num_tokens == len(known.token_ids)
         pooling = known.sampling.pooling
         assert (entry.num_samples > 0) == (at_end and not pooling), "only a sequence's end samples, and it always does"

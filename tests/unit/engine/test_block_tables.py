@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from labinfer.engine.block_manager import BlockManager
-from labinfer.engine.block_tables import BlockTables, SequenceCache
+from labinfer.engine.block_table import SequenceCache
+from labinfer.engine.block_tables import BlockTables
 from labinfer.plan import CacheMove
 
 TOKENS = list(range(100, 200))

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 from scheduler_bench import Bench, RandomProposer
 
+from labinfer.cache_capacity import least_window_blocks
 from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from labinfer.engine.request import FinishReason
 from labinfer.rank_stats import StepTimes
@@ -49,6 +50,9 @@ SHAPES = st.fixed_dictionaries(
         "num_states": st.sampled_from([0, 0, 1, 2, 3, 5, 8, 30]),
         "num_host_states": st.sampled_from([0, 1, 2, 6]),
         "snapshot_interval": st.sampled_from([1, 3 * BLOCK_SIZE, ROOM]),
+        "window": st.sampled_from([0, 0, 1, 2, 4, 5, 11]),
+        "spare_window_blocks": st.sampled_from([0, 1, 8]),
+        "num_host_window_blocks": st.sampled_from([0, 2, 8]),
     }
 )
 
@@ -62,6 +66,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         share = shape.pop("drafts")
         if shape["num_states"]:  # the engine refuses the two together
             shape["context_shift"] = False
+        spare, chunk = (
+            shape.pop("spare_window_blocks"),
+            min(shape["chunked_prefill_size"], shape["max_num_batched_tokens"]),
+        )
+        if shape["window"]:
+            shape["num_window_blocks"] = spare + least_window_blocks(
+                shape["window"], BLOCK_SIZE, chunk, kept=shape["keep"] if shape["context_shift"] else None
+            )
         self.proposer = None if share is None else RandomProposer(random.Random(0), share)
         self.bench = Bench(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, proposer=self.proposer, **shape)
         self.aborted = set()
@@ -82,6 +94,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         longest = min(context, prompt_tokens + max_tokens)
         beams = min(beams, self.shape["num_states"] or beams)
         beams = min(beams, self.shape["max_num_seqs"], NUM_BLOCKS // -(-longest // BLOCK_SIZE))
+        windows, shifted = self.bench.tables.windows, self.bench.scheduler.shifted(context)[1]
+        keeps = self.shape["context_shift"] and windows is not None and not windows.fits_in(context - shifted)
+        while windows is not None and beams > 1:
+            if windows.blocks_for_beams(beams, longest, keeps) <= windows.blocks.num_blocks:
+                break
+            beams -= 1
         if (
             pooling or len(self.shape["eos"]) > 1
         ):  # a search looks at more tokens than the model has if there are many ends
@@ -173,6 +191,22 @@ MANY_SNAPSHOTS = {
     "num_stages": 3,
 }
 """More than there are sequences: most slots hold snapshots, many of the same tokens."""
+LONG_WINDOW = {
+    "window": 8,
+    "num_window_blocks": 12,
+    "num_host_window_blocks": 6,
+    "num_host_blocks": 10,
+    "num_stages": 3,
+}
+"""Of two prompts in three: sequences are short of windowed blocks before they are short of the others."""
+SHORT_WINDOW = {
+    "window": 3,
+    "num_window_blocks": 9,
+    "num_host_window_blocks": 4,
+    "num_host_blocks": 10,
+    "num_stages": 2,
+}
+"""Most of what a prompt leaves is freed."""
 NO_HOST = {"num_states": 5, "preemption_mode": "recompute", "num_stages": 2, "batch_policy": "greedy"}
 
 
@@ -217,6 +251,37 @@ def test_engine_with_states_leaks_nothing_in_thousands_of_steps(shape, num_steps
     assert counts["preemptions"] - counts["swaps"] > 0 or shape["preemption_mode"] == "swap"
     swapped = {"swap_out_state", "swap_in_state"} if "num_host_states" in shape else set()
     assert kinds == {"copy", "copy_state", *swapped} | ({"swap_out", "swap_in"} if swapped else set())
+
+
+@pytest.mark.parametrize("shape", [LONG_WINDOW, SHORT_WINDOW], ids=["long window", "short window"])
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.parametrize("num_steps", [1_500, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_blocks_of_windowed_layers_are_counted_and_freed_in_thousands_of_steps(shape, mode, num_steps):
+    """One engine for all of them. ``Bench`` checks after each step that the blocks in use are those of running sequences, that no
+    sequence holds more than its window, and that each reads its own tokens there."""
+    draw = random.Random(num_steps)
+    bench = Bench(
+        num_blocks=NUM_BLOCKS + 4,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=16,
+        chunked_prefill_size=9,
+        preemption_mode=mode,
+        **shape,
+    )
+    most, freed = 0, 0
+    while len(bench.plans) < num_steps:
+        step_at_random(bench, draw)
+        windows = bench.tables.windows.blocks
+        most = max(most, windows.num_blocks - windows.num_free)
+        freed += sum(sequence.cache.windowed.num_freed for sequence in bench.scheduler.running)
+    bench.finish_all()
+    counts, kinds = bench.scheduler.counts, {move.kind for plan in bench.plans for move in plan.moves}
+    assert most > windows.num_blocks // 2 and freed > num_steps, "windows were never short, or never moved on"
+    assert counts["found"] > 0, "no prompt went on from a window of another one"
+    assert counts["preemptions"] > 0 and (counts["swaps"] > 0) == (mode == "swap")
+    swaps = {"swap_out", "swap_in", "swap_out_window", "swap_in_window"} if mode == "swap" else set()
+    assert kinds == {"copy", "copy_window", *swaps}
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labinfer.cache_capacity import blocks_that_fit
+from labinfer.cache_capacity import BlockRoom
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference.attention import paged_attention, write_kv
@@ -171,7 +171,8 @@ def test_block_bytes_are_the_bytes_of_the_pools(dtype, block):
 
 def test_int8_has_room_for_more_blocks():
     def blocks(dtype: torch.dtype) -> int:
-        return blocks_that_fit(1 << 29, 24 * 16 * key_value_spec(2, 64, None).bytes_per_token(dtype), 10**9)
+        block_bytes = 24 * 16 * key_value_spec(2, 64, None).bytes_per_token(dtype)
+        return BlockRoom(num_bytes=1 << 29, block_bytes=block_bytes).whole_blocks(10**9)
 
     assert blocks(torch.float32) == (1 << 29) // (24 * 2 * 16 * 2 * 64 * 4)
     assert blocks(torch.bfloat16) == 2 * blocks(torch.float32)
