@@ -9,7 +9,7 @@ import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention
 from labinfer.native import compiler
