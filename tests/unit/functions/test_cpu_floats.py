@@ -115,9 +115,10 @@ def test_activations(cpu, dtype, function, size):
     gate_up[:10, :size] *= 5
     exact = getattr(elementwise, function)(gate_up.double())
     got = getattr(cpu, function)(gate_up)
-    # An exponential's error grows with its argument; what is smaller than float16 can hold is rounded to its steps.
+    # An exponential's error grows with its argument. Below float16's normal numbers steps are of 2^-24, before up and after.
     bound = 3 * ROUNDING[dtype] + 64 * ROUNDING[torch.float32]
-    torch.testing.assert_close(got.double(), exact, rtol=bound, atol=2**-22 if dtype == torch.float16 else 1e-7)
+    step = 2**-25 * (1 + float(gate_up[:, size:].abs().max())) if dtype == torch.float16 else 1e-7
+    torch.testing.assert_close(got.double(), exact, rtol=bound, atol=step)
     large = torch.tensor([[300.0, -300.0, 0.0, -87.0, 88.0, -1.0, 1.0, float("inf")]], dtype=dtype).repeat(1, 4)
     gate_up = torch.cat([large, torch.ones_like(large)], -1)
     expected = getattr(elementwise, function)(gate_up.double())
@@ -159,7 +160,7 @@ def test_every_kind_of_rotation_and_cache(cpu, dtype, rotated, interleaved, norm
         else:
             assert torch.equal(cache.values.load(blocks, torch.float32), stored.to(kv_dtype).float())
             assert torch.equal(keys[kv_dtype], keys[dtype].to(kv_dtype).float())
-    assert_near(keys[dtype].to(dtype), exact.keys.load(blocks, torch.float64))
+    assert_near(keys[dtype].to(dtype)[slots], exact.keys.load(blocks, torch.float64)[slots])
 
 
 def test_models_take_them(compiled_functions, dtype):
