@@ -13,7 +13,10 @@ from pathlib import Path
 
 from namespace_cables import address, enter_network, join_hosts
 
-PERIOD_US = 4000
+PERIOD_US, LEAST_QUOTA_US = 4000, 1000
+"""The latter is the kernel's: a host with less of a period has a longer one."""
+SHARES = 1 << 18
+"""Weight of a host beside whatever else runs on this machine, the most there is: it gets its quota."""
 CGROUP, MEMORY_CGROUP = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/memory")
 TRANSPORTS = {"UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp"}
 """Environment of MPI: memory is not shared, though it could be here."""
@@ -65,8 +68,10 @@ def hosts(
         for number, quota in enumerate(quotas):
             (group := CGROUP / f"{name}{number}").mkdir()
             groups.append(group)
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * quota)))
+            period = max(PERIOD_US, round(LEAST_QUOTA_US / quota))
+            (group / "cpu.cfs_period_us").write_text(str(period))
+            (group / "cpu.cfs_quota_us").write_text(str(round(period * quota)))
+            (group / "cpu.shares").write_text(str(SHARES))
             if quota < 1:
                 idlers.append(subprocess.Popen([sys.executable, "-c", IDLER, str(group)]))
         for number, gib in enumerate(memories):
@@ -83,9 +88,10 @@ def hosts(
             idler.kill()
             idler.wait()
         for group in groups:
-            for pid in (group / "cgroup.procs").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.2)
+            while pids := (group / "cgroup.procs").read_text().split():  # one with a small quota is slow to die
+                for pid in pids:
+                    os.kill(int(pid), signal.SIGKILL)
+                time.sleep(0.2)
             group.rmdir()
 
 

@@ -73,9 +73,9 @@ def measure(args: argparse.Namespace) -> None:
     cases = json.loads(group.comm.all_gather_bytes(json.dumps(cases).encode())[0])
     for case in cases:
         llm = joined.load(tuple(case["layers"]), tuple(case["hosts"]), case["in_flight"])
-        if args.objective == "memory":
-            case["measured"] = llm.facts.num_blocks * llm.facts.block_size
-        else:
+        if args.objective == "memory" and llm.is_rank0:
+            case["measured"] = llm.facts.num_blocks * llm.options.cache.block_size
+        elif args.objective != "memory":
             case["measured"] = min(run_requests(llm, args.objective) for _ in range(args.repeats))
         if group.rank == 0:
             print(case, flush=True)
@@ -87,6 +87,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     """Layouts to measure, the chosen one first."""
+    from labinfer.config import CacheOptions
     from labinfer.planner.objective import Limits, Stage, kv_tokens
     from labinfer.planner.problem import Problem
     from labinfer.planner.search import MEMORY_SHARE, find_layout, judge
@@ -100,7 +101,10 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     counts_memory = args.objective == "memory"
     limits = Limits(max_model_len=CONTEXT, max_num_seqs=SEQUENCES)
     if counts_memory:
-        limits = Limits(max_model_len=ROOMY["max_model_len"], max_num_seqs=ROOMY["max_num_seqs"])
+        used = CacheOptions().memory_utilization
+        limits = Limits(
+            max_model_len=ROOMY["max_model_len"], max_num_seqs=ROOMY["max_num_seqs"], memory_utilization=used
+        )
     problem = Problem(cluster=cluster, request=workload.mean, limits=limits, objective=args.objective, first=names[0])
     best, seen = find_layout(problem), set()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from labinfer.errors import UserError
 from labinfer.option_fields import check_bounds, convert_section, flag_name, join, option
+from labinfer.speculative_options import SpeculativeOptions
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
@@ -226,6 +227,13 @@ class SchedulerOptions:
         choices=PIPELINE_SCHEDULES,
     )
     max_inflight: int = option(0, "micro-batches in flight (default: the number of stages)", metavar="N")
+    speculative_config: SpeculativeOptions | None = option(
+        None,
+        "guess next tokens, and verify several in one step; answers are the same as without. A JSON object with vLLM's names: "
+        "method, ngram, draft_model or the path of a drafter of your own; model, that drafts; num_speculative_tokens, a number or auto; prompt_lookup_min and "
+        "prompt_lookup_max; see docs/speculation.md",
+        metavar="JSON",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

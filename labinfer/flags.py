@@ -109,7 +109,7 @@ SIMULATED = {
     *("dtype", "quantization", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks"),
     *("block_size", "num_kv_blocks", "enable_prefix_caching", "snapshot_interval", "memory_utilization"),
     *("log_level", "trace"),
-    *(f.name for f in dataclasses.fields(SchedulerOptions)),
+    *({f.name for f in dataclasses.fields(SchedulerOptions)} - {"speculative_config"}),
 }
 """Options of an engine that count without its ranks."""
 LEFT_OUT_BY_COMMAND = {

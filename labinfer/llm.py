@@ -24,10 +24,12 @@ from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import EngineDriver
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.proposers import find_proposer
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.executor.build import RankParts, build_rank
 from labinfer.executor.choose_layout import choose_layout
+from labinfer.executor.draft_model import DraftModel
 from labinfer.executor.spmd import SpmdExecutor, StatsReporter, follow
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
@@ -108,10 +110,12 @@ class LLM:
         self.group = group
         self.options = options
         self.clock: Clock = SystemClock()
+        speculation = options.scheduler.speculative_config
         channel = others[0]._parts.channel if others and not others[0].is_spare else None
         with self.group.together():
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
+                make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
         self._turns, self._closed = Turns("LLM"), False
         self._parts = parts = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self.tokenizer: Tokenizer | None = None
@@ -134,6 +138,7 @@ class LLM:
                     logger.log(logging.DEBUG if self.tokenizer.reply_format else logging.INFO, told)
                 if path := options.observe.trace:
                     trace = OutputFile(path, "--trace")
+                proposer = make_proposer(speculation, self.facts) if make_proposer else None
         if self.is_rank0:
             self._executor = SpmdExecutor(
                 parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=len(others)
@@ -147,6 +152,8 @@ class LLM:
                 clock=self.clock,
                 recorder=parts.recorder,
                 guides=self.guides,
+                proposer=proposer,
+                draft_model=parts.draft_model,
             )
             self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
@@ -182,6 +189,11 @@ class LLM:
     def capacity(self) -> KVCapacity:
         """KV blocks, as all ranks have agreed on them."""
         return self._parts.capacity
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """On rank 0, where one drafts."""
+        return self._parts.draft_model
 
     @property
     def stats(self) -> StatsReporter:
@@ -324,7 +336,7 @@ class LLM:
                 self._runs.close()
                 self._parts.channel.close()
             if self._parts is not None:
-                self._parts.worker.close()
+                self._parts.close()
 
     def check_usable(self) -> None:
         """Raises:

@@ -86,7 +86,8 @@ def join(values: tuple) -> str:
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """Convert ``value`` to type ``hint``: a number, a string, or a tuple of them written ``2,1``, ``[2, 1]`` or ``2``.
+    """Convert ``value`` to type ``hint``: a number, a string, or a tuple of them written ``2,1``, ``[2, 1]`` or ``2``; or a class with
+    a ``parse`` of its own, or None.
 
     Raises:
         UserError: the value does not read as that type.
@@ -100,6 +101,9 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         if not parts and name != "layers":
             raise UserError(f"{flag_name(name)} is empty; give at least one value")
         return tuple(convert(name, part, item) for part in parts)
+    for kind in typing.get_args(hint):
+        if hasattr(kind, "parse"):
+            return kind.parse(value)
     if hint is str:
         value = str(value).removeprefix("torch.")  # torch.bfloat16 is a dtype of Python callers
         if not value and name not in ("tokenizer", "response_template", "chat_template"):

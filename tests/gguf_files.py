@@ -6,16 +6,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+from checkpoints import CONFIGS
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceProcessor
+from transformers import PretrainedConfig
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -25,27 +27,58 @@ ARCHITECTURES = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
 }
 """By ``model_type``."""
+FILE_KINDS: dict[str, dict[str, Any]] = {
+    "gemma3": {"query_pre_attn_scalar": 16},
+    "gpt-oss": {"swiglu_limit": 7.0},
+    "deepseek-v2-lite": {},
+    "deepseek-v2": {"attention_bias": False},
+    "deepseek-v3": {},
+    "kimi-k2": {},
+}
+"""Kinds of checkpoints, with changes to what files cannot say."""
+
+
+def file_config(kind: str) -> PretrainedConfig:
+    """The config of a checkpoint of which a file can be written."""
+    config = CONFIGS[kind]()
+    config.update(FILE_KINDS[kind])
+    return config
 
 
 def write_gguf(
-    checkpoint: Path, path: Path, kind: str | Mapping[str, str] = "F32", pre: str = "gpt-2", **writer_options: Any
+    checkpoint: Path,
+    path: Path,
+    kind: str | Mapping[str, str] = "F32",
+    pre: str = "gpt-2",
+    *,
+    merged: bool = False,
+    **writer_options: Any,
 ) -> Path:
     """A GGUF file of a checkpoint; the path of its first file.
 
     Args:
         kind: type of all matrices whose rows have whole blocks, also by a part of their names; others are F32.
         pre: name of the way in which the tokenizer splits texts.
+        merged: whether latent attention is written as before 2025: keys and values of a latent by one matrix.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **writer_options)
     _add_sizes(writer, config)
+    if config["model_type"] in OWN_SIZES:
+        OWN_SIZES[config["model_type"]](writer, config, merged)
     if (checkpoint / "tokenizer.json").exists():
         add_tokenizer(writer, checkpoint, pre)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors = {name: tensor for file in checkpoint.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    if config["model_type"] in CONVERTED:
+        tensors = dict(entry for name in tensors for entry in _converted(name, tensors[name], config, merged))
     for name, tensor in _stack_experts(tensors).items():
         stored = names.get_name(name.replace("dt_bias", "dt_proj.bias"), try_suffixes=(".weight", ".bias"))
         assert stored, name
@@ -66,12 +99,14 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_key_length(_head_size(config))
-    writer.add_value_length(_head_size(config))
+    if "kv_lora_rank" not in config:
+        writer.add_key_length(_head_size(config))
+        writer.add_value_length(_head_size(config))
     if "num_experts_per_tok" in config:
-        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        counts = (config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+        writer.add_expert_count(next(filter(None, counts)))
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if "linear_num_key_heads" in config:
@@ -82,14 +117,97 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
         writer.add_ssm_state_size(config["linear_key_head_dim"])
         writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
-    rope = config["rope_parameters"]
+    rope = config["rope_parameters"].get("full_attention") or config["rope_parameters"]
     writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if config["model_type"] == "llama":
         writer.add_rope_dimension_count(_head_size(config))
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for name in {"beta_fast", "beta_slow"}.intersection(rope):
+            getattr(writer, f"add_rope_scaling_yarn_{name}")(rope[name])
+
+
+def _gemma3_sizes(writer: GGUFWriter, config: dict[str, Any], _: bool) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _gpt_oss_sizes(writer: GGUFWriter, config: dict[str, Any], _: bool) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+
+
+def _deepseek2_sizes(writer: GGUFWriter, config: dict[str, Any], merged: bool) -> None:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    sizes = config["qk_nope_head_dim"] + rotated, config["v_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    if merged:
+        writer.add_key_length(sizes[0])
+        writer.add_value_length(sizes[1])
+    else:
+        writer.add_key_length(rank + rotated)
+        writer.add_value_length(rank)
+        writer.add_key_length_mla(sizes[0])
+        writer.add_value_length_mla(sizes[1])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if config.get("n_group"):
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    if not merged:  # as older files have it
+        kind = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kind.SIGMOID if config["model_type"] == "deepseek_v3" else kind.SOFTMAX)
+    if sharpness := config["rope_parameters"].get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * sharpness)
+
+
+OWN_SIZES = {
+    "gemma3_text": _gemma3_sizes,
+    "gpt_oss": _gpt_oss_sizes,
+    "deepseek_v2": _deepseek2_sizes,
+    "deepseek_v3": _deepseek2_sizes,
+}
+CONVERTED = ("gpt_oss", "deepseek_v2", "deepseek_v3")
+"""Model types with tensors that are stored under other names or in parts."""
+
+
+def _converted(
+    name: str, tensor: torch.Tensor, config: dict[str, Any], merged: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parts in which a tensor is stored."""
+    if name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
+        prefix, is_bias = name.rpartition(".")[0], name.endswith("_bias")
+        rows = tensor.transpose(0, 1) if is_bias else tensor.permute(2, 0, 1)  # gate and up take turns
+        for part, own in (("gate_proj", rows[::2]), ("up_proj", rows[1::2])):
+            own = own.transpose(0, 1).contiguous()
+            yield f"{prefix}.{part}.{'bias' if is_bias else 'weight'}", own
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor.transpose(1, 2).contiguous()
+    elif name.endswith("experts.down_proj_bias"):
+        yield name.replace("_bias", ".bias"), tensor
+    elif name.endswith("sinks"):
+        yield f"{name}.weight", tensor
+    elif name.endswith("e_score_correction_bias"):
+        yield name.replace("correction_bias", "correction.bias"), tensor
+    elif name.endswith("kv_b_proj.weight") and not merged:
+        heads = tensor.unflatten(0, (config["num_attention_heads"], -1))
+        keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
+        yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2).contiguous()
+        yield name.replace("kv_b_proj", "v_b_proj"), values.contiguous()
+    else:
+        yield name, tensor
 
 
 def _stored(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
@@ -99,6 +217,8 @@ def _stored(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Te
     if config["model_type"] == "llama" and module in heads:
         halves = tensor.unflatten(0, (heads[module], 2, -1))  # the halves of each head take turns
         return halves.transpose(1, 2).flatten(0, 2)
+    if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+        return tensor + 1
     if "linear_num_key_heads" in config:
         return _stored_hybrid(name, tensor, config)
     return tensor
@@ -180,8 +300,19 @@ def add_tokenizer(writer: GGUFWriter, checkpoint: Path, pre: str) -> None:
         writer.add_chat_template(config["chat_template"])
 
 
-def add_sentencepiece(writer: GGUFWriter, path: Path, added: dict[int, tuple[str, TokenType]]) -> None:
-    """The pieces of a ``tokenizer.model``, and tokens behind them."""
+def add_sentencepiece(
+    writer: GGUFWriter,
+    path: Path,
+    added: dict[int, tuple[str, TokenType]],
+    user_defined: Collection[str] = (),
+    spaces: str = " ",
+) -> None:
+    """The pieces of a ``tokenizer.model``, and tokens behind them.
+
+    Args:
+        user_defined: pieces that are found in texts as a whole.
+        spaces: how those in such pieces are written.
+    """
     processor = SentencePieceProcessor(model_file=str(path))
     kinds = {
         TokenType.UNKNOWN: processor.is_unknown,
@@ -193,6 +324,10 @@ def add_sentencepiece(writer: GGUFWriter, path: Path, added: dict[int, tuple[str
     tokens = [
         (processor.id_to_piece(n), next((kind for kind, holds in kinds.items() if holds(n)), TokenType.NORMAL))
         for n in range(size)
+    ]
+    tokens = [
+        (text.replace("▁", spaces), TokenType.USER_DEFINED) if text in user_defined else (text, kind)
+        for text, kind in tokens
     ]
     tokens += [added[n] for n in range(size, size + len(added))]
     writer.add_tokenizer_model("llama")

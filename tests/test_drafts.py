@@ -60,7 +60,13 @@ class AnswerProposer:
     draw: random.Random
     share: float
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return list(map(self._propose, sequences, limits))
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
+
+    def _propose(self, sequence: Sequence, limit: int) -> list[int]:
         begin = sequence.num_output_tokens
         answer = self.outputs[sequence.request.key].completions[sequence.choice].token_ids
         right = answer[begin : begin + self.draw.randint(1, min(limit, 7))]

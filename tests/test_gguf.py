@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from checkpoints import (
     transformers_logprobs,
     write_tokenizer,
 )
-from gguf_files import write_gguf, write_twin
+from gguf_files import FILE_KINDS, file_config, write_gguf, write_twin
 from layouts import GREEDY
 from transformers import (
     AutoModelForCausalLM,
@@ -47,6 +48,7 @@ CONFIGS = {
     "qwen2-moe": lambda: Qwen2MoeConfig(**FAMILY_SHAPE, **MOE, num_experts=7, shared_expert_intermediate_size=50),
     "qwen3-moe": lambda: Qwen3MoeConfig(**FAMILY_SHAPE, **MOE, num_experts=11, norm_topk_prob=True),
     "qwen3.5": lambda: Qwen3_5TextConfig(**DELTA, tie_word_embeddings=True),
+    **{kind: partial(file_config, kind) for kind in FILE_KINDS},
     "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**DELTA, **MOE, num_experts=7, shared_expert_intermediate_size=50),
 }
 PROMPTS = mixed_prompts(4)
@@ -63,7 +65,8 @@ def models(request, tmp_path_factory):
     randomize(model)
     model.save_pretrained(directory)
     write_tokenizer(directory)
-    return directory, write_gguf(directory, directory.parent / f"{request.param}.gguf")
+    path = directory.parent / f"{request.param}.gguf"
+    return directory, write_gguf(directory, path, merged=request.param == "deepseek-v2")
 
 
 def answers(model, **options):

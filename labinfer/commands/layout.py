@@ -9,7 +9,9 @@ from labinfer.cache_capacity import blocks_that_fit, states_that_fit
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
 from labinfer.executor.build import find_model
+from labinfer.executor.draft_model import plan_draft_model
 from labinfer.group.rank_group import RankGroup
+from labinfer.layout.draft_layout import draft_options
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
@@ -46,12 +48,16 @@ def run(session: Session, own: PlanOptions) -> int:
         everyone = [msgspec.structs.replace(group.everyone[0], rank=rank, local_rank=rank) for rank in numbers]
     with group.together():
         layout = make_layout(session.options, config, everyone)
+        draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
         if group.size == 1:
             free = {rank: free_memory(device) for rank, device in layout.devices.items()}
         else:
             free = _gather_free(group, layout)
         if group.rank == 0:
-            rooms = [_estimate_room(session, layout, everyone, rank, free[rank]) for rank in layout.devices]
+            rooms = [
+                _estimate_room(session, layout, everyone, rank, free[rank], draft=draft if rank == 0 else None)
+                for rank in layout.devices
+            ]
             size = session.options.cache.block_size
             blocks = [count for count, _ in rooms]
             kv_tokens, states = [count * size for count in blocks], [count for _, count in rooms]
@@ -63,6 +69,12 @@ def run(session: Session, own: PlanOptions) -> int:
                 place.tp_size > 1 and layout.meta(place).is_cache_replicated for place in layout.topology.places
             )
             notes = [REPLICATED] if replicated else []
+            if draft is not None:
+                place = draft.topology.place(0)
+                notes.append(
+                    f"rank 0 holds the draft model, too: {format_bytes(draft.weight_bytes(place))} of weights, and "
+                    f"{format_bytes(draft.meta(place).bytes_per_token)} a token beside the model's"
+                )
             complaints = [_describe_shortfall(session, layout, everyone, rank, free[rank]) for rank in layout.devices]
             OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
             if any(complaints):
@@ -111,19 +123,36 @@ def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:
     return dict(zip(group.ranks, map(int, group.comm.all_gather(mine)), strict=True))
 
 
+def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]) -> Layout | None:
+    """The layout of the draft model, if there is one."""
+    speculation = session.options.scheduler.speculative_config
+    if speculation is None or not speculation.model:
+        return None
+    own = draft_options(session.options, speculation.model, layout)
+    return plan_draft_model(own, session.environment.model_dir, layout, everyone)[1]
+
+
 def _estimate_room(
-    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int
+    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, *, draft: Layout | None
 ) -> tuple[int, int | None]:
-    """KV blocks and slots for states that fit on a rank; None slots where its layers keep no states."""
+    """KV blocks and slots for states that fit on a rank; None slots where its layers keep no states.
+
+    Args:
+        draft: the layout of a draft model that the rank holds, too.
+    """
     options, place = session.options, layout.topology.place(rank)
     size, meta = options.cache.block_size, layout.meta(place)
     share = free // layout.sharing_device(rank, everyone) - layout.weight_bytes(place)
+    block_bytes = layout.block_bytes(place, size)
+    if draft is not None:
+        share -= draft.weight_bytes(draft.topology.place(0))
+        block_bytes += draft.block_bytes(draft.topology.place(0), size)
     room, states = int(share * options.cache.memory_utilization), None
     if per_sequence := meta.bytes_per_sequence:
         states = max(0, states_that_fit(room, per_sequence, options.scheduler.max_num_seqs))
         room -= states * per_sequence
     useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
-    blocks = options.cache.num_kv_blocks or max(0, blocks_that_fit(room, layout.block_bytes(place, size), useful))
+    blocks = options.cache.num_kv_blocks or max(0, blocks_that_fit(room, block_bytes, useful))
     return blocks, states
 
 

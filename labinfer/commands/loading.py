@@ -74,6 +74,16 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         str(layout.kv_dtype(llm.place)).removeprefix("torch."),
         llm.facts.max_model_len,
     )
+    if (draft := llm.draft_model) is not None:
+        logger.info(
+            "draft model%s on rank 0: %s, %s of weights, %d blocks of its own (%s); context %d",
+            whose,
+            draft.directory,
+            format_bytes(draft.weight_bytes),
+            draft.num_blocks,
+            format_bytes(draft.num_blocks * draft.block_bytes(block_size)),
+            draft.max_model_len,
+        )
     if limit := capacity.describe_limit(layout.topology.places):
         logger.info("KV cache%s: %s", whose, limit)
     if capacity.num_states:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from labinfer.config import CacheOptions, SchedulerOptions
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.draft_model import DraftModel, DraftModelProposer
 from labinfer.engine.executor import Executor
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import GuideMaker
@@ -27,6 +28,7 @@ def make_engine(
     recorder: Recorder | None = None,
     guides: GuideMaker | None = None,
     proposer: Proposer | None = None,
+    draft_model: DraftModel | None = None,
 ) -> LLMEngine:
     """Assemble an engine.
 
@@ -36,7 +38,10 @@ def make_engine(
         recorder: keeps where the time goes; None keeps nothing.
         guides: for answers that must have a form; None where there is no such request.
         proposer: drafts tokens; None drafts none.
+        draft_model: drafts them instead.
     """
+    if draft_model is not None:
+        proposer = DraftModelProposer(draft_model, cache, scheduling.max_num_batched_tokens, facts.eos_token_ids)
     scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
     return LLMEngine(scheduler, executor, facts, options=scheduling, recorder=recorder or Recorder(0), guides=guides)
 

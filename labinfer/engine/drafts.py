@@ -35,20 +35,15 @@ class Drafts:
         """
         if self.proposer is None or self._tables.states is not None:  # a state could not forget wrong guesses
             return 0
+        limits = {sequence: limit for sequence in chosen if (limit := self._limit(sequence, room)) > 0}
+        if not limits:
+            return 0
+        proposals = self.proposer.propose(list(limits), list(limits.values()))
         num_drafted = 0
-        for sequence in chosen:
+        for (sequence, limit), proposed in zip(limits.items(), proposals, strict=True):
             cache = sequence.cache
-            limit = min(
-                room - num_drafted,
-                self._max_tokens - 1,
-                sequence.max_context - cache.num_tokens,
-                sequence.max_tokens - sequence.num_output_tokens - 1,
-            )
-            if limit <= 0 or not sequence.may_draft:
-                continue
-            proposed = self.proposer.propose(sequence, limit)
             assert len(proposed) <= limit, f"{len(proposed)} tokens were drafted where {limit} have room"
-            sequence.set_draft(proposed, eos_token_ids)
+            sequence.set_draft(proposed[: room - num_drafted], eos_token_ids)
             count = len(sequence.draft)
             if count and not self._tables.reserve(cache, count):
                 sequence.set_draft((), eos_token_ids)
@@ -59,6 +54,17 @@ class Drafts:
         self._counts["drafted"] += num_drafted
         return num_drafted
 
+    def _limit(self, sequence: Sequence, room: int) -> int:
+        """Tokens that may be drafted for a sequence."""
+        if not sequence.may_draft:
+            return 0
+        return min(
+            room,
+            self._max_tokens - 1,
+            sequence.max_context - sequence.cache.num_tokens,
+            sequence.max_tokens - sequence.num_output_tokens - 1,
+        )
+
     def settle(self, sequence: Sequence, num_drafted: int) -> None:
         """Keep keys and values of drafted tokens as far as they were right, once the step's tokens are the sequence's."""
         if not num_drafted:
@@ -67,3 +73,8 @@ class Drafts:
         self._counts["accepted"] += num_drafted - num_rejected
         if num_rejected:
             self._tables.truncate(sequence.cache, sequence.cache.num_tokens - num_rejected)
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        """Forget sequences that have ended."""
+        if self.proposer is not None:
+            self.proposer.forget(sequences)

@@ -1,4 +1,4 @@
-"""Proposer: guesses the next tokens of a sequence, which the model then verifies several at once."""
+"""Proposer: guesses the next tokens of sequences, which the model then verifies several at once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ class Proposer(Protocol):
     sampled.
     """
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
-        """Tokens that may follow the sequence's, ``limit`` at most; none where there is no good guess."""
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        """For each sequence tokens that may follow its own; none where there is no good guess.
+
+        Args:
+            limits: the most tokens that are of use, for each sequence; at least 1.
+        """
+        ...
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        """Forget sequences that have ended. It may be that nothing was asked about them."""
         ...

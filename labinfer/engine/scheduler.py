@@ -76,7 +76,10 @@ class Scheduler:
         self.counts: Counter[str] = Counter()
         """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
         (how many of them were in the cache), drafted (tokens that were guessed), accepted (how many of them were right)."""
-        self.drafts = Drafts(proposer, tables, options.chunked_prefill_size, self.counts)
+        max_tokens = options.chunked_prefill_size
+        if speculation := options.speculative_config:
+            max_tokens = min(max_tokens, speculation.max_tokens + 1)
+        self.drafts = Drafts(proposer, tables, max_tokens, self.counts)
 
     @property
     def tables(self) -> BlockTables:
@@ -168,10 +171,12 @@ class Scheduler:
             return
         if sequence.beams is not None:
             self._queues.end_group(sequence.beams)
-        for member in sequence.beams.members if sequence.beams else [sequence]:
+        members = sequence.beams.members if sequence.beams else [sequence]
+        for member in members:
             member.finish_reason = reason
             self._withdraw(member)
             self._tables.release(member.cache)
+        self.drafts.forget(members)
 
     def take_finished_ids(self) -> list[int]:
         """Sequences that the workers have not been told to forget yet."""

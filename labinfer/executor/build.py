@@ -14,15 +14,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import labinfer
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError, first_line
+from labinfer.executor.draft_model import DraftModel, load_draft_model
 from labinfer.executor.lent_cores import share_cores
 from labinfer.executor.links import Links, connect, make_links
 from labinfer.executor.measure import StepMeter
+from labinfer.executor.packed_files import packed_files
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
 from labinfer.functions.expert_offload import needs_compiled_experts
@@ -44,9 +45,8 @@ from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
 from labinfer.weights.model_files import config_path
-from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.resolve import resolve_model
-from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.worker import Worker
@@ -70,6 +70,14 @@ class RankParts:
     capacity: KVCapacity
     step_times: StepTimes | None
     """None where nothing depends on them."""
+    draft_model: DraftModel | None = None
+    """On rank 0, where one drafts."""
+
+    def close(self) -> None:
+        """Let go of the weights and KV caches."""
+        self.worker.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
 
 
 def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelConfig]:
@@ -203,11 +211,24 @@ def build_placed(
             checkpoint,
             device,
             on_progress,
-            _packed_files(cache, options, layout, place, directory, providers=providers),
+            packed_files(cache, options, layout, place, directory, providers=providers),
         )
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
     layout = dataclasses.replace(layout, loaded_bytes=_gather_weight_bytes(group, model))
-    capacity = agree_on_blocks(group, options, layout, place)
+    draft_model, speculative = None, options.scheduler.speculative_config
+    with group.together(), memory_for("the draft model's weights", device):
+        if speculative is not None and speculative.model and group.rank == 0 and is_whole:
+            draft_model = load_draft_model(
+                options,
+                speculative.model,
+                group.environment.model_dir,
+                layout,
+                group.everyone[0],
+                providers=providers,
+                weight_cache=cache,
+            )
+    draft_bytes = draft_model.block_bytes(options.cache.block_size) if draft_model is not None else 0
+    capacity = agree_on_blocks(group, options, layout, place, draft_bytes)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
             "the context is cut from %d to %d tokens: that is all the KV cache holds",
@@ -228,8 +249,12 @@ def build_placed(
             num_host_states=capacity.num_host_states,
         )
         model.make_rotary_tables(capacity.max_model_len, device)
+        capture = next(filter(None, (provider.capture() for provider in providers)), None)
+        if draft_model is not None:
+            draft_model.make_cache(
+                capacity.num_blocks, options.cache.block_size, options.scheduler.max_num_seqs, capture
+            )
     logger.debug("KV cache and rotary tables are made")
-    capture = next(filter(None, (provider.capture() for provider in providers)), None)
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
     recorder = Recorder()
     worker = Worker(
@@ -272,6 +297,7 @@ def build_placed(
         recorder=recorder,
         capacity=capacity,
         step_times=times,
+        draft_model=draft_model,
     )
 
 
@@ -297,40 +323,6 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
                     with compile_progress() as on_progress:
                         provider.prepare(device, on_progress)
     return providers
-
-
-def _packed_files(
-    cache: WeightCache | None,
-    options: EngineOptions,
-    layout: Layout,
-    place: Place,
-    directory: Path,
-    *,
-    providers: list[Provider],
-) -> PackedFiles | None:
-    """The cache of packed weights for this rank; None where there is none, or weights are not in host memory."""
-    if cache is None or layout.devices[place.rank].type != "cpu":
-        return None
-    begin, end = layout.topology.layers[place.stage]
-    dtype = str(layout.dtype(place)).removeprefix("torch.")
-    quantization = layout.quantization_name(place)
-    form = dtype if quantization == "none" else f"{quantization} ({dtype})"
-    part = f"tp {place.tp_rank} of {place.tp_size}" if place.tp_size > 1 else ""
-    return PackedFiles(
-        cache=cache,
-        directory=directory,
-        checkpoint=checkpoint_digest(directory),
-        circumstances=digest(
-            labinfer.__version__,
-            [provider.fingerprint() for provider in providers],
-            layout.rounding(place),
-            layout.quantization_group_size,
-        ),
-        label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),
-        options=digest(options.weight_options),
-        code=code_digest(),
-        num_threads=torch.get_num_threads(),
-    )
 
 
 def cache_folder() -> Path | None:

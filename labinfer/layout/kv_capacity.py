@@ -54,8 +54,13 @@ class KVCapacity:
         )
 
 
-def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, place: Place) -> KVCapacity:
+def agree_on_blocks(
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft_bytes: int = 0
+) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.
+
+    Args:
+        draft_bytes: bytes that a block takes on this rank beside the model's: those of a draft model's.
 
     Raises:
         AgreedError: a rank has no room for what is needed or asked for.
@@ -78,6 +83,7 @@ def agree_on_blocks(group: RankGroup, options: EngineOptions, layout: Layout, pl
     num_states = states_that_fit(room, per_state, options.scheduler.max_num_seqs)
     state_bytes = num_states * per_state
     room -= state_bytes
+    per_block += draft_bytes
     num_blocks = cache.num_kv_blocks or blocks_that_fit(room, per_block, useful)
     mine = [num_blocks, num_host, num_states, num_host_states, -per_state]
     of_rank = [counts.tolist() for counts in group.comm.all_gather(torch.tensor(mine))]

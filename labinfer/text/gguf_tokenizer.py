@@ -32,6 +32,8 @@ class PreTokenizer:
 
     pattern: str = ""
     """Regular expression of the parts; empty for GPT-2's."""
+    first: tuple[str, ...] = ()
+    """Regular expressions by which a text is split before, one after another."""
     single_digits: bool = False
     """Whether each digit is a part, whatever else it stands with."""
     composes: bool = False
@@ -61,6 +63,30 @@ GPT4O = PreTokenizer(
     whole_words=True,
 )
 TEKKEN = PreTokenizer(pattern="|".join((*CASED, r"\p{N}", SIGNS_WITH_SLASH, SPACES)), whole_words=True, begins=True)
+CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ\u1f5f-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥ"
+    "ῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+"""Letters of scripts with two cases, as DeepSeek's first tokenizer lists them; some are not what they look like."""
+EAST_ASIAN = "[一-龥ࠀ-一가-퟿]+"
+DEEPSEEK_LLM = PreTokenizer(
+    first=("[\r\n]", rf"\s?[{CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", EAST_ASIAN),
+    pattern=r"\p{N}+",
+)
+DEEPSEEK_CODER = PreTokenizer(first=("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN), pattern=r"\p{N}")
+DEEPSEEK_V3 = PreTokenizer(
+    first=(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+"),
+    pattern="|".join(
+        (
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+            r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+            r" ?[\p{P}\p{S}]+[\r\n]*",
+            SPACES,
+        )
+    ),
+)
 SPLITS = {
     "gpt-2": PreTokenizer(),
     "llama3": LLAMA3,
@@ -71,6 +97,9 @@ SPLITS = {
     "qwen35": QWEN35,
     "gpt-4o": GPT4O,
     "tekken": TEKKEN,
+    "deepseek-llm": DEEPSEEK_LLM,
+    "deepseek-coder": DEEPSEEK_CODER,
+    "deepseek-v3": DEEPSEEK_V3,
     "smollm": PreTokenizer(single_digits=True),
 }
 """By ``tokenizer.ggml.pre``."""
@@ -156,8 +185,9 @@ def _byte_level(file: GgufFile) -> dict[str, Any]:
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not split.pattern}
     steps = [{"type": "Digits", "individual_digits": True}] if split.single_digits else []
-    if split.pattern:
-        steps.append({"type": "Split", "pattern": {"Regex": split.pattern}, "behavior": "Isolated", "invert": False})
+    patterns = [*split.first, split.pattern] if split.pattern else []
+    for pattern in patterns:
+        steps.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
     return {
         "version": "1.0",
         "truncation": None,
@@ -202,7 +232,7 @@ def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, An
 def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
     """Keys of ``tokenizer_config.json`` that ``SentencePieceBackend`` asks for. Tokens that are no text are found in a text as a whole."""
     added = {
-        str(number): {"content": text, "special": kind == CONTROL}
+        str(number): {"content": _as_written(text, kind), "special": kind == CONTROL}
         for number, (text, kind) in enumerate(_vocabulary(file))
         if kind in (CONTROL, USER_DEFINED) and text
     }
@@ -212,6 +242,11 @@ def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
         "add_eos_token": file.get("tokenizer.ggml.add_eos_token", bool, False),
         "added_tokens_decoder": added,
     }
+
+
+def _as_written(text: str, kind: int) -> str:
+    """A token as it stands in texts: some converters leave the marks that SentencePiece has for the spaces of Gemma's tokens."""
+    return text.replace("▁", " ") if kind == USER_DEFINED else text
 
 
 def _sentencepiece_model(file: GgufFile) -> bytes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from checkpoints import FULL, HYBRID, LINEAR, MOE, QWEN_SHAPE, make_checkpoint, randomize, write_tokenizer
-from gguf_files import write_gguf
+from gguf_files import file_config, write_gguf
 from launchers import LAUNCH, run
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3_5MoeTextConfig
 
@@ -45,6 +46,28 @@ def test_experts_and_delta_rule_are_cut_over_three_ranks(tmp_path):
     path = write_gguf(tmp_path / "model", tmp_path / "model.gguf")
     expected = run("single", 1, LAUNCH, "--model", str(tmp_path / "model"), *FLAGS)
     found = run("torchrun", 3, LAUNCH, "--model", str(path), *FLAGS, "-tp", "3")
+    assert found.stdout == expected.stdout and expected.stdout.strip(), found.text
+
+
+SAMPLE = (
+    ("gemma3", "torchrun", 2, ("-tp", "2")),
+    ("gpt-oss", "mpirun", 3, ("-tp", "3")),
+    ("deepseek-v2", "torchrun", 3, ("-tp", "3")),
+    ("deepseek-v3", "mpirun", 2, ("-pp", "2")),
+    ("deepseek-v3", "torchrun", 3, ("-tp", "1,2", "-pp", "2")),
+)
+
+
+@pytest.mark.parametrize(("kind", "launcher", "ranks", "layout"), SAMPLE)
+def test_ranks_read_their_parts_of_joined_and_stacked_tensors(tmp_path, kind, launcher, ranks, layout):
+    torch.manual_seed(4)
+    model = AutoModelForCausalLM.from_config(file_config(kind))
+    randomize(model)
+    model.save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    path = write_gguf(tmp_path / "model", tmp_path / "model.gguf", merged=kind == "deepseek-v2")
+    expected = run("single", 1, LAUNCH, "--model", str(tmp_path / "model"), *FLAGS)
+    found = run(launcher, ranks, LAUNCH, "--model", str(path), *FLAGS, *layout)
     assert found.stdout == expected.stdout and expected.stdout.strip(), found.text
 
 

@@ -76,7 +76,13 @@ class AnswerProposer:
     answers: list[list[list[int]]]
     draw: random.Random
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return list(map(self._propose, sequences, limits))
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
+
+    def _propose(self, sequence: Sequence, limit: int) -> list[int]:
         answer, begin = self.answers[sequence.request.key][sequence.choice], sequence.num_output_tokens
         right = answer[begin : begin + self.draw.randint(1, min(limit, 6))]
         return [token if self.draw.random() < 0.8 else 3 for token in right]

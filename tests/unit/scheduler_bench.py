@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fake_clock import FakeClock
 from worker_model import VECTOR_SIZE, WRONG_TOKEN, ContextShift, WorkerModel, likely_tokens, token_at, vector_of
@@ -14,7 +14,7 @@ from labinfer.engine.assemble import make_scheduler
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import SequenceCache
 from labinfer.engine.facts import EngineFacts
-from labinfer.engine.guide import Guide
+from labinfer.engine.guide import Guide, allows
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.engine.sequence import Sequence, token_sampling
@@ -33,10 +33,39 @@ class RandomProposer:
     share: float = 0.8
     """How many of the tokens are right."""
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return list(map(self._propose, sequences, limits))
+
+    def _propose(self, sequence: Sequence, limit: int) -> list[int]:
         first = len(sequence.token_ids)
         right = [token_at(sequence.seq_id, first + index) for index in range(self.draw.randint(0, limit))]
         return [token if self.draw.random() < self.share else WRONG_TOKEN for token in right]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        assert all(sequence.finish_reason is not None for sequence in sequences)
+
+
+@dataclass
+class ListGuide:
+    """Allows one token after the other, and then nothing."""
+
+    form: list[int]
+    tokens: list[int] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def mask(self) -> bytes:
+        if len(self.tokens) == len(self.form):
+            return b""
+        bit = 1 << self.form[len(self.tokens)]
+        return bit.to_bytes(bit.bit_length() // 8 + 1, "little")
+
+    def accept(self, token: int) -> None:
+        assert allows(self.mask, token)
+        self.tokens.append(token)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.tokens[len(self.tokens) - num_tokens :]
 
 
 class Bench:

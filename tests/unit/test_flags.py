@@ -19,7 +19,7 @@ ENGINE_FLAGS = {
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
-    "--pipeline-schedule", "--max-inflight",
+    "--pipeline-schedule", "--max-inflight", "--speculative-config",
     "--threads", "--log-level", "--timeout", "--fault-timeout", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview",
 }  # fmt: skip

@@ -18,9 +18,10 @@ from labinfer.weights.formats.format import Formats, MatrixForm
 from labinfer.weights.formats.settings import spellings
 from labinfer.weights.gguf.blocks import decode_values
 from labinfer.weights.gguf.config import gguf_config
-from labinfer.weights.gguf.families import read_family
+from labinfer.weights.gguf.families import GgufFamily, read_family
 from labinfer.weights.gguf.file import GgufFile, GgufTensor
 from labinfer.weights.gguf.forms import GgufForm, make_formats, put_codes, take
+from labinfer.weights.gguf.joins import JOINS, Joined
 from labinfer.weights.gguf.orders import Order, RotatedPairs, TiledHeads
 from labinfer.weights.loading import LoadFunctions, TorchLoading
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
@@ -57,6 +58,7 @@ class _Contents:
         config = gguf_config(file)
         num_layers, stored = config["num_hidden_layers"], file.tensors.items()
         self.tensors = {family.name(name, num_layers): tensor for name, tensor in stored if name not in CONFIG_TENSORS}
+        self.joined = _join(family, self.tensors, num_layers)
         orders = _make_orders(config)
         self.orders = {module: orders[name] for module, name in family.orders.items()}
         self.column_orders = {module: orders[name] for module, name in family.column_orders.items()}
@@ -75,15 +77,16 @@ class GgufCheckpoint:
         self.functions: LoadFunctions = TorchLoading()
         self.bytes_read = 0
         contents = _Contents(GgufFile(path))
-        self._tensors, self._changes = contents.tensors, contents.changes
+        self._tensors, self._joined, self._changes = contents.tensors, contents.joined, contents.changes
         self._orders, self._column_orders = contents.orders, contents.column_orders
 
     @property
     def names(self) -> set[str]:
-        return set(self._tensors)
+        return {*self._tensors, *self._joined}
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._tensors[name].shape if name in self._tensors else None
+        stored = self._tensors.get(name) or self._joined.get(name)
+        return None if stored is None else stored.shape
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
         """Part of a tensor that is no matrix; see ``TensorReader``."""
@@ -107,10 +110,11 @@ class GgufCheckpoint:
         shape = part.shape if isinstance(part, TensorSlice) else (part.outputs, part.inputs)
         if isinstance(part, MatrixSlice) and _is_in_stack(part):
             shape = (part.stack.shape[0], *shape)
-        tensor = self._tensors.get(name)
-        if tensor is None:
+        stored = self.shape(name)
+        if stored is None:
             raise UserError(f"{self.directory} has no tensor for {name} of shape {list(shape)}; is the model complete?")
-        if _without_ones(tensor.shape) != _without_ones(shape):
+        if _without_ones(stored) != _without_ones(shape):
+            tensor = self._tensors.get(name) or self._joined[name].first
             raise UserError(
                 f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}, but the metadata asks for {list(shape)}"
             )
@@ -118,6 +122,9 @@ class GgufCheckpoint:
     def load(self, part: WeightSlice) -> None:
         """See ``CheckpointReader``."""
         self.check(part)
+        if (joined := self._joined.get(self._name(part))) is not None:
+            self._load_joined(joined, part)
+            return
         if isinstance(part, TensorSlice):
             self._load_tensor(part)
             return
@@ -143,6 +150,16 @@ class GgufCheckpoint:
         if module in self._orders:
             values = values[self._orders[module].stored(0, len(values))]
         part.destination.copy_(values[tuple(slice(*limits) for limits in part.ranges)])
+
+    def _load_joined(self, joined: Joined, part: WeightSlice) -> None:
+        """Load what is stored in two parts, which is held in values."""
+        if isinstance(part, MatrixSlice):
+            rows, columns = part.rows, part.columns
+        else:
+            rows, columns = (*part.ranges, *((0, size) for size in part.shape[len(part.ranges) :]))
+        for first, last in row_chunks(*rows, joined.shape[1]):
+            values = joined.rows(self._values, first, last)[:, slice(*columns)]
+            part.destination[first - rows[0] : last - rows[0]].copy_(values)
 
     def _values(self, tensor: GgufTensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """Rows and columns of a tensor, by their numbers in the file, as float32."""
@@ -184,6 +201,25 @@ class GgufCheckpoint:
 
 CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda values: values.neg().log()}
 """By their names in ``families``."""
+
+
+def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -> dict[str, Joined]:
+    """Tensors that are stored in two parts. The parts are taken out, also where they are there beside the whole; parts that do not
+    fit together stay as they are, and are refused as tensors that no layer has."""
+    joined = {}
+    for layer in range(num_layers):
+        for module, (kind, *parts) in family.joins.items():
+            name, stored = f"model.layers.{layer}.{module}", [f"model.layers.{layer}.{part}" for part in parts]
+            if not all(part in tensors for part in stored):
+                continue
+            whole = JOINS[kind](*(tensors[part] for part in stored))
+            if whole.shape is None:
+                continue
+            for part in stored:
+                del tensors[part]
+            if name not in tensors:
+                joined[name] = whole
+    return joined
 
 
 def _make_orders(config: dict[str, Any]) -> dict[str, Order]:

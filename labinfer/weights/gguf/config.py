@@ -35,6 +35,8 @@ ENDS = ("eos", "eot", "eom")
 """Tokens that end an answer: of a text, a turn, a message."""
 KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 """Texts of such tokens, for files that name only the end of a text."""
+HARMONY_ENDS = ("<|return|>", "<|call|>")
+"""The same of gpt-oss."""
 CONTROL = 3
 """Kind of tokens in ``tokenizer.ggml.token_type`` that are no text."""
 MAX_FLOATS = 1 << 12
@@ -52,11 +54,11 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     table = file.tensors.get("token_embd.weight")
     if table is None:
         raise UserError(f"{file.path} has no tensor token_embd.weight; is it a whole model?")
-    drafts = _size(file, f"{prefix}.nextn_predict_layers", 0)
+    drafts = file.size(f"{prefix}.nextn_predict_layers", 0)
     values = {
         "architectures": [family.architecture],
         "vocab_size": table.shape[0],
-        "num_hidden_layers": _size(file, f"{prefix}.block_count") - drafts,
+        "num_hidden_layers": file.size(f"{prefix}.block_count") - drafts,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rms_norm_eps": file.get(f"{prefix}.attention.layer_norm_rms_epsilon", float),
         "dtype": _dtype(file),
@@ -65,21 +67,25 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         **family.constants,
     }
+    has_latents = f"{prefix}.attention.kv_lora_rank" in file  # whose sizes of heads are others
     for key, name in (SIZES | dict(family.sizes)).items():
-        values[key] = _size(file, f"{prefix}.{name}")
+        values[key] = file.size(f"{prefix}.{name}")
     for key, name in OPTIONAL_SIZES.items():
-        if f"{prefix}.{name}" in file:
-            values[key] = _size(file, f"{prefix}.{name}")
+        if f"{prefix}.{name}" in file and not (has_latents and key == "head_dim"):
+            values[key] = file.size(f"{prefix}.{name}")
     if INNER_SIZE in values:
         values["linear_value_head_dim"] = values[INNER_SIZE] // max(1, values["linear_num_value_heads"])
     if "moe_intermediate_size" in values:  # of a model that is all experts, files need not say the other one
         values.setdefault("intermediate_size", values["moe_intermediate_size"])
     head_size = values.get("head_dim") or values["hidden_size"] // max(1, values["num_attention_heads"])
-    if _size(file, f"{prefix}.attention.value_length", head_size) != head_size:
+    if has_latents:
+        head_size = file.size(f"{prefix}.rope.dimension_count")
+    elif file.size(f"{prefix}.attention.value_length", head_size) != head_size:
         raise UserError(f"{file.path}: {prefix}.attention.value_length differs from key_length, which is not supported")
-    if not any("experts" in name for name in family.parts) and _size(file, f"{prefix}.expert_count", 0):
+    if not any("experts" in name for name in family.parts) and file.size(f"{prefix}.expert_count", 0):
         raise UserError(f"{file.path}: architecture {prefix!r} with experts is not supported")
-    return values | {"rope_parameters": _rope(file, prefix, head_size)}
+    values["rope_parameters"] = _rope(file, prefix, head_size)
+    return values | (family.read_config(file, values) if family.read_config else {})
 
 
 def gguf_generation_config(file: GgufFile) -> dict[str, Any]:
@@ -90,33 +96,17 @@ def gguf_generation_config(file: GgufFile) -> dict[str, Any]:
 
 def end_ids(file: GgufFile) -> list[int]:
     """Ids of the tokens that end an answer."""
-    ids = {file.get(key, int) for name in ENDS if (key := f"tokenizer.ggml.{name}_token_id") in file}
+    known, names = KNOWN_ENDS, ENDS
+    if file.get("general.architecture", str, "") == "gpt-oss":  # <|end|> ends a message there, with others behind it
+        known, names = HARMONY_ENDS, ENDS[:1]
+    ids = {file.get(key, int) for name in names if (key := f"tokenizer.ggml.{name}_token_id") in file}
     kinds = file.numbers("tokenizer.ggml.token_type")
     if CONTROL in kinds:
         texts = file.texts("tokenizer.ggml.tokens")
         ids.update(
-            n
-            for n, (text, kind) in enumerate(zip(texts, kinds, strict=False))
-            if kind == CONTROL and text in KNOWN_ENDS
+            n for n, (text, kind) in enumerate(zip(texts, kinds, strict=False)) if kind == CONTROL and text in known
         )
     return sorted(ids)
-
-
-def _size(file: GgufFile, key: str, default: int | None = None) -> int:
-    """A whole number, also where it is given for each layer, but the same for all.
-
-    Raises:
-        UserError: it differs between layers, or is none.
-    """
-    try:
-        return file.get(key, int, default)
-    except UserError:
-        numbers = file.numbers(key)
-        if not numbers:
-            raise
-        if len(set(numbers)) > 1 or type(numbers[0]) is not int:
-            raise UserError(f"{file.path}: {key} differs between layers, which is not supported") from None
-        return numbers[0]
 
 
 def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
@@ -127,7 +117,7 @@ def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
     """
     kind = file.get(f"{prefix}.rope.scaling.type", str, "none")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.get(f"{prefix}.rope.freq_base", float, 10000.0)}
-    rotated = _size(file, f"{prefix}.rope.dimension_count", head_size)
+    rotated = file.size(f"{prefix}.rope.dimension_count", head_size)
     if rotated != head_size:
         rope["partial_rotary_factor"] = rotated / head_size
     if "rope_freqs.weight" in file.tensors:
@@ -147,7 +137,10 @@ def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
             f"{file.path}: {prefix}.rope.scaling.type {kind!r:.40} is not supported; supported are none, linear and yarn"
         )
     rope |= {"rope_type": kind, "factor": file.get(f"{prefix}.rope.scaling.factor", float)}
+    if file.get(f"{prefix}.rope.scaling.yarn_ext_factor", float, 1.0) != 1.0:
+        raise UserError(f"{file.path}: {prefix}.rope.scaling.yarn_ext_factor is not supported")
     optional = {
+        "attention_factor": "yarn_attn_factor",
         "original_max_position_embeddings": "original_context_length",
         "beta_fast": "yarn_beta_fast",
         "beta_slow": "yarn_beta_slow",

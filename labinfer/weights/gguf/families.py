@@ -6,11 +6,12 @@ Source: ggml-org/llama.cpp, gguf-py/gguf/constants.py (names) and convert_hf_to_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from labinfer.errors import UserError
+from labinfer.weights.gguf.family_configs import read_deepseek2, read_gemma3, read_gpt_oss
 from labinfer.weights.gguf.file import GgufFile
 
 INNER_SIZE = "linear_inner_size"
@@ -23,13 +24,30 @@ ATTENTION = {
 }
 HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+SANDWICH_NORMS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 MLP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 DENSE = NORMS | ATTENTION | MLP
-EXPERTS = {
-    "mlp.gate": "ffn_gate_inp",
+EXPERT_STACKS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+}
+EXPERTS = {"mlp.gate": "ffn_gate_inp", **EXPERT_STACKS}
+BIASED_EXPERTS = {
+    "mlp.router": "ffn_gate_inp",
+    "mlp.experts.down_proj_bias": "ffn_down_exps.bias",  # before the stack, which has no other bias
+    **EXPERT_STACKS,
+    "self_attn.sinks": "attn_sinks.weight",
+}
+SHARED_EXPERTS = {
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 SHARED_EXPERT = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
@@ -47,6 +65,18 @@ DELTA_NET = {
     "linear_attn.dt_bias": "ssm_dt.bias",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
+}
+LATENTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
+    "self_attn.o_proj": "attn_output",
 }
 EXPERT_SIZES = {
     "num_experts": "expert_count",
@@ -68,6 +98,8 @@ OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 Order = Literal["rotated pairs", "tiled heads", "tiled values", "tiled values behind keys"]
 """Names of orders of rows, see ``orders.py``: of Llama's queries and keys, and of value heads with one row each, with all of their
 values, and with these behind queries and keys."""
+Join = Literal["turns", "heads"]
+"""Names of ways in which a tensor is made of several, see ``joins.py``."""
 Change = Literal["less one", "log of negated"]
 """Names of what is done to the numbers of a tensor."""
 
@@ -90,6 +122,10 @@ class GgufFamily:
     """Modules whose columns are."""
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Modules of whose numbers others are stored."""
+    joins: Mapping[str, tuple[Join, str, str]] = field(default_factory=dict)
+    """Tensors of a layer that are stored in two parts: how they are joined, and what ``parts`` call these, with their last part."""
+    read_config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] | None = None
+    """Further keys of ``config.json``, given those that families have in common."""
 
     def name(self, stored: str, num_layers: int) -> str:
         """The checkpoint's name of a tensor, such as ``model.layers.0.mlp.up_proj.weight`` for ``blk.0.ffn_up.weight``.
@@ -150,6 +186,43 @@ QWEN35_MOE = replace(
     parts={name: stored for name, stored in QWEN35.parts.items() if name not in MLP} | EXPERTS | SHARED_EXPERT,
     sizes=DELTA_SIZES | EXPERT_SIZES | SHARED_SIZES,
 )
+GEMMA3 = GgufFamily(
+    architecture="Gemma3ForCausalLM",
+    parts=ATTENTION | MLP | HEAD_NORMS | SANDWICH_NORMS,
+    changes=dict.fromkeys(("model.norm", *SANDWICH_NORMS, *HEAD_NORMS), "less one"),
+    read_config=read_gemma3,
+)
+GPT_OSS = GgufFamily(
+    architecture="GptOssForCausalLM",
+    parts=NORMS | ATTENTION | BIASED_EXPERTS | {"post_attention_layernorm": "post_attention_norm"},
+    sizes={
+        "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "intermediate_size": "expert_feed_forward_length",
+        "sliding_window": "attention.sliding_window",
+    },
+    joins={
+        "mlp.experts.gate_up_proj_bias": ("turns", "mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
+    },
+    read_config=read_gpt_oss,
+)
+DEEPSEEK2 = GgufFamily(
+    architecture="DeepseekV2ForCausalLM",
+    parts=NORMS | LATENTS | MLP | {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"} | EXPERTS | SHARED_EXPERTS,
+    sizes={
+        "n_routed_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "n_shared_experts": "expert_shared_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "kv_lora_rank": "attention.kv_lora_rank",
+        "qk_rope_head_dim": "rope.dimension_count",
+    },
+    joins={
+        "self_attn.kv_b_proj.weight": ("heads", "self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"),
+    },
+    read_config=read_deepseek2,
+)
 
 FAMILIES = {
     "llama": LLAMA,
@@ -159,6 +232,9 @@ FAMILIES = {
     "qwen3moe": QWEN3_MOE,
     "qwen35": QWEN35,
     "qwen35moe": QWEN35_MOE,
+    "gemma3": GEMMA3,
+    "gpt-oss": GPT_OSS,
+    "deepseek2": DEEPSEEK2,
 }
 """By ``general.architecture``."""
 

@@ -44,6 +44,8 @@ MAX_ALIGNMENT = 1 << 20
 MAX_SPLITS = 1 << 12
 CHUNK = 1 << 20
 """Bytes that are read at once."""
+OF_ALL_PARTS = ("general.architecture", "general.name", "split.tensors.count")
+"""Values that the parts of a model have in common, as far as they have them."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
@@ -105,7 +107,7 @@ class GgufFile:
         path: of the only file or of the first one.
 
     Raises:
-        UserError: a file is missing or broken, or has a tensor of a type that is not supported.
+        UserError: a file is missing, broken or of another model, or has a tensor of a type that is not supported.
     """
 
     def __init__(self, path: Path):
@@ -116,15 +118,29 @@ class GgufFile:
             header = _Header(part)
             if index == 0:
                 self._file, self._values = header.file, header.values
+            self._check_part(part, header.values, index, len(paths))
             for tensor in header.tensors:
                 if tensor.name in self.tensors:
                     raise UserError(f"{part}: tensor {tensor.name!r:.80} is there twice; download the model again")
                 self.tensors[tensor.name] = tensor
-        count = self.get("split.count", int, 1)
-        if count > 1 and count != len(paths):
+        if (count := self.get("split.tensors.count", int, len(self.tensors))) != len(self.tensors):
             raise UserError(
-                f"{path} is one of {count} files; give the first of them under the name that ends in -00001-of-{count:05}.gguf"
+                f"{path} and the files beside it have {len(self.tensors)} tensors, but should have {count}; download the model again"
             )
+
+    def _check_part(self, part: Path, values: dict[str, Any], index: int, num_parts: int) -> None:
+        """Refuse a file that says that it is another one of the model's, or one of another model."""
+        if index == 0 and (count := self.get("split.count", int, 1)) > 1 and count != num_parts:
+            raise UserError(
+                f"{part} is one of {count} files; give the first of them under the name that ends in -00001-of-{count:05}.gguf"
+            )
+        own = {"split.no": index, "split.count": num_parts} | {key: self._values.get(key) for key in OF_ALL_PARTS}
+        for key, expected in own.items():
+            if expected is not None and values.get(key, expected) != expected:
+                raise UserError(
+                    f"{part} is not part {index + 1} of {num_parts} of {self.path.name}: its {key} is {_show(values[key])}, not "
+                    f"{_show(expected)}; download it again"
+                )
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -145,6 +161,22 @@ class GgufFile:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise UserError(f"{self.path}: {key} should be {kind.__name__}, not {_show(value)}")
         return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number, also where it is given for each layer, but the same for all.
+
+        Raises:
+            UserError: it differs between layers, or is none.
+        """
+        try:
+            return self.get(key, int, default)
+        except UserError:
+            numbers = self.numbers(key)
+            if not numbers:
+                raise
+            if len(set(numbers)) > 1 or type(numbers[0]) is not int:
+                raise UserError(f"{self.path}: {key} differs between layers, which is not supported") from None
+            return numbers[0]
 
     def numbers(self, key: str) -> list[int | float | bool]:
         """An array of numbers, or a single number as a list of one; empty where there is none.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
-from scheduler_bench import Bench, RandomProposer
+from scheduler_bench import Bench, ListGuide, RandomProposer
 from worker_model import WRONG_TOKEN, token_at
 
 from labinfer.engine.guide import allows
@@ -24,12 +24,17 @@ class FixedProposer:
     is_right: Callable[[int], bool] = lambda index: True
     """Whether the token at this index of the sequence is guessed right."""
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
-        first = len(sequence.token_ids)
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
         return [
-            token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
-            for index in range(first, first + min(self.count, limit))
+            [
+                token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
+                for index in range(len(sequence.token_ids), len(sequence.token_ids) + min(self.count, limit))
+            ]
+            for sequence, limit in zip(sequences, limits, strict=True)
         ]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
 
 
 def decodes(bench: Bench, seq_id: int) -> list[int]:
@@ -180,29 +185,6 @@ def test_context_is_shifted_between_the_same_tokens_as_without_drafts(share):
         bench.add(6, 60)
     bench.finish_all()
     assert bench.scheduler.counts["drafted"] > 50
-
-
-@dataclass
-class ListGuide:
-    """Allows one token after the other, and then nothing."""
-
-    form: list[int]
-    tokens: list[int] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def mask(self) -> bytes:
-        if len(self.tokens) == len(self.form):
-            return b""
-        bit = 1 << self.form[len(self.tokens)]
-        return bit.to_bytes(bit.bit_length() // 8 + 1, "little")
-
-    def accept(self, token: int) -> None:
-        assert allows(self.mask, token)
-        self.tokens.append(token)
-
-    def rollback(self, num_tokens: int) -> None:
-        del self.tokens[len(self.tokens) - num_tokens :]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0])

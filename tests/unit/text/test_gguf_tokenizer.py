@@ -7,12 +7,17 @@ from pathlib import Path
 
 import gguf
 import pytest
+import sentencepiece
 from checkpoints import CHAT_TEMPLATE, CORPUS
 from gguf import GGUFWriter, TokenType
 from gguf_files import add_sentencepiece, add_tokenizer, finish
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as FastTokenizer
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+    GGUF_PRE_TOKENIZER_SPLITS,
+    convert_gguf_tokenizer,
+    get_gguf_tokenizer,
+)
 
 from labinfer.errors import UserError
 from labinfer.text.gguf_tokenizer import SPLITS, WAY_OUT
@@ -38,6 +43,27 @@ TRICKY = [
 ]
 
 
+HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+DEEPSEEK = {
+    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}"),
+    "deepseek-llm": (
+        "[\r\n]",
+        r"\s?[\p{Lu}\p{Ll}]+",
+        r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        HAN,
+        r"\p{N}+",
+    ),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    ),
+}
+"""As the models' own files have them; letters of the first are named by their kinds, which is the same in these texts."""
+
+
 def splitters(name: str):
     """Normalizer, pre-tokenizer and whether whole words count, as the models' own ``tokenizer.json`` have them."""
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -46,6 +72,9 @@ def splitters(name: str):
     if name == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
         return None, pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]), False
+    if name in DEEPSEEK:
+        splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in DEEPSEEK[name]]
+        return None, pre_tokenizers.Sequence([*splits, by_bytes]), False
     split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
     composes = name in ("qwen2", "qwen35", "deepseek-r1-qwen")
     whole = name in ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o")
@@ -218,3 +247,47 @@ def test_names_of_kinds_are_the_references():
 
     for kind in gguf.TokenType:
         assert getattr(gguf_tokenizer, kind.name) == kind.value
+
+
+def test_gemmas_tokenizer_gives_the_ids_of_transformers(tmp_path):
+    """Runs of spaces and of line ends are tokens, and no text begins with a space of the tokenizer's own."""
+    runs = ["\n\n", "\n\n\n", *("▁" * count for count in range(2, 6)), "<table>"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*CORPUS, *filter(str.strip, TRICKY[:-1])] * 20),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=620,
+        model_type="bpe",
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        control_symbols=["<start_of_turn>", "<end_of_turn>"],
+        user_defined_symbols=runs,
+        minloglevel=2,
+    )
+    path = tmp_path / "model.gguf"
+    for spaces in (" ", "▁"):  # both are written by converters
+        writer = GGUFWriter(path, "gemma3")
+        add_sentencepiece(writer, tmp_path / "tokenizer.model", {}, runs, spaces)
+        writer.add_add_space_prefix(False)
+        finish(writer)
+        architecture, values, _ = get_gguf_tokenizer(str(path))
+        oracle, _ = convert_gguf_tokenizer(architecture, values)
+        made = Tokenizer(path)
+        for text in [
+            *TRICKY[:-1],
+            "a  b   c    d     e",
+            "def f():\n    x\n\n\n\n  <table>y",
+            "<start_of_turn>user\nhi<end_of_turn>\n",
+        ]:
+            ids = oracle.encode(text, add_special_tokens=False).ids
+            assert made.encode(text, add_special_tokens=False) == ids, text
+            assert made.encode(text) == [2, *ids]
+            assert made.decode(ids) == oracle.decode(ids).replace("<start_of_turn>", ""), text

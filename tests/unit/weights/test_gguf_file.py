@@ -97,6 +97,64 @@ def test_split_files_are_read_as_one(tmp_path):
         GgufFile(tmp_path / "other.gguf")
 
 
+def write_parts(directory, name: str, architecture: str = "llama", count: int = 2) -> list:
+    """A model in as many files, and their paths."""
+    writer = gguf.GGUFWriter(directory / f"{name}.gguf", architecture, split_max_tensors=1)
+    for number in range(count):
+        writer.add_tensor(f"{name}.{number}", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(directory.glob(f"{name}-*.gguf"))
+
+
+def test_part_of_another_model_is_refused(tmp_path):
+    own, three = write_parts(tmp_path, "own"), write_parts(tmp_path, "three", count=3)
+    good = own[1].read_bytes()
+    for part, complaint in (
+        (
+            three[1],
+            r"own-00002-of-00002\.gguf is not part 2 of 2 of own-00001-of-00002\.gguf: its split\.count is 3, not 2",
+        ),
+        (own[0], r"is not part 2 of 2 of .*: its split\.no is 0, not 1"),
+    ):
+        own[1].write_bytes(part.read_bytes())
+        with pytest.raises(UserError, match=complaint) as refusal:
+            GgufFile(own[0])
+        assert "\n" not in str(refusal.value)
+    own[1].write_bytes(good)
+    assert len(GgufFile(own[0]).tensors) == 2
+
+
+def test_parts_of_another_architecture_or_with_fewer_tensors_are_refused(tmp_path):
+    """Files of converters that repeat the metadata in each part, and a file that lost tensors."""
+    paths = [tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+
+    def write_part(number: int, architecture: str, count: int) -> None:
+        writer = gguf.GGUFWriter(paths[number], architecture)
+        writer.add_uint16("split.count", 2)
+        writer.add_uint16("split.no", number)
+        writer.add_int32("split.tensors.count", count)
+        writer.add_tensor(f"t.{number}", np.zeros((2, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    write_part(0, "llama", 2)
+    write_part(1, "qwen2", 2)
+    with pytest.raises(UserError, match="its general.architecture is 'qwen2', not 'llama'"):
+        GgufFile(paths[0])
+    write_part(1, "llama", 3)
+    with pytest.raises(UserError, match="its split.tensors.count is 3, not 2"):
+        GgufFile(paths[0])
+    for number in (0, 1):
+        write_part(number, "llama", 3)
+    with pytest.raises(UserError, match="have 2 tensors, but should have 3"):
+        GgufFile(paths[0])
+
+
 def test_every_shortened_file_is_refused(path):
     data, last = path.read_bytes(), GgufFile(path).tensors["e.weight"]
     end = last.position + 6 * last.row_bytes  # what follows fills up a block of the file

@@ -1,0 +1,225 @@
+"""DraftModelProposer: tokens of a smaller model, drawn with the noise of the sequence that they are for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from labinfer.config import CacheOptions
+from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.block_tables import BlockTables, SequenceCache
+from labinfer.engine.guide import allows
+from labinfer.engine.sequence import Sequence
+from labinfer.plan import BatchEntry, BatchPlan, BatchResult, SequenceStart
+
+
+class DraftModel(Protocol):
+    """A model that drafts, with KV blocks of its own."""
+
+    num_blocks: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a sequence that may be in its context at once."""
+        ...
+
+    def run(self, plan: BatchPlan) -> BatchResult:
+        """Run a plan's tokens and sample."""
+        ...
+
+
+@dataclass(eq=False, kw_only=True)
+class DraftedSequence:
+    """A sequence as the draft model has it."""
+
+    cache: SequenceCache
+    tail: list[int] = field(default_factory=list)
+    """The last tokens in its cache: those that were drafted."""
+    started: bool = False
+    """Whether the runner knows the sequence."""
+
+    def num_right(self, token_ids: list[int]) -> int:
+        """Tokens in its cache that are the sequence's, at most all but the last one, which leads to the next."""
+        num_right = min(self.cache.num_tokens - len(self.tail), len(token_ids) - 1)
+        for drafted, token in zip(self.tail, token_ids[num_right:-1], strict=False):
+            if drafted != token:
+                break
+            num_right += 1
+        return num_right
+
+
+@dataclass(eq=False, kw_only=True)
+class Draft:
+    """The tokens that are being drafted for a sequence."""
+
+    sequence: Sequence
+    drafted: DraftedSequence
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    is_complete: bool = False
+    num_accepted: int = 0
+    """Tokens that its guide has to be rolled back by."""
+
+    def take(self, token: int, ends: frozenset[int]) -> None:
+        """Add what was sampled, as far as the answer can go on behind it."""
+        guide = self.sequence.guide
+        if guide is not None and token not in ends:
+            assert allows(guide.mask, token), f"the draft model sampled {token}, which its mask forbids"
+            guide.accept(token)
+            self.num_accepted += 1
+        if token in ends or (guide is not None and not guide.mask):
+            self.is_complete = True
+            return
+        self.tokens.append(token)
+        self.is_complete = len(self.tokens) == self.limit
+
+
+class DraftModelProposer:
+    """Drafts with another model of the same vocabulary, all sequences in one batch for each drafted position.
+
+    A draft is what the engine would sample if the draft model were the model: by the same processors and mask, at the same
+    temperature, with the noise of the sequence's seed at that position. Where the two models predict alike, the same noise
+    makes them choose alike (Daliri, Musco & Suresh 2024, arXiv:2408.07978).
+
+    The draft model has a KV cache of its own. Going back is a matter of positions there: tokens that proved wrong are
+    overwritten, and those that it has not seen are run in one chunk, together with the one that leads to the next.
+
+    Args:
+        model: nothing is drafted beyond its context.
+        cache: options of the KV cache, which hold for that of the draft model, too.
+        max_tokens: tokens of one of its steps at most. Longer prompts take several, one at each ``propose``.
+        eos_token_ids: tokens that end an answer unless its request ignores them.
+    """
+
+    def __init__(self, model: DraftModel, cache: CacheOptions, max_tokens: int, eos_token_ids: Iterable[int]):
+        self._model, self._max_tokens, self._eos_token_ids = model, max_tokens, frozenset(eos_token_ids)
+        self.tables = BlockTables(
+            BlockManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching),
+            BlockManager(0, cache.block_size, prefix_caching=False),
+        )
+        self._drafted: dict[int, DraftedSequence] = {}  # by sequence, the least recently used first
+        self._finished: list[int] = []
+        self._next_step_id = 0
+        self.counts: Counter[str] = Counter()
+        """Since the start: steps, evicted (sequences whose blocks went to others), crowded_out (times that a sequence found no
+        room, and nothing was drafted for it)."""
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        """Tokens that may follow each sequence's, at most so many."""
+        drafts: dict[int, Draft] = {}
+        asking = {sequence.seq_id for sequence in sequences}
+        for sequence, limit in zip(sequences, limits, strict=True):
+            limit = min(limit, self._model.max_model_len + 1 - len(sequence.token_ids))
+            if limit > 0 and (drafted := self._make_room(sequence, limit, asking)) is not None:
+                drafts[sequence.seq_id] = Draft(sequence=sequence, drafted=drafted, limit=limit)
+        try:
+            active = self._catch_up(list(drafts.values()))
+            while active:
+                active = self._step([(draft, draft.tokens[-1:]) for draft in active])
+        finally:
+            for draft in drafts.values():
+                if draft.num_accepted:
+                    draft.sequence.guide.rollback(draft.num_accepted)
+        return [drafts[sequence.seq_id].tokens if sequence.seq_id in drafts else [] for sequence in sequences]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        """Free the blocks of sequences that have ended."""
+        for sequence in sequences:
+            if sequence.seq_id in self._drafted:
+                self._release(sequence.seq_id)
+
+    def _make_room(self, sequence: Sequence, limit: int, asking: set[int]) -> DraftedSequence | None:
+        """The sequence with blocks for all its tokens and drafts; None where there is no room beside those that ask, too."""
+        drafted = self._drafted.pop(sequence.seq_id, None) or DraftedSequence(
+            cache=SequenceCache(salt=sequence.cache.salt)
+        )
+        self._drafted[sequence.seq_id] = drafted
+        cache, tokens = drafted.cache, sequence.token_ids
+        if (num_right := drafted.num_right(tokens)) < cache.num_tokens:
+            self.tables.truncate(cache, num_right)
+        drafted.tail = []
+        while not (
+            (cache.blocks or self.tables.admit(cache, tokens, len(tokens)))
+            and self.tables.reserve(cache, len(tokens) + limit - 1 - cache.num_tokens)
+        ):
+            victim = next((seq_id for seq_id in self._drafted if seq_id not in asking), sequence.seq_id)
+            self._release(victim)
+            if victim == sequence.seq_id:
+                self.counts["crowded_out"] += 1
+                return None
+            self.counts["evicted"] += 1
+        return drafted
+
+    def _release(self, seq_id: int) -> None:
+        drafted = self._drafted.pop(seq_id)
+        self.tables.release(drafted.cache)
+        if drafted.started:
+            self._finished.append(seq_id)
+
+    def _catch_up(self, drafts: list[Draft]) -> list[Draft]:
+        """Run the tokens that the draft model has not seen; returns the drafts that go on."""
+        chunks, left = [], self._max_tokens
+        for draft in drafts:
+            missing = draft.sequence.token_ids[draft.drafted.cache.num_tokens :][:left]
+            left -= len(missing)
+            if missing:
+                chunks.append((draft, missing))
+        return self._step(chunks) if chunks else []
+
+    def _step(self, chunks: list[tuple[Draft, list[int]]]) -> list[Draft]:
+        """Run tokens, and sample the next ones of sequences that are complete with them; returns those that go on."""
+        starts, entries = [], []
+        for draft, tokens in chunks:
+            sequence, drafted = draft.sequence, draft.drafted
+            if not drafted.started:
+                starts.append(_make_start(sequence, sequence.token_ids[: drafted.cache.num_tokens]))
+                drafted.started = True
+            entries.append(self._make_entry(draft, tokens))
+        plan = BatchPlan(
+            step_id=self._next_step_id,
+            starts=starts,
+            finished=self._finished,
+            moves=self.tables.take_moves(),
+            entries=entries,
+        )
+        self._next_step_id += 1
+        self._finished = []
+        self.counts["steps"] += 1
+        active = []
+        for (draft, _), entry, result in zip(chunks, entries, self._model.run(plan).entries, strict=True):
+            if entry.num_samples:
+                draft.take(result.token_ids[0], draft.sequence.request.ends(self._eos_token_ids))
+                if not draft.is_complete:
+                    active.append(draft)
+        return active
+
+    def _make_entry(self, draft: Draft, tokens: list[int]) -> BatchEntry:
+        sequence, cache = draft.sequence, draft.drafted.cache
+        begin = cache.num_tokens
+        self.tables.advance(cache, sequence.token_ids, len(tokens))
+        if begin >= len(sequence.token_ids):
+            draft.drafted.tail += tokens
+        samples = cache.num_tokens >= len(sequence.token_ids)
+        first_block, cache.num_known = cache.num_known, len(cache.blocks)
+        return BatchEntry(
+            seq_id=sequence.seq_id,
+            num_tokens=len(tokens),
+            begin=begin,
+            position=begin,
+            first_block=first_block,
+            new_blocks=cache.blocks[first_block:],
+            new_tokens=tuple(tokens),
+            num_samples=int(samples),
+            masks=(sequence.guide.mask,) if samples and sequence.guide is not None else (),
+            is_decode=samples and len(tokens) == 1,
+        )
+
+
+def _make_start(sequence: Sequence, token_ids: list[int]) -> SequenceStart:
+    """Tell the runner of a sequence: it is sampled from as the model samples from it, and nothing is measured."""
+    sampling = msgspec.structs.replace(sequence.token_sampling, logprobs=None, prompt_logprobs=None)
+    return SequenceStart(sequence.seq_id, list(token_ids), sampling)

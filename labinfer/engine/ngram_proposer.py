@@ -1,0 +1,86 @@
+"""NgramProposer: guesses that what came before comes again (prompt lookup decoding, Saxena 2023)."""
+
+from __future__ import annotations
+
+from labinfer.engine.sequence import Sequence
+
+MAX_MATCHES = 16
+"""Places that are compared, the last ones first."""
+
+
+class NgramProposer:
+    """Looks up the end of a sequence in all that is before it, prompt and answer, and drafts what came behind it then.
+
+    Args:
+        least: tokens that must be the same.
+        most: more of them make no better guess.
+    """
+
+    def __init__(self, least: int, most: int):
+        self._least, self._most = least, most
+        self._texts: dict[Sequence, IndexedText] = {}
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return [self._text(sequence).continuation(limit) for sequence, limit in zip(sequences, limits, strict=True)]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._texts.pop(sequence, None)
+
+    def _text(self, sequence: Sequence) -> IndexedText:
+        text = self._texts.get(sequence)
+        if text is None:
+            text = self._texts[sequence] = IndexedText(self._least, self._most)
+        text.extend(sequence.token_ids)
+        return text
+
+
+class IndexedText:
+    """Tokens, and by each ``least`` of them in a row where these end: at the last place, and from there at the ones before.
+
+    A token costs one entry of a dictionary and one of a list, once, and a look-up at most ``MAX_MATCHES`` comparisons.
+    """
+
+    def __init__(self, least: int, most: int):
+        self._least, self._most = least, most
+        self._tokens: list[int] = []
+        self._last: dict[tuple[int, ...], int] = {}
+        self._before: list[int] = []  # by end, the end of the same tokens before; 0 for none
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Go on to all of these, which begin with the tokens that are known."""
+        tokens, last, before, least = token_ids, self._last, self._before, self._least
+        for end in range(len(before), len(tokens)):  # what ends with the last token has nothing behind it
+            ngram = tuple(tokens[end - least : end]) if end >= least else ()
+            before.append(last.get(ngram, 0))
+            if ngram:
+                last[ngram] = end
+        self._tokens = tokens
+
+    def continuation(self, limit: int) -> list[int]:
+        """The ``limit`` tokens behind the place where most of the last tokens came before; of several the last place.
+
+        Where that place is so near that fewer follow it, they are repeated.
+        """
+        tokens, length = self._tokens, len(self._tokens)
+        end = self._last.get(tuple(tokens[length - self._least :]), 0) if length >= self._least else 0
+        best, most = 0, 0
+        for _ in range(MAX_MATCHES):
+            if not end or most == self._most:
+                break
+            if (common := self._common(end, length)) > most:
+                best, most = end, common
+            end = self._before[end]
+        if not best:
+            return []
+        draft = tokens[best : best + limit]
+        while len(draft) < limit:
+            draft += draft[: limit - len(draft)]
+        return draft
+
+    def _common(self, end: int, length: int) -> int:
+        """Number of tokens before ``end`` that are the same as those before ``length``; up to ``most``."""
+        tokens, count = self._tokens, self._least
+        while count < min(self._most, end) and tokens[end - count - 1] == tokens[length - count - 1]:
+            count += 1
+        return count

@@ -1,0 +1,68 @@
+"""make_draft_layout: the layout of a draft model, which rank 0 holds whole beside its share of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from labinfer.config import EngineOptions, ParallelOptions
+from labinfer.errors import UserError
+from labinfer.layout.layout import Layout, make_layout
+from labinfer.models.config import ModelConfig
+from labinfer.spmd.machine import RankInfo
+
+
+def draft_options(options: EngineOptions, name: str, layout: Layout) -> EngineOptions:
+    """Options of a draft model: rank 0's device and dtype; what the checkpoint holds in codes stays, and nothing else is rounded.
+
+    Args:
+        name: the draft model's, as ``--model`` takes it.
+        layout: the model's.
+    """
+    dtype = str(layout.dtypes[0]).removeprefix("torch.")
+    model = dataclasses.replace(
+        options.model,
+        model=name,
+        dtype=(dtype,),
+        quantization=("auto",),
+        functions=("auto",),
+        autotune="off",
+        weights="plain" if options.model.weights == "plain" else "auto",
+        max_model_len=0,
+        sliding_window=0,
+        head_preview=False,
+    )
+    cache = dataclasses.replace(options.cache, expert_offload=0.0)
+    return dataclasses.replace(
+        options, model=model, parallel=ParallelOptions(device=(str(layout.devices[0]),)), cache=cache
+    )
+
+
+def make_draft_layout(
+    options: EngineOptions, config: ModelConfig, layout: Layout, everyone: Sequence[RankInfo]
+) -> Layout:
+    """Build and check the layout of a draft model on rank 0.
+
+    Args:
+        options: as ``draft_options`` gives them.
+        config: the draft model's.
+        layout: the model's.
+
+    Raises:
+        UserError: it cannot draft for this model.
+    """
+    name, size = options.model.model, layout.config.vocab_size
+    if config.vocab_size != size:
+        raise UserError(
+            f"the draft model {name} has a vocabulary of {config.vocab_size} ids, the model one of {size}; choose one that "
+            "shares the model's vocabulary"
+        )
+    length = min(layout.max_model_len, config.max_position)
+    options = dataclasses.replace(options, model=dataclasses.replace(options.model, max_model_len=length))
+    draft = make_layout(options, config, everyone[:1])
+    if draft.meta(draft.topology.place(0)).bytes_per_sequence:
+        raise UserError(
+            f"the draft model {name} has layers that keep a state of each sequence, which cannot forget wrong drafts; choose "
+            "one whose layers attend"
+        )
+    return draft

@@ -1,0 +1,106 @@
+"""SpeculativeOptions: how tokens are drafted, as ``--speculative-config`` has it, with vLLM's names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from labinfer.errors import UserError
+
+NGRAM = "ngram"
+DRAFT_MODEL = "draft_model"
+METHODS = (NGRAM, DRAFT_MODEL)
+"""Drafters that come with LABInfer."""
+OWN_METHOD = ".py"
+"""End of a method that is a file with a drafter of the user's own."""
+AUTO = "auto"
+AUTO_TOKENS = 16
+"""Longest draft where no length is given."""
+MAX_TOKENS = 128
+"""Longest draft that may be asked for; it is hardly ever right to its end."""
+MAX_NGRAM = 64
+FLAG = "--speculative-config"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeOptions:
+    """Speculation on next tokens, several of which the model then verifies at once."""
+
+    method: str = NGRAM
+    """One of ``METHODS``, or the path of a Python file; see docs/speculation.md."""
+    model: str = ""
+    """With draft_model, which is then the default: the model that drafts, as ``--model`` names models."""
+    num_speculative_tokens: int = 0
+    """Tokens of a draft; 0 for as many as promise the most tokens a second."""
+    prompt_lookup_min: int = 2
+    """Tokens at the end of a sequence that must have come before, at least, for ngram to guess that what came then comes again."""
+    prompt_lookup_max: int = 5
+    """Tokens that ngram compares, at most: more of them make no better guess."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a draft, at most."""
+        return self.num_speculative_tokens or AUTO_TOKENS
+
+    @classmethod
+    def parse(cls, value: Any) -> SpeculativeOptions:
+        """Options from a JSON object, as text or as a dictionary.
+
+        Raises:
+            UserError: a key is unknown, or a value has the wrong type or is out of bounds.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise UserError(
+                    f'{FLAG} {value:.60} is no JSON; give an object, as in \'{{"method": "ngram"}}\''
+                ) from None
+        if not isinstance(value, dict):
+            raise UserError(f'{FLAG} must be an object, as in {{"method": "ngram"}}, not {value!r:.60}')
+        known = [field.name for field in fields(cls)]
+        for key in value:
+            if key not in known:
+                raise UserError(f"{FLAG} has no {key!r:.60}; its keys are {', '.join(known)}")
+        given = {key: item for key, item in value.items() if item is not None}
+        if "model" in given:
+            given.setdefault("method", DRAFT_MODEL)
+        if given.get("num_speculative_tokens") == AUTO:
+            del given["num_speculative_tokens"]
+        elif "num_speculative_tokens" in given:
+            _check_number("num_speculative_tokens", given, MAX_TOKENS, ' or "auto"')
+        for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):
+            if name in given:
+                _check_number(name, given, MAX_NGRAM)
+                bound = max if other == "prompt_lookup_max" else min  # the other one gives way, if it was not given
+                given.setdefault(other, bound(given[name], getattr(cls, other)))
+        options = cls(**given)
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if not isinstance(self.method, str) or not (self.method in METHODS or self.method.endswith(OWN_METHOD)):
+            known = ", ".join(METHODS)
+            raise UserError(f"{FLAG}: method {self.method!r:.60} is none of {known}, nor a Python file; choose one")
+        if not isinstance(self.model, str) or bool(self.model) != (self.method == DRAFT_MODEL):
+            raise UserError(
+                f"{FLAG}: model {self.model!r:.60} does not go with the method {self.method}; the method {DRAFT_MODEL} takes the "
+                "name of a model, and no other one does"
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise UserError(
+                f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        if self.method != NGRAM:
+            for name in ("prompt_lookup_min", "prompt_lookup_max"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserError(f"{FLAG}: {name} is for the method {NGRAM}, not for {self.method}; leave it out")
+
+
+def _check_number(name: str, values: dict[str, Any], most: int, instead: str = "") -> None:
+    value = values[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UserError(f"{FLAG}: {name} must be a whole number from 1 to {most}{instead}, not {value!r:.60}")

@@ -1,0 +1,74 @@
+"""Tensors of a checkpoint that GGUF files store in two parts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.weights.gguf.file import GgufTensor
+
+ReadValues = Callable[[GgufTensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Rows and columns of a tensor by their numbers, as float32; rows are those of all its leading dimensions."""
+
+
+@dataclass(frozen=True)
+class Joined(ABC):
+    """A tensor that is made of two."""
+
+    first: GgufTensor
+    second: GgufTensor
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...] | None:
+        """Rows and columns; None where the parts do not fit together."""
+
+    @abstractmethod
+    def rows(self, read: ReadValues, begin: int, end: int) -> torch.Tensor:
+        """Rows of the whole: (end - begin, columns) float32."""
+
+
+class Turns(Joined):
+    """Columns that take turns, as those of gate and up in gpt-oss."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        rows, columns = self.first.shape[0], self.first.shape[-1]
+        return (rows, 2 * columns) if self.first.shape == self.second.shape == (rows, columns) else None
+
+    def rows(self, read: ReadValues, begin: int, end: int) -> torch.Tensor:
+        rows, columns = torch.arange(begin, end), torch.arange(self.first.shape[-1])
+        return torch.stack([read(part, rows, columns) for part in (self.first, self.second)], dim=-1).flatten(1)
+
+
+class Heads(Joined):
+    """For each head the rows of its keys, which are stored as columns, and then those of its values.
+
+    The first part is (heads, inputs, rows of keys), the second (heads, rows of values, inputs).
+
+    Source: ggml-org/llama.cpp, conversion/deepseek.py: ``k_b_proj`` and ``v_b_proj``.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        if len(self.first.shape) != 3 or len(self.second.shape) != 3:
+            return None
+        heads, inputs, keys = self.first.shape
+        own_heads, values, own_inputs = self.second.shape
+        return (heads * (keys + values), inputs) if (heads, inputs) == (own_heads, own_inputs) else None
+
+    def rows(self, read: ReadValues, begin: int, end: int) -> torch.Tensor:
+        (_, inputs, keys), values = self.first.shape, self.second.shape[1]
+        size = keys + values
+        first, last = begin // size, -(-end // size)
+        keys_HIK = read(self.first, torch.arange(first * inputs, last * inputs), torch.arange(keys))
+        values_HVI = read(self.second, torch.arange(first * values, last * values), torch.arange(inputs))
+        parts = keys_HIK.view(-1, inputs, keys).transpose(1, 2), values_HVI.view(-1, values, inputs)
+        return torch.cat(parts, dim=1).flatten(0, 1)[begin - first * size : end - first * size]
+
+
+JOINS: dict[str, type[Joined]] = {"turns": Turns, "heads": Heads}
+"""By their names in ``families``."""

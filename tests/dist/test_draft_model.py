@@ -1,0 +1,47 @@
+"""A draft model on rank 0 beside every layout: the answers are those without it."""
+
+from __future__ import annotations
+
+import msgspec
+from layouts import layouts_for
+
+from labinfer import SamplingParams
+from labinfer.config import EngineOptions
+from labinfer.llm import LLM
+
+FIELDS = [
+    {"max_tokens": 14, "ignore_eos": True},
+    {"max_tokens": 16, "temperature": 0.8, "top_p": 0.9, "seed": 4, "repetition_penalty": 1.2},
+    {"max_tokens": 12, "temperature": 0.8, "seed": 5, "n": 2, "structured_outputs": {"regex": "([a-z]+ )+[0-9]{9}"}},
+    {"max_tokens": 12, "temperature": 1.0, "seed": 6, "ignore_eos": True},
+    {"max_tokens": 12, "ignore_eos": True, "frequency_penalty": 0.8},
+]
+
+
+def answers(llm: LLM, prompts: list[list[int]]) -> tuple[list, int, int]:
+    """Tokens of the answers, drafted and accepted ones; on rank 0."""
+    params = [msgspec.convert(fields, SamplingParams) for fields in FIELDS]
+    outputs = llm.generate([prompt[:30] for prompt in prompts], params)
+    if not llm.is_rank0:
+        return [], 0, 0
+    counts = llm.report.counts
+    return (
+        [[answer.token_ids for answer in output.completions] for output in outputs],
+        counts["drafted"],
+        counts["accepted"],
+    )
+
+
+def test_answers_are_those_without_a_draft_model(group, golden):
+    """The model drafts for itself, so most of what is drafted is right."""
+    directory, prompts, _ = golden
+    for layout in layouts_for(group.size):
+        flat = {"model": str(directory), "block_size": 4, "num_kv_blocks": 200, **layout}
+        expected, _, _ = answers(LLM.from_options(group, EngineOptions.from_flat(flat)), prompts)
+        drafted = {"model": str(directory), "num_speculative_tokens": 3}
+        llm = LLM.from_options(group, EngineOptions.from_flat({**flat, "speculative_config": drafted}))
+        tokens, num_drafted, num_accepted = answers(llm, prompts)
+        if llm.is_rank0:
+            assert tokens == expected, layout
+            assert 20 < num_drafted < 2 * num_accepted, layout
+        assert (llm.draft_model is not None) == llm.is_rank0

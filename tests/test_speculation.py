@@ -1,0 +1,74 @@
+"""Speculation as users turn it on: its options, drafters of their own, and that no answer depends on it."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoints import make_checkpoint, mixed_prompts
+
+from labinfer import LLM, SamplingParams
+from labinfer.errors import UserError
+
+OPTIONS = {"block_size": 4, "threads": 1, "num_kv_blocks": 400}
+OWN_DRAFTER = """
+class LastToken:
+    def propose(self, sequences, limits):
+        return [[sequence.token_ids[-1]] * min(limit, 3) for sequence, limit in zip(sequences, limits)]
+
+    def forget(self, sequences):
+        pass
+
+def make_proposer(options, facts):
+    assert facts.vocab_size > 0 and options.method.endswith(".py")
+    return LastToken()
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(make_checkpoint(tmp_path_factory.mktemp("speculation") / "model", "llama-untied"))
+
+
+@pytest.fixture(scope="module")
+def requests():
+    prompts = [prompt[:20] * 2 for prompt in mixed_prompts()]
+    params = [
+        SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9 * (index % 2), seed=index)
+        for index in range(len(prompts))
+    ]
+    return prompts, params
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint, requests):
+    with LLM(checkpoint, **OPTIONS) as llm:
+        return [output.token_ids for output in llm.generate(*requests)]
+
+
+@pytest.mark.parametrize("method", ["ngram", "own"])
+def test_method_drafts_and_changes_no_answer(checkpoint, requests, plain, method, tmp_path):
+    config = {"method": method, "num_speculative_tokens": 4}
+    if method == "own":
+        (tmp_path / "drafter.py").write_text(OWN_DRAFTER)
+        config["method"] = str(tmp_path / "drafter.py")
+    with LLM(checkpoint, speculative_config=config, **OPTIONS) as llm:
+        assert [output.token_ids for output in llm.generate(*requests)] == plain
+        assert llm.report.counts["drafted"] > (4 if method == "ngram" else 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "there is no file .*drafter.py"),
+        ("import nothing_of_that_name", "cannot be imported: ModuleNotFoundError"),
+        ("make = 3", "has no function make_proposer"),
+        ("def make_proposer(options, facts):\n    raise OSError('no disk')", "made no proposer: OSError"),
+    ],
+    ids=["missing", "import", "function", "raises"],
+)
+def test_drafter_that_cannot_be_made_is_refused(checkpoint, tmp_path, text, says):
+    path = tmp_path / "drafter.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=says) as caught:
+        LLM(checkpoint, speculative_config={"method": str(path)}, **OPTIONS)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,207 @@
+"""The proposer over a draft model: what it runs, what it remembers, and that its KV blocks hold what they should."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+from scheduler_bench import Bench, ListGuide
+from worker_model import WRONG_TOKEN, token_at
+
+from labinfer.config import CacheOptions
+from labinfer.engine.draft_model import DraftModelProposer
+from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.sequence import Sequence
+from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult
+from labinfer.sampling_params import SamplingParams
+
+BLOCK = 4
+
+
+@dataclass
+class FakeDraftModel:
+    """Knows what the model samples, gets some of it wrong, and checks that all it sees of a sequence is in its blocks."""
+
+    num_blocks: int = 64
+    max_model_len: int = 200
+    share: float = 1.0
+    draw: random.Random = field(default_factory=lambda: random.Random(0))
+    plans: list[BatchPlan] = field(default_factory=list)
+    known: dict[int, list[int]] = field(default_factory=dict)
+    tables: dict[int, list[int]] = field(default_factory=dict)
+    cells: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+
+    def run(self, plan: BatchPlan) -> BatchResult:
+        self.plans.append(plan)
+        assert plan.step_id == len(self.plans) - 1
+        for seq_id in plan.finished:
+            del self.known[seq_id], self.tables[seq_id]
+        for start in plan.starts:
+            assert start.seq_id not in self.known and start.sampling.logprobs is None
+            self.known[start.seq_id], self.tables[start.seq_id] = list(start.token_ids), []
+        for move in plan.moves:
+            assert move.kind == "copy"
+            for source, dest in zip(move.source, move.dest, strict=True):
+                self.cells[dest] = dict(self.cells[source])
+        for entry in plan.entries:
+            self._write(entry)
+        return BatchResult(plan.step_id, [self._sample(entry) for entry in plan.entries])
+
+    def _write(self, entry: BatchEntry) -> None:
+        tokens, table = self.known[entry.seq_id], self.tables[entry.seq_id]
+        assert entry.begin == entry.position <= len(tokens) and len(entry.new_tokens) == entry.num_tokens
+        tokens[entry.begin :] = entry.new_tokens
+        table[entry.first_block :] = entry.new_blocks
+        assert all(0 <= block < self.num_blocks for block in table)
+        for index in range(entry.begin, len(tokens)):
+            self.cells[table[index // BLOCK]][index % BLOCK] = hash(tuple(tokens[: index + 1]))
+
+    def _sample(self, entry: BatchEntry) -> EntryResult:
+        tokens, table = self.known[entry.seq_id], self.tables[entry.seq_id]
+        assert len(tokens) <= self.max_model_len
+        for index in range(len(tokens)):
+            assert self.cells[table[index // BLOCK]][index % BLOCK] == hash(tuple(tokens[: index + 1])), index
+        if not entry.num_samples:
+            return EntryResult()
+        right = self.draw.random() < self.share or entry.masks
+        return EntryResult((token_at(entry.seq_id, len(tokens)) if right else WRONG_TOKEN,))
+
+
+def make_bench(model: FakeDraftModel, max_tokens: int = 64, eos: tuple = (), **options) -> Bench:
+    cache = CacheOptions(block_size=BLOCK)
+    bench = Bench(block_size=BLOCK, eos=eos, proposer=DraftModelProposer(model, cache, max_tokens, eos), **options)
+    bench.proposer = bench.scheduler.drafts.proposer
+    return bench
+
+
+def assert_nothing_left(bench: Bench) -> None:
+    tables = bench.proposer.tables
+    tables.check_integrity(())
+    assert tables.is_idle
+
+
+def test_sequences_are_drafted_for_together():
+    model = FakeDraftModel()
+    bench = make_bench(model, chunked_prefill_size=4, max_num_batched_tokens=30)
+    for _ in range(3):
+        bench.add(3, 9)
+    bench.finish_all()
+    sizes = [[entry.num_tokens for entry in plan.entries] for plan in model.plans]
+    assert sizes[:3] == [[4, 4, 4], [1, 1, 1], [1, 1, 1]]  # the prompts and a token, then drafts
+    assert sizes[3] == [2, 2, 2]  # the draft that it has not seen, and the token behind it
+    assert bench.scheduler.counts["drafted"] == bench.scheduler.counts["accepted"] > 0
+    assert_nothing_left(bench)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(("num_blocks", "num_draft_blocks"), [(64, 64), (14, 64), (64, 14), (64, 7)])
+def test_answers_do_not_depend_on_the_draft_model(num_stages, share, num_blocks, num_draft_blocks):
+    """Through preemptions, and evictions of what it knows."""
+    model = FakeDraftModel(num_draft_blocks, share=share)
+    bench = make_bench(model, num_blocks=num_blocks, num_stages=num_stages, max_num_seqs=5, chunked_prefill_size=5)
+    for index in range(9):
+        bench.add(7 + index, 20, shared=index % 2 * 6)
+    bench.finish_all()  # looks at all tokens
+    assert {sequence.num_output_tokens for sequence in bench.sequences} == {20}
+    assert bench.scheduler.counts["drafted"] > 30
+    assert bench.scheduler.counts["accepted"] > 0 or share == 0.0
+    if num_draft_blocks == 7:
+        assert bench.proposer.counts["crowded_out"] > 0
+    assert_nothing_left(bench)
+
+
+def test_blocks_of_sequences_that_do_not_ask_go_first():
+    bench = Bench(block_size=BLOCK)
+    proposer = DraftModelProposer(FakeDraftModel(num_blocks=8), CacheOptions(block_size=BLOCK), 64, ())
+    first, second = bench.add(9, 40), bench.add(17, 20)
+    bench.launch_all()
+    bench.update()
+    for sequence, num_evicted in ((first, 0), (first, 0), (second, 1), (first, 2)):
+        begin = len(sequence.token_ids)
+        drafts = proposer.propose([sequence], [4])
+        assert drafts == [[token_at(sequence.seq_id, begin + index) for index in range(4)]]
+        assert proposer.counts["evicted"] == num_evicted
+    proposer.forget([first, second])
+    assert proposer.tables.is_idle
+
+
+def test_long_prompt_is_caught_up_with_step_by_step():
+    model = FakeDraftModel()
+    bench = make_bench(model, max_tokens=8)
+    sequence = bench.add(20, 30)
+    bench.launch_all()
+    bench.update()
+    assert [bench.proposer.propose([sequence], [3]) for _ in range(2)] == [[[]], [[]]]
+    assert len(bench.proposer.propose([sequence], [3])[0]) == 3
+    assert [plan.num_tokens for plan in model.plans] == [8, 8, 5, 1, 1]
+    bench.finish_all()
+    assert_nothing_left(bench)
+
+
+def test_nothing_is_drafted_beyond_the_draft_model_s_context():
+    model = FakeDraftModel(max_model_len=12)
+    bench = make_bench(model)
+    bench.add(6, 30)
+    bench.finish_all()
+    assert max(entry.begin + entry.num_tokens for plan in model.plans for entry in plan.entries) == 12
+    assert_nothing_left(bench)
+
+
+def test_draft_ends_before_a_token_that_ends_the_answer():
+    eos = token_at(0, 8)
+    model = FakeDraftModel()
+    bench = make_bench(model, eos=(eos,))
+    sequence = bench.add(5, 20)
+    bench.launch_all()
+    bench.update()
+    assert bench.proposer.propose([sequence], [9]) == [[token_at(0, 6), token_at(0, 7)]]
+    bench.finish_all()
+    assert sequence.finish_reason is FinishReason.STOP
+    assert_nothing_left(bench)
+
+
+def test_drafts_keep_to_the_form_of_the_answer():
+    form = [token_at(0, index) for index in range(5, 17)]
+    guide = ListGuide(form)
+    model = FakeDraftModel()
+    bench = make_bench(model)
+    sequence = bench.add(5, 30, guide=guide)
+    bench.finish_all()
+    assert (sequence.output_ids, sequence.finish_reason) == (form, FinishReason.STOP)
+    sampled = [entry for plan in model.plans for entry in plan.entries if entry.num_samples]
+    assert sampled and all(entry.masks for entry in sampled)
+    assert guide.tokens == form
+    assert_nothing_left(bench)
+
+
+def test_sampling_of_a_sequence_is_that_of_its_drafts():
+    model = FakeDraftModel()
+    bench = make_bench(model)
+    sampling = SamplingParams(max_tokens=6, temperature=0.7, top_p=0.9, seed=11, repetition_penalty=1.3, logprobs=3)
+    bench.add_request(Request(key=0, prompt_token_ids=[1] * 5, sampling=sampling))
+    sequence: Sequence = bench.sequences[0]
+    bench.finish_all()
+    (start,) = [start for plan in model.plans for start in plan.starts]
+    assert start.sampling.temperature == 0.7 and start.sampling.seed == sequence.token_sampling.seed
+    assert start.sampling.processors == sequence.token_sampling.processors != []
+
+
+def test_ten_thousand_random_steps_leave_no_block_behind():
+    draw = random.Random(7)
+    model = FakeDraftModel(num_blocks=30, share=0.7, draw=draw)
+    bench = make_bench(model, num_blocks=40, max_num_seqs=6)
+    for _ in range(draw.randint(1500, 1500)):
+        if draw.random() < 0.2 and len(bench.scheduler.waiting) < 3:
+            bench.add(draw.randint(1, 30), draw.randint(1, 30), shared=draw.choice([0, 8]))
+        elif draw.random() < 0.05 and bench.scheduler.running:
+            bench.scheduler.finish(draw.choice(bench.scheduler.running), FinishReason.ABORT)
+        bench.launch_all()
+        if bench.results:
+            bench.update()
+        bench.proposer.tables.check_integrity(item.cache for item in bench.proposer._drafted.values())
+    bench.finish_all()
+    assert bench.scheduler.counts["accepted"] > 500
+    assert_nothing_left(bench)
