@@ -84,7 +84,8 @@ def test_float32_model_gives_the_same_bits_whatever_is_computed_together(tmp_pat
         with LLM(directory, num_kv_blocks=400, dtype="float32", enable_prefix_caching=False, **options) as llm:
             outputs = [output for batch in batches for output in llm.generate(batch, PARAMS)]
         return [
-            [token.logprob for token in output.prompt_logprobs] + [token.logprob for token in output.completions[0].logprobs]
+            [token.logprob for token in output.prompt_logprobs]
+            + [token.logprob for token in output.completions[0].logprobs]
             for output in outputs
         ]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.dense import look_up, multiply
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes
 from labinfer.functions.cpu.quantized import PANEL
 from labinfer.functions.packed_weight import DenseWeight, PackedWeight

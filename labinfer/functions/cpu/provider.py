@@ -11,10 +11,10 @@ import torch
 
 from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu import library
-from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.latent import CpuLatent

@@ -175,7 +175,9 @@ NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 @pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 4, 6), (0, 33)], ids=str)
 @pytest.mark.parametrize(("block", "size"), [(4, 38), (16, 64), (32, 80), (16, 112), (16, 7), (8, 33), (16, 16)])
 @pytest.mark.parametrize("window", [0, 9])
-def test_attention_in_float32_is_that_of_the_reference(compiled_functions, dtype, kv_dtype, head_ptr, block, size, window):
+def test_attention_in_float32_is_that_of_the_reference(
+    compiled_functions, dtype, kv_dtype, head_ptr, block, size, window
+):
     """Contexts around the vector's length, single tokens and chunks mixed, blocks in any order, sizes of heads that are odd, too."""
     case = Case([1, 15, 16, 17, 70, 33, 9, 300], (len(head_ptr) - 1, size), block, kv_dtype)
     assert case.cache.is_tiled == (block % 16 == 0 and size % 16 == 0)
@@ -187,7 +189,9 @@ def test_attention_in_float32_is_that_of_the_reference(compiled_functions, dtype
     torch.testing.assert_close(got.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.int8)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.int8)], ids=str
+)
 @pytest.mark.parametrize("size", [7, 33])
 def test_heads_of_an_odd_size_attend(functions, size, dtype, kv_dtype):
     case, head_ptr = Case([1, 16, 70, 300], (2, size), 16, kv_dtype), torch.tensor([0, 3, 4])
