@@ -235,6 +235,11 @@ class SchedulerOptions:
         metavar="JSON",
     )
 
+    @property
+    def chooses_drafts(self) -> bool:
+        """Whether the length of each draft is chosen by what steps were measured to take."""
+        return self.speculative_config is not None and not self.speculative_config.num_speculative_tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeOptions:

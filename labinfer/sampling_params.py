@@ -126,6 +126,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether the text has what it ended with."""
     skip_special_tokens: bool = True
     """Whether special tokens stay out of the text; those that chat replies are read by never do."""
+    speculate: bool = True
+    """Whether next tokens may be guessed, where the engine does that; the answer is the same."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence token (for benchmarks)."""
     n: Choices = 1

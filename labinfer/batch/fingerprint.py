@@ -41,6 +41,7 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
             files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
     chosen["quantization"] = join(chosen["quantization"])  # as earlier runs wrote it
     values = chosen | files | msgspec.to_builtins(sampling)
+    del values["speculate"]  # changes no answer
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
         for name, value in values.items()

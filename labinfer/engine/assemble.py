@@ -8,10 +8,12 @@ from labinfer.config import CacheOptions, SchedulerOptions
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_model import DraftModel, DraftModelProposer
+from labinfer.engine.drafts import Drafts
 from labinfer.engine.executor import Executor
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import GuideMaker
 from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.state_slots import StateSlots
@@ -60,12 +62,28 @@ def make_scheduler(
     states = None
     if facts.num_states:
         states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval)
+    tables = BlockTables(blocks, host, states)
+    micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight)
+    speculation = scheduling.speculative_config
+    max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)
+    room = max(0, max_chunk - 1)
+    drafts = Drafts(
+        proposer,
+        tables,
+        max_tokens=min(room, speculation.max_tokens) if speculation else room,
+        max_chunk=max_chunk,
+        vocab_size=facts.vocab_size,
+        clock=clock,
+        round_time=micro_batches.round_time if facts.step_times else None,
+        chooses_lengths=speculation is None or scheduling.chooses_drafts,
+    )
     return Scheduler(
         scheduling,
-        BlockTables(blocks, host, states),
+        tables,
         facts.num_stages,
+        micro_batches=micro_batches,
+        drafts=drafts,
         eos_token_ids=facts.eos_token_ids,
         times=facts.step_times,
         clock=clock,
-        proposer=proposer,
     )

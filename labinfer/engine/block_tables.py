@@ -39,6 +39,12 @@ class SequenceCache:
     """Slot of its state in the host pool, while it is swapped out."""
     last_snapshot: int = 0
     """Tokens before the last block end of those it was admitted with: a snapshot is taken there."""
+    saved_slot: int | None = None
+    """Slot with a copy of its state, to which it can go back."""
+    num_saved: int = 0
+    """Tokens that are in that state."""
+    num_again: int = 0
+    """Tokens that it went back by and that are right: they are run again."""
 
 
 class BlockTables:
@@ -195,6 +201,7 @@ class BlockTables:
     def _free_state(self, cache: SequenceCache) -> None:
         if cache.state_slot is not None:
             self.states.slots.free([cache.state_slot])
+        self.drop_saved(cache)
         if cache.host_state_slot is not None:
             self.states.host.free([cache.host_state_slot])
         cache.state_slot = cache.host_state_slot = None
@@ -222,14 +229,41 @@ class BlockTables:
         return self.states is None or self.states.slots.num_free > 0
 
     def truncate(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Only the first ``num_tokens`` tokens stay."""
+        """Only the first ``num_tokens`` tokens stay; with states those that are in the saved one, and the others are run again."""
         assert num_tokens <= cache.num_tokens and not cache.host_blocks
-        assert self.states is None or num_tokens == cache.num_tokens, "a state cannot go back"
+        if self.states is not None:
+            assert cache.saved_slot is not None and cache.num_saved <= num_tokens, "a state cannot go back"
+            self._moves.append(CacheMove("copy_state", [cache.saved_slot], [cache.state_slot]))
+            self.drop_saved(cache)
+            cache.num_again, num_tokens = num_tokens - cache.num_saved, cache.num_saved
         kept, full = self.blocks.blocks_for(num_tokens), num_tokens // self.blocks.block_size
         self.blocks.free(cache.blocks[kept:])
         del cache.blocks[kept:], cache.digests[full:]  # what comes next may be other tokens
         cache.num_tokens, cache.num_registered = num_tokens, min(cache.num_registered, full)
         cache.num_known = min(cache.num_known, kept)
+
+    def draft_limit(self, cache: SequenceCache) -> int | None:
+        """Tokens that may be drafted behind those that are to be run: none that a snapshot would hold; None for any number."""
+        if self.states is None:
+            return None
+        if not self.states.slots.num_free or self._is_snapshot(cache):
+            return 0
+        limit = self.chunk_limit(cache)
+        return None if limit is None else limit - 1
+
+    def save_state(self, cache: SequenceCache, num_tokens: int) -> None:
+        """Before a step that runs drafted tokens: keep the state, which has ``num_tokens`` tokens in it, to go back to."""
+        if self.states is None:
+            return
+        [cache.saved_slot] = self.states.slots.allocate(1)
+        cache.num_saved = num_tokens
+        self._moves.append(CacheMove("copy_state", [cache.state_slot], [cache.saved_slot]))
+
+    def drop_saved(self, cache: SequenceCache) -> None:
+        """Free the copy of its state, if there is one."""
+        if cache.saved_slot is not None:
+            self.states.slots.free([cache.saved_slot])
+            cache.saved_slot = None
 
     def release(self, cache: SequenceCache) -> None:
         """Free all blocks of a sequence, in both pools; the digests of its tokens stay."""
@@ -237,7 +271,7 @@ class BlockTables:
         self.host.free(cache.host_blocks)
         self._free_state(cache)
         cache.blocks, cache.host_blocks = [], []
-        cache.num_tokens = cache.num_dropped = cache.num_known = cache.num_registered = 0
+        cache.num_tokens = cache.num_dropped = cache.num_known = cache.num_registered = cache.num_again = 0
 
     def keep(self, kept: Collection[SequenceCache], among: Iterable[SequenceCache]) -> None:
         """Release all others."""
@@ -301,7 +335,8 @@ class BlockTables:
             (self.host, [cache.host_blocks for cache in caches]),
         ]
         if self.states is not None:
-            slots = ([cache.state_slot for cache in caches], [cache.host_state_slot for cache in caches])
+            own = [slot for cache in caches for slot in (cache.state_slot, cache.saved_slot)]
+            slots = (own, [cache.host_state_slot for cache in caches])
             for pool, of_caches in zip((self.states.slots, self.states.host), slots, strict=True):
                 pools.append((pool, [[slot for slot in of_caches if slot is not None]]))
             assert all((cache.state_slot is None) == (not cache.blocks) for cache in caches), "blocks without a state"

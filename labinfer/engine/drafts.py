@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.sequence import Sequence
+from labinfer.errors import first_line
+
+logger = logging.getLogger(__name__)
 
 
 class Drafts:
     """Guesses of a proposer in the micro-batches of a scheduler.
 
+    A proposer that fails is told of in the log, and not asked again.
+
     Args:
         proposer: None for no guesses.
-        max_tokens: of a sequence in a step, the one that is no guess included.
-        counts: ``drafted`` and ``accepted`` are counted here.
+        max_tokens: of a draft.
+        max_chunk: tokens of a sequence in a step, drafted or not.
+        vocab_size: ids that a token may have.
+        clock: seconds that never go back.
+        round_time: see ``MicroBatchCount``; None where nothing was measured.
+        chooses_lengths: whether lengths are chosen by it, where there is one; otherwise all drafts are as long as can be.
     """
 
-    def __init__(self, proposer: Proposer | None, tables: BlockTables, max_tokens: int, counts: Counter[str]):
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        tables: BlockTables,
+        *,
+        max_tokens: int,
+        max_chunk: int,
+        vocab_size: int,
+        clock: Callable[[], float],
+        round_time: Callable[[int, float], float] | None = None,
+        chooses_lengths: bool = True,
+    ):
         self.proposer = proposer
-        self._tables, self._max_tokens, self._counts = tables, max_tokens, counts
+        self._tables, self._vocab_size = tables, vocab_size
+        self._max_tokens, self._max_chunk = max_tokens, max_chunk
+        self._clock, self._round_time = clock, round_time
+        self.counts: Counter[str] = Counter()
+        """Since the start: drafts (of a sequence in a step), drafted (their tokens), accepted (how many of them were right), both also
+        by the token's place in its draft (accepted_0 for the first one), draft_seconds (time of the proposer), saved_seconds (time of
+        the steps that right tokens made needless, less what all drafts cost), drafter_failures."""
+        self._lengths, self._chooses_lengths = DraftLengths(max_tokens), chooses_lengths and round_time is not None
+        self._asked_before: set[Sequence] = set()  # by the last step that had drafts
+        self._token_seconds = 0.0  # of the last step with drafts, if it had had none
 
-    def extend(self, chosen: MutableMapping[Sequence, int], room: int, eos_token_ids: frozenset[int]) -> int:
+    def extend(
+        self, chosen: MutableMapping[Sequence, int], room: int, eos_token_ids: frozenset[int], num_micro_batches: int
+    ) -> int:
         """Let the decodes that were chosen run drafted tokens, too. Returns how many.
 
         A draft takes free blocks only, nobody is preempted for it; and it stays in front of where the context is shifted,
@@ -32,49 +65,118 @@ class Drafts:
         Args:
             chosen: tokens to run by sequence; counted up.
             room: tokens that the step has room for.
+            num_micro_batches: so many like this one are in flight at once.
         """
-        if self.proposer is None or self._tables.states is not None:  # a state could not forget wrong guesses
+        if self.proposer is None:
             return 0
-        limits = {sequence: limit for sequence in chosen if (limit := self._limit(sequence, room)) > 0}
+        num_decodes = len(chosen)
+        limits = {seq: limit for seq, count in chosen.items() if (limit := self._limit(seq, count, room)) > 0}
+        if limits and self._chooses_lengths:
+            limits = self._lengths.choose(
+                limits,
+                num_decodes - len(limits),
+                lambda rows: self._round_time(num_micro_batches, num_micro_batches * rows),
+            )
         if not limits:
             return 0
-        proposals = self.proposer.propose(list(limits), list(limits.values()))
+        begin = self._clock()
+        proposals = self._propose(limits)
+        draft_seconds = self._clock() - begin
+        if self._asked_before.issuperset(limits):  # others take longer the first time, for all that is before
+            self._lengths.add_draft_time(draft_seconds, max(limits.values()))
+        self._asked_before = set(limits)
         num_drafted = 0
         for (sequence, limit), proposed in zip(limits.items(), proposals, strict=True):
             cache = sequence.cache
-            assert len(proposed) <= limit, f"{len(proposed)} tokens were drafted where {limit} have room"
-            sequence.set_draft(proposed[: room - num_drafted], eos_token_ids)
+            sequence.set_draft(proposed[: min(limit, room - num_drafted)], eos_token_ids)
             count = len(sequence.draft)
-            if count and not self._tables.reserve(cache, count):
+            if not count:
+                continue
+            if self._tables.draft_limit(cache) == 0 or not self._tables.reserve(cache, count):
                 sequence.set_draft((), eos_token_ids)
                 continue
+            self._tables.save_state(cache, cache.num_tokens - chosen[sequence])
             self._tables.advance(cache, sequence.token_ids, count)
             chosen[sequence] += count
             num_drafted += count
-        self._counts["drafted"] += num_drafted
+            self.counts["drafts"] += count > 0
+            for place in range(count):
+                self.counts[f"drafted_{place}"] += 1
+        self.counts["drafted"] += num_drafted
+        self._count_cost(num_decodes, num_drafted, num_micro_batches, draft_seconds)
         return num_drafted
 
-    def _limit(self, sequence: Sequence, room: int) -> int:
-        """Tokens that may be drafted for a sequence."""
-        if not sequence.may_draft:
+    def _limit(self, sequence: Sequence, count: int, room: int) -> int:
+        """Tokens that may be drafted for a sequence of which ``count`` are run without."""
+        if not sequence.may_draft or sequence.num_unscheduled:
             return 0
+        limit = self._tables.draft_limit(sequence.cache)
         return min(
             room,
-            self._max_tokens - 1,
+            room if limit is None else limit,
+            self._max_tokens,
+            self._max_chunk - count,
             sequence.max_context - sequence.cache.num_tokens,
             sequence.max_tokens - sequence.num_output_tokens - 1,
         )
 
+    def _propose(self, limits: dict[Sequence, int]) -> list[list[int]]:
+        """The proposer's guesses; none from when on it has failed."""
+        try:
+            proposals = self.proposer.propose(list(limits), list(limits.values()))
+            if len(proposals) != len(limits):
+                raise ValueError(f"{len(proposals)} drafts for {len(limits)} sequences")
+            for token in (token for proposed in proposals for token in proposed):
+                if type(token) is not int or not 0 <= token < self._vocab_size:
+                    raise ValueError(f"{token!r:.60} is no id of a vocabulary of {self._vocab_size}")
+        except Exception as error:  # noqa: BLE001 - it may be anybody's code, and no answer needs it
+            self._switch_off(error)
+            return [[] for _ in limits]
+        return proposals
+
+    def _switch_off(self, error: Exception) -> None:
+        name = type(self.proposer).__name__
+        logger.warning(
+            "nothing is drafted any more, answers go on without: %s failed: %s: %s",
+            name,
+            type(error).__name__,
+            first_line(error),
+        )
+        logger.debug("%s failed", name, exc_info=error)
+        self.counts["drafter_failures"] += 1
+        self.proposer = None
+
+    def _count_cost(self, num_decodes: int, num_drafted: int, num_micro_batches: int, draft_seconds: float) -> None:
+        self.counts["draft_seconds"] += draft_seconds
+        if self._round_time is not None:
+            usual, longer = (
+                self._round_time(num_micro_batches, num_micro_batches * rows) / num_micro_batches
+                for rows in (num_decodes, num_decodes + num_drafted)
+            )
+            self.counts["saved_seconds"] += usual - longer - draft_seconds
+            self._token_seconds = usual / num_decodes
+
     def settle(self, sequence: Sequence, num_drafted: int) -> None:
-        """Keep keys and values of drafted tokens as far as they were right, once the step's tokens are the sequence's."""
+        """Keep keys, values and states of drafted tokens as far as they were right, once the step's tokens are the sequence's."""
         if not num_drafted:
             return
         num_rejected = sequence.num_scheduled - (len(sequence.token_ids) - 1)
-        self._counts["accepted"] += num_drafted - num_rejected
+        num_right = num_drafted - num_rejected
+        self.counts["accepted"] += num_right
+        self.counts["saved_seconds"] += num_right * self._token_seconds
+        for place in range(num_right):
+            self.counts[f"accepted_{place}"] += 1
+        self._lengths.add_verified(sequence, num_drafted, num_right)
         if num_rejected:
             self._tables.truncate(sequence.cache, sequence.cache.num_tokens - num_rejected)
+        else:
+            self._tables.drop_saved(sequence.cache)
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Forget sequences that have ended."""
+        self._lengths.forget(sequences)
         if self.proposer is not None:
-            self.proposer.forget(sequences)
+            try:
+                self.proposer.forget(sequences)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._switch_off(error)

@@ -21,6 +21,7 @@ def make_start(sequence: Sequence) -> SequenceStart:
 def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     """Part of a sequence in a step: the last ``count`` of the tokens that it has blocks for."""
     cache, begin = sequence.cache, sequence.num_scheduled - count
+    num_told = max(sequence.num_told, min(len(sequence.token_ids), sequence.num_scheduled))
     num_samples = 0
     if sequence.num_unscheduled == 0 and not sequence.request.pooling:
         num_samples = 1 + len(sequence.draft)
@@ -31,13 +32,13 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         position=cache.num_tokens - count,
         first_block=cache.num_known,
         new_blocks=cache.blocks[cache.num_known :],
-        new_tokens=(*sequence.token_ids[sequence.num_told :], *sequence.draft),
+        new_tokens=(*sequence.token_ids[sequence.num_told : num_told], *sequence.draft),
         num_samples=num_samples,
         masks=sequence.masks if num_samples and sequence.guide is not None else (),
         is_decode=num_samples == count and begin >= sequence.num_prompt_tokens,
     )
     sequence.num_in_flight += 1
-    sequence.num_told, cache.num_known = len(sequence.token_ids), len(cache.blocks)
+    sequence.num_told, cache.num_known = num_told, len(cache.blocks)
     return entry
 
 

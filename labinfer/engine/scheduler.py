@@ -8,7 +8,7 @@ micro-batch gets, is for ``policies`` to say.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -20,7 +20,6 @@ from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
 from labinfer.engine.policies import ORDERS, Load, Split, balanced, choose_split
-from labinfer.engine.proposer import Proposer
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
@@ -43,10 +42,11 @@ class Scheduler:
         options: the budgets.
         tables: the KV blocks, the same number on every rank, and who holds them.
         num_stages: pipeline stages.
+        micro_batches: how many are best.
+        drafts: guessed next tokens, to be verified.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         times: what steps cost, where it was measured.
         clock: seconds that never go back.
-        proposer: guesses next tokens, to be verified; None for no guesses.
     """
 
     def __init__(
@@ -55,15 +55,16 @@ class Scheduler:
         tables: BlockTables,
         num_stages: int,
         *,
+        micro_batches: MicroBatchCount,
+        drafts: Drafts,
         eos_token_ids: tuple[int, ...] = (),
         times: StepTimes | None = None,
         clock: Callable[[], float],
-        proposer: Proposer | None = None,
     ):
         self._options = options
         self._tables, self._blocks = tables, tables.blocks
         self._schedule = make_schedule(options.pipeline_schedule)
-        self._micro_batches = MicroBatchCount(num_stages, times, options.max_inflight)
+        self._micro_batches = micro_batches
         self._split = choose_split(options.batch_policy, num_stages, options.pipeline_schedule)
         self._times = times
         self._is_prefilling = self._was_prefilling = False
@@ -73,13 +74,10 @@ class Scheduler:
         self._finished_ids: list[int] = []
         self.next_step_id = 0
         """Id of the next micro-batch; ids count through all runs."""
-        self.counts: Counter[str] = Counter()
+        self.drafts = drafts
+        self.counts = drafts.counts
         """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
-        (how many of them were in the cache), drafted (tokens that were guessed), accepted (how many of them were right)."""
-        max_tokens = options.chunked_prefill_size
-        if speculation := options.speculative_config:
-            max_tokens = min(max_tokens, speculation.max_tokens + 1)
-        self.drafts = Drafts(proposer, tables, max_tokens, self.counts)
+        (how many of them were in the cache), and those of ``Drafts``."""
 
     @property
     def tables(self) -> BlockTables:
@@ -210,10 +208,11 @@ class Scheduler:
             elif not sequence.request.pooling:  # no token is to come of a pooled one
                 num_on_their_way += 1
         budget = split(self._load(len(decoding) + num_on_their_way, prefilling))
-        limit = min(budget.num_decodes, self._options.max_num_batched_tokens)
-        num_decodes = self._choose_from(decoding, chosen, limit)
-        left = self._options.max_num_batched_tokens - num_decodes
-        left -= self.drafts.extend(chosen, left, self.eos_token_ids)
+        left = self._options.max_num_batched_tokens
+        left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
+        num_decodes = len(chosen)
+        num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
+        left -= self.drafts.extend(chosen, left, self.eos_token_ids, num_micro_batches)
         room = min(budget.num_prefill_tokens, left)
         room -= self._choose_from(prefilling, chosen, room)
         if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
@@ -240,11 +239,13 @@ class Scheduler:
     def _micro_batches_now(self) -> int:
         return self._micro_batches.best(len(self.running), bool(self.waiting) or self._was_prefilling)
 
-    def _choose_from(self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int) -> int:
-        """Returns how many tokens are run."""
+    def _choose_from(
+        self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int, most: int | None = None
+    ) -> int:
+        """Choose of these, until ``most`` are chosen. Returns how many tokens are run."""
         used = 0
         for sequence in sequences:
-            if used == budget:
+            if used == budget or len(chosen) == most:
                 break
             if sequence.cache.blocks:  # it may have been preempted a moment ago
                 used += self._choose(chosen, sequence, budget - used)

@@ -107,9 +107,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether one token is to be run, with all before it in the cache or on their way there."""
-        num_before = len(self.token_ids) - 1
-        return self.num_scheduled == num_before >= len(self.request.prompt_token_ids)
+        """Whether one token is to be run, with all before it in the cache or on their way there, or to be run again with it."""
+        num_again = len(self.token_ids) - 1 - self.num_scheduled
+        return 0 <= num_again <= self.cache.num_again and self.num_scheduled >= len(self.request.prompt_token_ids)
 
     @property
     def measures_prompt(self) -> bool:
@@ -128,8 +128,9 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Whether tokens may be drafted for it: not where beams, a vector or measures of its prompt are to come."""
-        return self.beams is None and not self.request.pooling and not self.measures_prompt
+        """Whether tokens may be drafted for it: not where beams, a vector or measures of its prompt are to come, or its request
+        says no."""
+        return self.sampling.speculate and self.beams is None and not self.request.pooling and not self.measures_prompt
 
     def set_draft(self, token_ids: Iterable[int], eos_token_ids: frozenset[int]) -> None:
         """Guess that these tokens come next. Kept are those behind which the answer can go on."""

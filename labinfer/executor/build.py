@@ -269,7 +269,8 @@ def build_placed(
         recorder=recorder,
     )
     times = None
-    if capacity.num_host_blocks or (pipeline is not None and not options.scheduler.max_inflight):
+    measures = options.scheduler.chooses_drafts or (pipeline is not None and not options.scheduler.max_inflight)
+    if capacity.num_host_blocks or measures:
         times = StepMeter(layout, place, worker, pipeline, cache).measure(group, options.scheduler, capacity)
         worker.reset_counters()
         if offload is not None:

@@ -31,6 +31,8 @@ from labinfer.worker.worker import Worker
 
 BATCH_SIZES = (1, 8, 64)
 """Decoding sequences."""
+DRAFT_SIZES = (2, 4, 16, 32)
+"""Further ones, where steps also run drafted tokens: these cost as rows of other sequences do."""
 ROUNDS = 3
 """Repetitions of which the fastest counts: others run on the machine too."""
 RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
@@ -62,8 +64,11 @@ class StepMeter:
 
     def measure(self, group: RankGroup, options: SchedulerOptions, capacity: KVCapacity) -> StepTimes:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
-        most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
-        sizes = [size for size in BATCH_SIZES if size <= most]
+        sizes, most = BATCH_SIZES, options.max_num_seqs
+        if options.chooses_drafts:
+            sizes, most = sorted(sizes + DRAFT_SIZES), max(most, 1 + options.speculative_config.max_tokens)
+        most = min(most, options.max_num_batched_tokens, capacity.num_states or most)
+        sizes = [size for size in sizes if size <= most]
         mine = [min(self._time_with_others(group, size, number) for number in range(ROUNDS)) for size in sizes]
         alone: list[float] = []
         for stage in range(self.layout.topology.num_stages):

@@ -66,11 +66,11 @@ class ModelInputBatch:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Addresses of its tensors, after the numbers of sequences and of rows to sample."""
+        """Addresses of its tensors, after the numbers of sequences, of rows and of rows to sample."""
         attention = self.attention
         tensors = (
             *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, self.state_slots_B),
             *(attention.tables_N, attention.row_ptr_B, attention.context_lens_B, attention.table_ptr_B),
         )
         addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-        return len(attention.context_lens), len(self.sample_rows_B), *addresses
+        return len(attention.context_lens), len(self.token_ids_T), len(self.sample_rows_B), *addresses

@@ -21,7 +21,7 @@ from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
 from labinfer.worker.sampler import Sampler, measure
-from labinfer.worker.step_graphs import StepGraphs
+from labinfer.worker.step_graphs import MAX_ROWS, StepGraphs
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
@@ -66,7 +66,7 @@ class ModelRunner:
         capture: Capture | None = None,
     ):
         self.model, self._cache, self._capture = model, cache, capture
-        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
+        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture, MAX_ROWS)
         self._heads = {
             largest_only: StepGraphs(partial(sampled_logits, model, largest_only=largest_only), capture)
             for largest_only in (False, True)
@@ -83,7 +83,7 @@ class ModelRunner:
         """
         part, model = copy(self), self.model.part(indices)
         caches = [self._cache.layers[index] for index in indices]
-        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture)
+        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture, MAX_ROWS)
         return part
 
     def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:
@@ -142,7 +142,10 @@ class ModelRunner:
             tables_N=block_tables,  # the last, so that the others stay in their places as contexts grow
         )
         output_rows = None
-        if not (all_rows or prompt_rows or pooled) and len(sample_rows) < len(token_ids) > len(plan.entries):
+        is_chunk = len(plan.entries) == 1 and len(token_ids) <= MAX_ROWS  # few rows: captured, with all of them
+        if not (all_rows or prompt_rows or pooled or is_chunk) and len(sample_rows) < len(token_ids) > len(
+            plan.entries
+        ):
             counts = [entry.num_samples for entry in plan.entries]
             output_rows = self._output_rows(tensors["sample_rows_B"], counts, context_lens, block_tables)
         return ModelInputBatch(

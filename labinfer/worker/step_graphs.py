@@ -13,7 +13,9 @@ from labinfer.layers.input_batch import ModelInputBatch
 MAX_SEQUENCES = 4
 """Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up, and a graph keeps all
 its activations."""
-MAX_STEPS = 16
+MAX_ROWS = 8
+"""Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
+MAX_STEPS = 32
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
 """The layers, or the head, on a batch and hidden states."""
@@ -29,26 +31,33 @@ class CapturedStep:
 
 
 class StepGraphs:
-    """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed.
+    """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed; so is one
+    of a few tokens of one sequence, when the second one like it comes.
 
     Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do. What a step gives holds until
     the next one.
 
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
+        max_rows: rows of one sequence in a step that is captured.
     """
 
-    def __init__(self, part: StepPart, capture: Capture | None):
-        self._part, self._capture = part, capture
+    def __init__(self, part: StepPart, capture: Capture | None, max_rows: int = 1):
+        self._part, self._capture, self._max_rows = part, capture, max_rows
+        self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        num_sequences = len(batch.attention.context_lens)
-        if self._capture is None or not num_sequences == len(batch.token_ids_T) <= MAX_SEQUENCES:
+        num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
+        is_chunk = num_sequences == 1 < num_rows <= self._max_rows and batch.output_rows is None
+        if self._capture is None or not (is_chunk or num_sequences == num_rows <= MAX_SEQUENCES):
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
+            if is_chunk and places not in self._seen:
+                self._seen.add(places)
+                return self._part(batch, hidden_TD)
             return self._capture_step(places, batch, hidden_TD)
         step = self._steps[places]
         if step is None:
@@ -65,5 +74,6 @@ class StepGraphs:
         out, graph = self._capture(lambda: self._part(batch, own_TD))
         if len(self._steps) == MAX_STEPS:
             self._steps.clear()
+            self._seen.clear()
         self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         return out

@@ -22,7 +22,7 @@ from labinfer.plan import BatchPlan, BatchResult
 from labinfer.rank_stats import StepTimes
 from labinfer.sampling_params import SamplingParams
 
-VOCAB_SIZE = 1000
+VOCAB_SIZE = WRONG_TOKEN + 1
 
 
 @dataclass
@@ -32,13 +32,16 @@ class RandomProposer:
     draw: random.Random
     share: float = 0.8
     """How many of the tokens are right."""
+    full: bool = False
+    """Whether drafts are always as long as can be."""
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
         return list(map(self._propose, sequences, limits))
 
     def _propose(self, sequence: Sequence, limit: int) -> list[int]:
         first = len(sequence.token_ids)
-        right = [token_at(sequence.seq_id, first + index) for index in range(self.draw.randint(0, limit))]
+        count = limit if self.full else self.draw.randint(0, limit)
+        right = [token_at(sequence.seq_id, first + index) for index in range(count)]
         return [token if self.draw.random() < self.share else WRONG_TOKEN for token in right]
 
     def forget(self, sequences: list[Sequence]) -> None:
@@ -90,6 +93,7 @@ class Bench:
         num_states: int = 0,
         num_host_states: int = 0,
         snapshot_interval: int = 0,
+        enable_prefix_caching: bool = True,
         **options,
     ):
         self.options = SchedulerOptions(**options)
@@ -109,7 +113,11 @@ class Bench:
         )
         self.scheduler = make_scheduler(
             facts,
-            cache=CacheOptions(block_size=block_size, snapshot_interval=snapshot_interval or 3 * block_size),
+            cache=CacheOptions(
+                block_size=block_size,
+                snapshot_interval=snapshot_interval or 3 * block_size,
+                enable_prefix_caching=enable_prefix_caching,
+            ),
             scheduling=self.options,
             clock=self.clock,
             proposer=proposer,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from scheduler_bench import Bench, ListGuide, RandomProposer
+from scheduler_bench import VOCAB_SIZE, Bench, ListGuide, RandomProposer
 from worker_model import WRONG_TOKEN, token_at
 
 from labinfer.engine.guide import allows
@@ -140,6 +140,75 @@ def test_drafted_tokens_cannot_be_found_in_the_cache(rejected):
     bench.finish_all()
 
 
+@dataclass
+class FailingProposer(FixedProposer):
+    """Drafts well at first, and then does what no drafter should."""
+
+    failure: str = "raises"
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        drafts = super().propose(sequences, limits)
+        if len(sequences[0].token_ids) < 20:
+            return drafts
+        if self.failure == "raises":
+            raise ArithmeticError("no guess\nat all")
+        if self.failure == "missing":
+            return drafts[1:]
+        drafts[0][0] = {"vocabulary": VOCAB_SIZE, "negative": -1, "float": 3.0, "none": None}[self.failure]
+        return drafts
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        if self.failure == "forget":
+            raise KeyError("who is that")
+
+
+@pytest.mark.parametrize("failure", ["raises", "missing", "vocabulary", "negative", "float", "none", "forget"])
+def test_proposer_that_fails_is_named_once_and_not_asked_again(failure, caplog):
+    bench = Bench(proposer=FailingProposer(3, failure=failure))
+    first, second = bench.add(5, 30), bench.add(5, 40)
+    bench.finish_all()
+    assert (first.num_output_tokens, second.num_output_tokens) == (30, 40)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "FailingProposer failed: " in record.getMessage() and "\n" not in record.getMessage()
+    assert failure != "raises" or record.getMessage().endswith("ArithmeticError: no guess")
+    counts = bench.scheduler.counts
+    assert counts["drafter_failures"] == 1 and counts["drafted"] > 0
+    assert bench.scheduler.drafts.proposer is None
+
+
+def test_draft_that_is_too_long_is_cut():
+    @dataclass
+    class Generous(FixedProposer):
+        def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+            return super().propose(sequences, [limit + 50 for limit in limits])
+
+    bench = Bench(proposer=Generous(50), chunked_prefill_size=8, max_num_batched_tokens=14)
+    bench.add(5, 30)
+    bench.add(5, 30)
+    bench.finish_all()
+    assert max(plan.num_tokens for plan in bench.plans if plan.num_decodes) == 14
+
+
+def test_request_can_do_without_drafts():
+    bench = Bench(proposer=FixedProposer(3))
+    prompts = ([-1] * 5, [-2] * 5)
+    for key, speculate in enumerate((True, False)):
+        sampling = SamplingParams(max_tokens=9, speculate=speculate)
+        bench.add_request(Request(key=key, prompt_token_ids=prompts[key], sampling=sampling))
+    bench.finish_all()
+    assert decodes(bench, 0) == [4, 4] and decodes(bench, 1) == [1] * 8
+
+
+def test_places_of_drafts_are_counted():
+    bench = Bench(proposer=FixedProposer(3, lambda index: index % 4 != 3))
+    bench.add(5, 9)  # drafts of 6 7 | 8 9 10 | 12 13 …: those at 7 and 11 are wrong
+    bench.finish_all()
+    counts = bench.scheduler.counts
+    assert counts["drafted"] == sum(counts[f"drafted_{place}"] for place in range(3))
+    assert counts["accepted"] == sum(counts[f"accepted_{place}"] for place in range(3)) > 0
+    assert counts["drafts"] == counts["drafted_0"] >= counts["accepted_0"] > counts["accepted_2"]
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_nothing_is_drafted_for_pooled_prompts_and_beams(pooling):
     bench = Bench(proposer=FixedProposer(3))
@@ -149,12 +218,48 @@ def test_nothing_is_drafted_for_pooled_prompts_and_beams(pooling):
     assert bench.scheduler.counts["drafted"] == 0
 
 
-def test_nothing_is_drafted_for_layers_with_a_state():
-    """A state cannot go back to where it was before the drafted tokens."""
-    bench = Bench(num_states=4, proposer=FixedProposer(3))
-    bench.add(5, 8)
+def test_layers_with_a_state_run_right_tokens_again_behind_wrong_ones():
+    """With the next drafts, from the state before the chunk that went wrong."""
+    bench = Bench(num_states=4, snapshot_interval=100, proposer=FixedProposer(3, lambda index: index != 8))
+    bench.add(5, 9)
     bench.finish_all()
-    assert bench.scheduler.counts["drafted"] == 0
+    assert [(entry.begin, entry.num_tokens, entry.num_samples) for plan in bench.plans for entry in plan.entries] == [
+        (0, 4, 0),
+        (4, 1, 1),
+        (5, 4, 4),  # the tokens at 6 and 7 are right, the one at 8 is not
+        (5, 7, 4),  # those from 5 to 8, and three drafts
+        (12, 1, 1),
+    ]
+    assert (bench.scheduler.counts["drafted"], bench.scheduler.counts["accepted"]) == (6, 5)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    "room",
+    [
+        {"num_blocks": 200, "num_states": 16},
+        {"num_blocks": 12, "num_states": 7, "num_host_blocks": 30, "num_host_states": 3, "preemption_mode": "swap"},
+        {"num_blocks": 12, "num_states": 5, "max_num_batched_tokens": 7, "chunked_prefill_size": 5},
+    ],
+    ids=["ample", "swap", "small steps"],
+)
+def test_states_go_back_to_right_tokens(num_stages, share, caching, room):
+    """``WorkerModel`` knows which tokens went into a state."""
+    bench = Bench(
+        block_size=4,
+        num_stages=num_stages,
+        proposer=RandomProposer(random.Random(4), share),
+        enable_prefix_caching=caching,
+        **room,
+    )
+    for index in range(7):
+        bench.add(5 + index, 30, shared=index % 2 * 4)
+    bench.finish_all()  # looks at all tokens
+    assert {sequence.num_output_tokens for sequence in bench.sequences} == {30}
+    assert bench.scheduler.counts["drafted"] > 30
+    assert bench.scheduler.counts["preemptions"] > 0 or room["num_blocks"] == 200
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])

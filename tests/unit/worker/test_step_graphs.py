@@ -59,7 +59,7 @@ def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
             first_block=0,
             new_blocks=[4 * seq + index for index in range(4)],
             num_samples=0,
-            new_tokens=[] if new else [(7 * seq + 3 * begin) % 50],
+            new_tokens=[] if new else [(7 * seq + 3 * index) % 50 for index in range(begin, end)],
         )
         for seq, (begin, end) in lengths.items()
     ]
@@ -105,6 +105,20 @@ def test_captured_steps_give_the_same_bits_while_contexts_grow(directory, compil
     assert captures.made == 6 and not captures.failed and captured._indices is not before
 
 
+def test_drafts_of_one_sequence_are_captured_when_they_come_again(directory, compiled_functions):
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain, captured = (make_runner(directory, registry, each) for each in (None, captures))
+    prompt = plan({0: (0, 2), 1: (0, 2)}, True)
+    assert torch.equal(run(captured, prompt), run(plain, prompt))
+    made = []
+    for seq, begin, end in ((0, 2, 5), (0, 3, 6), (1, 2, 5), (0, 6, 8), (0, 8, 11), (1, 4, 7), (0, 11, 13), (0, 4, 14)):
+        step = plan({seq: (begin, end)}, False)
+        assert torch.equal(run(captured, step), run(plain, step))
+        made.append(captures.made)
+    assert made == [0, 1, 1, 1, 1, 1, 2, 2] and not captures.failed  # ten rows are too many
+
+
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
@@ -112,6 +126,8 @@ def test_prompts_and_large_batches_are_not_captured(directory, compiled_function
     many = range(MAX_SEQUENCES + 1)
     run(runner, plan(dict.fromkeys(many, (0, 2)), True))
     run(runner, plan(dict.fromkeys(many, (2, 3)), False))
+    run(runner, plan({0: (3, 5), 1: (3, 5)}, False))
+    run(runner, plan({0: (5, 7), 1: (5, 7)}, False))
     assert captures.made == captures.failed == 0
 
 

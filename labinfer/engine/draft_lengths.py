@@ -1,0 +1,137 @@
+"""DraftLengths: how many tokens to draft for each sequence, from measured acceptance and measured times of steps."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from labinfer.engine.sequence import Sequence
+
+PRIOR = 0.6
+"""Part of the drafted tokens that is taken to be right before any was verified."""
+PLACES_WEIGHT = 4.0
+"""Drafted tokens of a sequence that count as much as what is known of their places."""
+KEPT = 0.98
+"""Weight of what a place was known for, at each token that is verified there: some 50 of them count."""
+KEPT_OF_SEQUENCE = 0.9
+"""The same for each draft of a sequence."""
+PROBE_STEPS = 32
+"""Steps without a draft after which one sequence gets a short one, to see whether drafts have become better."""
+PROBE_TOKENS = 2
+MAX_DRAFTED = 64
+"""Tokens drafted in a step at most: more rows are never free, and looking for the best number costs time."""
+HOPELESS = 0.02
+"""Chance of being right under which no token is drafted."""
+
+StepSeconds = Callable[[int], float]
+"""Seconds until a step that runs so many rows has brought its tokens."""
+
+
+@dataclass
+class Share:
+    """Part of the tokens that were right, recent ones counting more."""
+
+    right: float = 0.0
+    tried: float = 0.0
+
+    def add(self, right: int, tried: int, kept: float) -> None:
+        self.right, self.tried = self.right * kept + right, self.tried * kept + tried
+
+    def estimate(self, prior: float, weight: float = 1.0) -> float:
+        """The share, near ``prior`` as long as little is known.
+
+        Args:
+            weight: tokens that count as much as the prior.
+        """
+        return (self.right + weight * prior) / (self.tried + weight)
+
+
+@dataclass
+class DraftLengths:
+    """Lengths that promise the most tokens a second.
+
+    A token is worth its chance to be right, which takes those before it to be right: chances of the places, measured over all
+    sequences, drawn towards what the sequence itself has shown. Tokens are added, the likeliest first, and as many are taken as
+    make the expected tokens of the step, over its seconds with the drafter's, the most. So nothing is drafted where rows cost
+    time, as with many sequences, or where the drafts are bad.
+    """
+
+    num_places: int
+    """Tokens of a draft at most."""
+    places: list[Share] = field(init=False)
+    """For each place of a draft, its tokens that were verified with all before them right."""
+    _sequences: dict[Sequence, Share] = field(default_factory=dict)
+    _steps_without: int = 0
+    _draft_seconds: float = 0.0  # of a token in the longest draft of a step
+
+    def __post_init__(self) -> None:
+        self.places = [Share() for _ in range(self.num_places)]
+
+    def choose(self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds) -> dict[Sequence, int]:
+        """Lengths of the sequences that are to have a draft, at most those of ``limits``.
+
+        Args:
+            num_others: rows of the step beside one for each of these sequences.
+        """
+        chosen = self._best(limits, num_others, seconds)
+        if chosen:
+            self._steps_without = 0
+            return chosen
+        self._steps_without += 1
+        if self._steps_without < PROBE_STEPS:
+            return {}
+        self._steps_without = 0
+        self._draft_seconds *= KEPT  # a drafter that was too slow is measured again some day
+        least_tried = min(limits, key=lambda sequence: self._share(sequence).tried)
+        return {least_tried: min(PROBE_TOKENS, limits[least_tried])}
+
+    def _best(self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds) -> dict[Sequence, int]:
+        priors = [place.estimate(PRIOR) for place in self.places]
+        rows = len(limits) + num_others
+        order = list(limits)
+        likeliest = [
+            (-self._share(sequence).estimate(priors[0], PLACES_WEIGHT), index, 0)
+            for index, sequence in enumerate(order)
+        ]
+        heapq.heapify(likeliest)
+        expected, best_rate = float(rows), rows / seconds(rows)
+        taken: list[int] = []  # places in ``order``, as tokens were added
+        num_best = longest = 0
+        while likeliest and len(taken) < MAX_DRAFTED and -likeliest[0][0] >= HOPELESS:
+            chance, index, place = heapq.heappop(likeliest)
+            taken.append(index)
+            expected -= chance
+            longest = max(longest, place + 1)
+            rate = expected / (seconds(rows + len(taken)) + longest * self._draft_seconds)
+            if rate > best_rate:
+                best_rate, num_best = rate, len(taken)
+            if place + 1 < min(limits[order[index]], self.num_places):
+                further = self._share(order[index]).estimate(priors[place + 1], PLACES_WEIGHT)
+                heapq.heappush(likeliest, (chance * further, index, place + 1))
+        lengths: dict[Sequence, int] = {}
+        for index in taken[:num_best]:
+            lengths[order[index]] = lengths.get(order[index], 0) + 1
+        return lengths
+
+    def _share(self, sequence: Sequence) -> Share:
+        share = self._sequences.get(sequence)
+        if share is None:
+            share = self._sequences[sequence] = Share()
+        return share
+
+    def add_draft_time(self, seconds: float, longest: int) -> None:
+        """Time that the drafter took for a step, for drafts of up to so many tokens."""
+        self._draft_seconds += (seconds / longest - self._draft_seconds) * (0.1 if self._draft_seconds else 1.0)
+
+    def add_verified(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
+        """A draft of which the first ``num_right`` tokens were right."""
+        num_tried = min(num_drafted, num_right + 1)
+        for place in range(min(num_tried, self.num_places)):
+            self.places[place].add(int(place < num_right), 1, KEPT)
+        self._share(sequence).add(num_right, num_tried, KEPT_OF_SEQUENCE)
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        """Forget sequences that have ended."""
+        for sequence in sequences:
+            self._sequences.pop(sequence, None)

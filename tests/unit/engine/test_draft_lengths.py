@@ -1,0 +1,130 @@
+"""DraftLengths: lengths against an exhaustive search, and how they follow what was verified."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+import pytest
+from scheduler_bench import Bench, RandomProposer
+
+from labinfer.engine.draft_lengths import PLACES_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
+from labinfer.rank_stats import StepTimes
+
+FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
+"""Rows are nearly free."""
+LINEAR = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 8.0, 64.0]])
+"""Rows cost as much as steps of their own."""
+
+
+@dataclass(eq=False)
+class Named:
+    """Stands for a sequence."""
+
+    name: str
+
+
+def rate(lengths, chances, seconds, num_others, draft_seconds=0.0):
+    rows = len(lengths) + num_others
+    expected = rows + sum(
+        sum(itertools.accumulate(c[:k], float.__mul__)) for k, c in zip(lengths, chances, strict=True)
+    )
+    return expected / (seconds(rows + sum(lengths)) + max(lengths, default=0) * draft_seconds)
+
+
+@pytest.mark.parametrize("case", range(40))
+def test_lengths_are_as_good_as_any(case):
+    draw = random.Random(case)
+    lengths = DraftLengths(4)
+    sequences = [Named(str(index)) for index in range(draw.randint(1, 3))]
+    for _ in range(draw.randint(0, 30)):
+        drafted = draw.randint(1, 4)
+        lengths.add_verified(draw.choice(sequences), drafted, draw.randint(0, drafted))
+    fixed, slope = draw.random(), draw.choice([0.0, 0.05, 0.3, 1.0])
+    num_others = draw.randint(0, 4)
+
+    def seconds(rows: int) -> float:
+        return fixed + slope * rows
+
+    limits = {sequence: draw.randint(1, 4) for sequence in sequences}
+    chosen = lengths.choose(limits, num_others, seconds)
+    assert all(0 < count <= limits[sequence] for sequence, count in chosen.items())
+    chances = [
+        [lengths._share(sequence).estimate(place.estimate(PRIOR), PLACES_WEIGHT) for place in lengths.places]
+        for sequence in sequences
+    ]
+    best = max(
+        rate(ks, chances, seconds, num_others)
+        for ks in itertools.product(*(range(limits[sequence] + 1) for sequence in sequences))
+    )
+    found = rate([chosen.get(sequence, 0) for sequence in sequences], chances, seconds, num_others)
+    assert found == pytest.approx(best)
+
+
+def test_time_of_the_drafter_shortens_drafts():
+    sequence, counts = Named("one"), []
+    for draft_seconds in (0.0, 0.2, 2.0):
+        lengths = DraftLengths(16)
+        for _ in range(20):
+            lengths.add_verified(sequence, 16, 12)
+        lengths.add_draft_time(draft_seconds * 4, 4)
+        counts.append(lengths.choose({sequence: 16}, 0, lambda rows: 1.0 + 0.01 * rows).get(sequence, 0))
+    assert counts[0] > counts[1] > counts[2] == 0
+
+
+def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
+    good, bad = Named("good"), Named("bad")
+    lengths = DraftLengths(8)
+    for _ in range(30):
+        lengths.add_verified(good, 4, 4)
+        lengths.add_verified(bad, 4, 0)
+    chosen = lengths.choose({good: 8, bad: 8}, 0, lambda rows: 1.0 + 0.1 * rows)
+    assert chosen.get(good, 0) >= 3 and bad not in chosen
+    lengths.forget([good, bad])
+    assert not lengths._sequences
+
+
+def test_bad_drafts_end_and_come_back_when_they_are_good_again():
+    sequence, lengths = Named("one"), DraftLengths(8)
+    seconds = lambda rows: 1.0 + 0.1 * rows  # noqa: E731
+    for _ in range(30):
+        lengths.add_verified(sequence, 8, 0)
+    drafted = []
+    for _ in range(2 * PROBE_STEPS):
+        chosen = lengths.choose({sequence: 8}, 0, seconds)
+        drafted += chosen.values()
+        if chosen:
+            lengths.add_verified(sequence, chosen[sequence], 0)
+    assert drafted == [PROBE_TOKENS] * 2
+    for _ in range(10 * PROBE_STEPS):
+        if chosen := lengths.choose({sequence: 8}, 0, seconds):
+            lengths.add_verified(sequence, chosen[sequence], chosen[sequence])
+    assert lengths.choose({sequence: 8}, 0, seconds)[sequence] >= 3
+
+
+def drafted_share(share: float, times: StepTimes, num_sequences: int, num_stages: int = 1) -> float:
+    """Drafted tokens for each generated one, in the second half of a run."""
+    proposer = RandomProposer(random.Random(0), share, full=True)
+    bench = Bench(num_blocks=2000, num_stages=num_stages, times=times, proposer=proposer)
+    for _ in range(2):
+        for _ in range(num_sequences):
+            bench.add(3, 100)
+        before = bench.scheduler.counts["drafted"]
+        bench.finish_all()
+    return (bench.scheduler.counts["drafted"] - before) / (100 * num_sequences)
+
+
+def test_drafts_are_made_where_rows_are_free_and_guesses_good():
+    assert drafted_share(0.95, FLAT, 1) > 0.7
+    assert drafted_share(0.95, FLAT, 2, num_stages=1) > 0.7
+
+
+@pytest.mark.parametrize(("share", "times", "num_sequences"), [(0.0, FLAT, 1), (0.95, LINEAR, 1), (0.95, LINEAR, 48)])
+def test_nothing_but_probes_is_drafted_where_guesses_are_bad_or_rows_cost(share, times, num_sequences):
+    assert drafted_share(share, times, num_sequences) <= 1.5 * PROBE_TOKENS / PROBE_STEPS
+
+
+def test_drafts_through_stages_are_chosen_by_the_whole_round():
+    times = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]] * 3, hop=0.5)
+    assert drafted_share(0.95, times, 1, num_stages=3) > 0.7
