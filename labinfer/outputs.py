@@ -69,6 +69,10 @@ class RequestOutput:
     time_per_output_token: float
     """Mean over the tokens after the first, of the slowest answer; 0 for a single token."""
     total_time: float
+    num_drafted_tokens: int = 0
+    """Tokens that were drafted for the answers; see ``--speculative-config``."""
+    num_accepted_tokens: int = 0
+    """Number of these that were right."""
 
     @property
     def text(self) -> str | None:
@@ -97,6 +101,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     num_taken: int = 0
     """Tokens that were handed out."""
+    num_drafted: int = 0
+    num_accepted: int = 0
     first_token_time: float = 0.0
     end_time: float = 0.0
     queue_seconds: float | None = None
@@ -159,6 +165,16 @@ class RequestState:
         answers = self._beams or self.answers
         return sum(len(answer.token_ids) for answer in answers)
 
+    @property
+    def num_drafted_tokens(self) -> int:
+        """Tokens that were drafted for all answers so far."""
+        return sum(answer.num_drafted for answer in self.answers)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Number of these that were right."""
+        return sum(answer.num_accepted for answer in self.answers)
+
     def add(self, update: AnswerUpdate) -> bool:
         """Take in what the engine says of an answer.
 
@@ -169,6 +185,7 @@ class RequestState:
             answer.first_token_time = answer.first_token_time or now
         if update.index == 0 and not answer.token_ids:  # one that goes on finds its own tokens in the cache as well
             self.num_cached_tokens = update.num_cached_tokens
+        answer.num_drafted, answer.num_accepted = update.num_drafted, update.num_accepted
         answer.token_ids += update.token_ids
         answer.logprobs += update.logprobs
         if update.queue_seconds is not None:
@@ -222,6 +239,8 @@ class RequestState:
             completions=completions,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
             num_output_tokens=num_output_tokens,
             time_to_first_token=self.first_token_time - self._arrival_time,
             time_per_output_token=max(map(self._time_per_token, self.answers)),

@@ -17,6 +17,10 @@ from transformers import (
     Ernie4_5Config,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedTextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -103,6 +107,7 @@ GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+GEMMA4 = FAMILY_SHAPE | {"hidden_size": 80}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -213,6 +218,42 @@ CONFIGS = {
         vision_config=SIGLIP,
         mm_tokens_per_image=4,
     ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **GEMMA4, **WINDOW, hidden_size_per_layer_input=0, final_logit_softcapping=20.0, global_head_dim=24
+    ),
+    "gemma4-tied-values": lambda: Gemma4UnifiedTextConfig(
+        **GEMMA4, **WINDOW, attention_k_eq_v=True, global_head_dim=24, num_global_key_value_heads=2
+    ),
+    "gemma4-moe": lambda: Gemma4TextConfig(
+        **GEMMA4,
+        **WINDOW,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=7,
+        top_k_experts=3,
+        moe_intermediate_size=44,
+        global_head_dim=32,
+    ),
+    "gemma4-layer-inputs": lambda: Gemma4TextConfig(
+        **GEMMA4, **WINDOW, hidden_size_per_layer_input=12, vocab_size_per_layer_input=VOCAB, global_head_dim=24
+    ),
+    "gemma4-shared-caches": lambda: Gemma4TextConfig(
+        **GEMMA4 | {"num_hidden_layers": 8},
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", *["sliding_attention", "full_attention"] * 3],
+        num_kv_shared_layers=4,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=12,
+        vocab_size_per_layer_input=VOCAB,
+        global_head_dim=24,
+    ),
+    "gemma4-pictures": lambda: Gemma4Config(
+        text_config=CONFIGS["gemma4"]().to_dict(), vision_config=None, audio_config=None
+    ),
+    "gemma4-unified-pictures": lambda: Gemma4UnifiedConfig(
+        text_config=CONFIGS["gemma4-tied-values"]().to_dict(), vision_config=None, audio_config=None
+    ),
     "seed-oss": lambda: SeedOssConfig(**FAMILY_SHAPE, attention_out_bias=True),
     "glm4": lambda: Glm4Config(**FAMILY_SHAPE, partial_rotary_factor=0.5),
     "ernie4.5": lambda: Ernie4_5Config(**FAMILY_SHAPE, use_bias=True),
@@ -322,6 +363,7 @@ MIXTURES = (
     "glm4-moe-groups",
     "minimax-m2",
     "gpt-oss",
+    "gemma4-moe",
 )
 LATENTS = (
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "deepseek-v3-plain", "kimi-k2", "glm-4.7-flash", "minicpm3"),
@@ -329,8 +371,11 @@ LATENTS = (
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
     *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
-    *("ernie4.5", "hunyuan", "gemma3", *MIXTURES, *LATENTS, *HYBRIDS),
+    *("ernie4.5", "hunyuan", "gemma3", "gemma4", "gemma4-tied-values", "gemma4-layer-inputs"),
+    *(*MIXTURES, *LATENTS, *HYBRIDS),
 )
+SHARED_CACHES = "gemma4-shared-caches"
+"""Its layers from the third on are all on the last stage, so that it does not go with every layout."""
 
 
 def make_checkpoint(directory: Path, kind: str, seed: int = 0, **sizes: int) -> Path:
@@ -362,7 +407,7 @@ def randomize(model: torch.nn.Module, norms: bool = True) -> None:
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith(("bias", "sinks")):
             parameter.normal_(0.0, 0.2)
-        elif "norm" in name and norms:
+        elif ("norm" in name or name.endswith(("layer_scalar", "router.scale", "expert_scale"))) and norms:
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
 
 
@@ -493,8 +538,9 @@ def transformers_choices(
         )
 
     for number, layer in enumerate(model.model.layers):
-        if hasattr(layer.mlp, "experts"):
-            layer.mlp.experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
+        experts = getattr(layer.mlp, "experts", None) or getattr(layer, "experts", None)
+        if experts is not None:
+            experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
     logits = []
     for sequence in sequences:
         ran[:] = sequence

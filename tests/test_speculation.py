@@ -72,3 +72,17 @@ def test_drafter_that_cannot_be_made_is_refused(checkpoint, tmp_path, text, says
     with pytest.raises(UserError, match=says) as caught:
         LLM(checkpoint, speculative_config={"method": str(path)}, **OPTIONS)
     assert "\n" not in str(caught.value)
+
+
+def test_output_tells_of_drafted_tokens(checkpoint, requests):
+    with LLM(checkpoint, speculative_config={"num_speculative_tokens": 3}, **OPTIONS) as llm:
+        outputs = llm.generate(*requests)
+        counts = llm.report.counts
+    assert sum(output.num_drafted_tokens for output in outputs) == counts["drafted"] > 0
+    assert sum(output.num_accepted_tokens for output in outputs) == counts["accepted"]
+
+
+def test_lengths_are_chosen_by_measured_times(checkpoint, requests, plain):
+    with LLM(checkpoint, speculative_config={}, **OPTIONS) as llm:
+        assert len(llm.facts.step_times.sizes) >= 6
+        assert [output.token_ids for output in llm.generate(*requests)] == plain

@@ -162,6 +162,8 @@ class Drafts:
             return
         num_rejected = sequence.num_scheduled - (len(sequence.token_ids) - 1)
         num_right = num_drafted - num_rejected
+        sequence.num_drafted += num_drafted
+        sequence.num_accepted += num_right
         self.counts["accepted"] += num_right
         self.counts["saved_seconds"] += num_right * self._token_seconds
         for place in range(num_right):

@@ -83,5 +83,9 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """At the end of a beam search, the best first."""
     embedding: list[float] | None = None
     """At the end of a request that is pooled."""
+    num_drafted: int = 0
+    """Tokens that were drafted for the answer so far."""
+    num_accepted: int = 0
+    """Number of these that were right."""
     queue_seconds: float | None = None
     """From the answer's arrival at the engine until it was first run; with its first token, beams or vector."""

@@ -44,6 +44,10 @@ class Sequence:
     """Tokens the workers know, drafted ones aside."""
     draft: tuple[int, ...] = ()
     """Tokens that were guessed to come next, on their way through the model to be verified."""
+    num_drafted: int = 0
+    """Tokens that were drafted so far, and verified."""
+    num_accepted: int = 0
+    """Number of these that were right."""
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache before it was first preempted, if it was."""
@@ -208,6 +212,8 @@ class Sequence:
                 logprobs=self.logprobs[begin - num_resumed :],
                 finish_reason=self.finish_reason,
                 num_cached_tokens=self.num_cached_tokens,
+                num_drafted=self.num_drafted,
+                num_accepted=self.num_accepted,
                 prompt_logprobs=prompt_logprobs if is_first else None,
                 queue_seconds=self.queue_seconds if is_first else None,
             )

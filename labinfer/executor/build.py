@@ -263,7 +263,7 @@ def build_placed(
         group.progress,
         device=device,
         incoming=layout.dtypes[place.stage - 1] if place.stage > 0 else None,
-        hidden_size=config.hidden_size,
+        hidden_size=config.activation_size,
         is_last=topology.is_last(place.stage),
         is_sampling_rank=group.rank == topology.sampling_rank,
         recorder=recorder,

@@ -179,5 +179,7 @@ class StepMeter:
 
     def _hidden(self, size: int, number: int) -> torch.Tensor:
         """(T, D) activations of this stage's type, each row another one; the same on all ranks, which choose the same experts."""
-        hidden_TD = torch.randn(size, self.layout.config.hidden_size, generator=torch.Generator().manual_seed(number))
+        hidden_TD = torch.randn(
+            size, self.layout.config.activation_size, generator=torch.Generator().manual_seed(number)
+        )
         return hidden_TD.to(self.layout.devices[self.place.rank], self.layout.dtype(self.place))

@@ -208,7 +208,8 @@ class RotateAndWriteCall:
     """Dimensions of a head that are rotated; 0 for none."""
     interleaved: bool = False
     norms: Literal["none", "before", "after"] = "none"
-    """Norms of the heads, before or after the rotation."""
+    """Norms of the query and key heads, before or after the rotation."""
+    value_norm: bool = False
     target = "rotate_and_write"
 
     def bind(self, function: RotateAndWrite, rows: int, setting: CallSetting) -> Callable[[], object]:
@@ -217,7 +218,7 @@ class RotateAndWriteCall:
         norms = None
         if self.norms != "none":
             q_P, k_P = (setting.random(self.head_size) for _ in range(2))
-            norms = HeadNorms(q_P, k_P, 1e-6, after_rotation=self.norms == "after")
+            norms = HeadNorms(q_P, k_P, 1e-6, after_rotation=self.norms == "after", values=self.value_norm)
         cache = setting.empty_cache(-(-rows // setting.block_size), self.kv_heads, self.head_size)
         slots_T = torch.arange(rows, device=setting.device)
         return lambda: function(

@@ -1,4 +1,4 @@
-"""``HeadNorms``: norms of queries and keys, head by head."""
+"""``HeadNorms``: norms of queries, keys and values, head by head."""
 
 from __future__ import annotations
 
@@ -14,3 +14,5 @@ class HeadNorms(NamedTuple):
     k_P: torch.Tensor
     eps: float
     after_rotation: bool = False
+    values: bool = False
+    """Whether value heads have one as well, without a weight."""

@@ -139,9 +139,9 @@ class RotateAndWrite(Protocol):
                 as they are. None where positions are not encoded (Kazemnejad et al. 2023, arXiv:2305.19466).
             cache: keys and values are stored in its dtype.
             slots_T: int64, where each token's keys and values go: block × block size + offset.
-            num_kv: KV heads, K.
+            num_kv: KV heads, K; 0 where all that is there are queries, and nothing is written.
             interleaved: whether pairs are (2r, 2r + 1) instead of (r, r + R/2).
-            norms: of queries and keys, where the model has them; weights as in ``AddRMSNorm``.
+            norms: of heads, where the model has them; weights as in ``AddRMSNorm``.
         """
 
 
@@ -297,6 +297,8 @@ class Route(Protocol):
         bias_E: torch.Tensor | None,
         rule: RoutingRule,
         num_tokens_E: torch.Tensor | None = None,
+        *,
+        scale_E: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts of each token, (T, A) int64, and their weights, (T, A) float32, by scores in float32 of ``x @ weight.T``.
 
@@ -304,6 +306,7 @@ class Route(Protocol):
             weight_ED: of all experts of the layer, float32 or bfloat16; the arithmetic is in float32.
             bias_E: added to the scores for the choice only (Wang et al. 2024, arXiv:2408.15664); float32.
             num_tokens_E: int64, grows by the tokens that each expert is given.
+            scale_E: factor of each expert on its weights, the last that is applied to them; float32.
         """
 
 
@@ -347,6 +350,7 @@ class Experts(Protocol):
         *,
         first: int = 0,
         gate: ClampedGate | None = None,
+        gelu: bool = False,
     ) -> torch.Tensor:
         """``sum over a of weights[t, a] * down(silu(gate(x[t])) * up(x[t]))`` of expert ``ids[t, a]``: (T, D) in x's dtype.
 
@@ -357,6 +361,7 @@ class Experts(Protocol):
             weights_TA: float32.
             first: id of the first of these experts.
             gate: takes the place of ``silu(gate) * up``, and has biases; None where there are none.
+            gelu: whether the GELU's tanh form takes that of the SiLU; not beside ``gate``.
         """
 
 

@@ -110,6 +110,8 @@ class ActiveCall:
             sum(opened.num_output_tokens for opened in self.opened),
             sum(opened.num_cached_tokens for opened in self.opened),
             reasoning,
+            drafted=sum(opened.num_drafted_tokens for opened in self.opened),
+            accepted=sum(opened.num_accepted_tokens for opened in self.opened),
         )
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:

@@ -30,6 +30,11 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("vllm:num_preemptions", "Sequences that had to give their KV blocks up.", lambda s: s.num_preemptions),
     ("vllm:prompt_tokens", "Tokens of prompts that were run.", lambda s: s.prompt_tokens),
     ("vllm:generation_tokens", "Tokens that were generated.", lambda s: s.generation_tokens),
+    ("vllm:spec_decode_num_drafts", "Drafts of a sequence that were verified.", lambda s: s.num_drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.", lambda s: s.drafted_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: sum(s.accepted_by_place)),
+    ("labinfer:draft_seconds", "Time of the drafter.", lambda s: s.draft_seconds),
+    ("labinfer:drafter_failures", "Drafters that failed, and are not asked any more.", lambda s: s.draft_failures),
     ("labinfer:steps", "Steps of the engine that came back.", lambda s: s.num_steps),
 )
 RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankStats], float]], ...] = (
@@ -104,10 +109,22 @@ class EngineMetrics(Collector):
                     if rank.expert_reads is not None:
                         metric.add_metric(_rank_values(stats, rank), read(rank.expert_reads))
             yield metric
+        yield self._accepted(engines)
         yield self._step_tokens(engines)
         yield self._step_age()
         yield self._links(engines)
         yield self._experts(engines)
+
+    def _accepted(self, engines: list[EngineStats]) -> Metric:
+        metric = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were right, by their place in a draft.",
+            labels=(*MODEL_LABELS, "position"),
+        )
+        for stats in engines:
+            for place, count in enumerate(stats.accepted_by_place):
+                metric.add_metric((stats.model, ENGINE, str(place)), count)
+        return metric
 
     def _step_tokens(self, engines: list[EngineStats]) -> Metric:
         metric = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=MODEL_LABELS)

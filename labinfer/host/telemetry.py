@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from labinfer.host.hosted_model import HostedModel
 from labinfer.link.frames import FromHost, Stats, Trace
 from labinfer.link.stats import EngineStats, RankStats, TracedStep
 from labinfer.rank_stats import Slices, WorkerStats
+from labinfer.speculative_options import MAX_TOKENS
 
 STATS_SECONDS = 1.0
 """Between two stats while something runs."""
@@ -173,6 +175,11 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
         step_age=now - model.last_step if engine.has_work else 0.0,
         steps_by_tokens=model.steps_by_tokens,
         step_tokens=model.step_tokens,
+        num_drafts=counts["drafts"],
+        drafted_tokens=counts["drafted"],
+        accepted_by_place=list(itertools.takewhile(bool, (counts[f"accepted_{place}"] for place in range(MAX_TOKENS)))),
+        draft_seconds=counts["draft_seconds"],
+        draft_failures=counts["drafter_failures"],
         drift=model.drift_watch.drift if model.drift_watch else None,
         ranks=[
             RankStats(

@@ -61,6 +61,12 @@ class AttentionConfig:
     qk_norm_eps: float = 1e-6
     qk_norm_offset: float = 0.0
     """Added to the weights of these norms, if they are of each head."""
+    value_norm: bool = False
+    """Whether values have a norm of each head as well, without a weight; beside ``qk_norm`` of each head."""
+    tied_values: bool = False
+    """Whether values are what the projection of keys gives, before their norm and rotation."""
+    reads_earlier: bool = False
+    """Whether keys and values are those of an earlier layer, see ``LayerConfig.cache_layer``; this one makes queries alone."""
     output_gate: bool = False
     """Whether the output of each head is multiplied with the sigmoid of a gate, which ``q_proj`` has after the head's query
     (Qiu et al. 2025, arXiv:2505.06708)."""
@@ -90,6 +96,9 @@ class Attention(nn.Module):
         size = config.head_size
         shard = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank)
         self._shard = shard
+        self._num_new = 0 if config.reads_earlier else shard.num_kv
+        """KV heads that tokens leave in the cache."""
+        kv_names = () if config.reads_earlier else ("k_proj", "k_proj" if config.tied_values else "v_proj")
         self.qkv_proj = QKVParallelLinear(
             hidden_size,
             num_heads=config.num_heads,
@@ -98,6 +107,7 @@ class Attention(nn.Module):
             shard=shard,
             bias=config.qkv_bias,
             ctx=ctx,
+            kv_names=kv_names,
             output_gate=config.output_gate,
         )
         columns = (shard.query[0] * size, shard.query[1] * size)
@@ -111,7 +121,8 @@ class Attention(nn.Module):
             self.k_norm = ShardedRMSNorm(config.num_kv_heads * size, kv, max(kv[0], own_kv), eps, ctx)
             self._tp = ctx.tp
         elif config.qk_norm != "none":
-            self.q_norm, self.k_norm = (NormWeight(size, ctx, config.qk_norm_offset) for _ in range(2))
+            self.q_norm = NormWeight(size, ctx, config.qk_norm_offset)
+            self.k_norm = self.q_norm if config.reads_earlier else NormWeight(size, ctx, config.qk_norm_offset)
         self._scale = config.head_size**-0.5 if config.scale is None else config.scale
         self.sinks = HeadLogits(config.num_heads, shard.query) if config.sinks else None
         self._head_ptr = torch.tensor(shard.head_ptr, device="cpu")
@@ -121,15 +132,18 @@ class Attention(nn.Module):
         norms = {"head": "before", "head_after_rotation": "after"}.get(config.qk_norm, "none")
         yield RotateAndWriteCall(
             heads=shard.num_query,
-            kv_heads=shard.num_kv,
+            kv_heads=self._num_new,
             head_size=config.head_size,
             rotary_size=self.rope.dim if self.rope is not None else 0,
             interleaved=self.rope is not None and self.rope.interleaved,
             norms=norms,
+            value_norm=config.value_norm,
         )
         yield PagedAttentionCall(head_ptr=shard.head_ptr, head_size=config.head_size, window=config.window)
 
     def cache_spec(self) -> CacheSpec:
+        if self.config.reads_earlier:
+            return CacheSpec(view=lambda: None)
         spec = key_value_spec(self._shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache)
         if self.config.qk_norm != "head_after_rotation":
             return spec
@@ -144,7 +158,7 @@ class Attention(nn.Module):
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
         """(T, D) → (T, D), or (R, D); writes the new tokens' keys and values into ``cache``."""
-        config, functions, num_kv = self.config, self._functions, self._shard.num_kv
+        config, functions = self.config, self._functions
         qkv_TI, gate_TI = self.qkv_proj(x_TD), None
         if config.output_gate:
             columns = self.o_proj.num_inputs
@@ -156,7 +170,7 @@ class Attention(nn.Module):
             cache,
             batch.slots_T,
             *(angles or (None, None)),
-            num_kv=num_kv,
+            num_kv=self._num_new,
             interleaved=self.rope is not None and self.rope.interleaved,
             norms=self._head_norms(),
         )
@@ -185,7 +199,7 @@ class Attention(nn.Module):
         if config.qk_norm in ("none", "full"):
             return None
         after = config.qk_norm == "head_after_rotation"
-        return HeadNorms(self.q_norm.weight, self.k_norm.weight, config.qk_norm_eps, after)
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, config.qk_norm_eps, after, config.value_norm)
 
     def _normalize(self, qkv_TI: torch.Tensor) -> None:
         """The norms over the heads of all ranks, in place."""

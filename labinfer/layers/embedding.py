@@ -13,7 +13,7 @@ from labinfer.functions.packed_weight import export_packed, import_packed
 from labinfer.layers.context import StageContext
 from labinfer.layers.matrix import Matrix
 from labinfer.spmd.topology import shard_range
-from labinfer.weights.slices import MatrixSlice, WeightSlice
+from labinfer.weights.slices import MatrixSlice, Range, WeightSlice
 
 PREVIEW = "preview"
 """Name of a head's preview among what is kept of its packed weights."""
@@ -25,14 +25,23 @@ class VocabParallelEmbedding(Matrix):
     Args:
         tied: name of the matrix in the checkpoint where that is another layer's.
         is_head: whether it is a head that has a preview, where ``ctx`` asks for one.
+        columns: range of the hidden size that is held; None for all.
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, ctx: StageContext, tied: str | None = None, *, is_head: bool = False
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        ctx: StageContext,
+        tied: str | None = None,
+        *,
+        is_head: bool = False,
+        columns: Range | None = None,
     ):
+        self._hidden_size, self._columns = hidden_size, columns or (0, hidden_size)
         ranges = shard_range(vocab_size, ctx.tp.size)
         begin, end = ranges[ctx.tp.rank]
-        super().__init__(end - begin, hidden_size, "vocabulary", ctx)
+        super().__init__(end - begin, self._columns[1] - self._columns[0], "vocabulary", ctx)
         self._vocab_size, self._tied, self._tp = vocab_size, tied, ctx.tp
         self._ranges, self._begin, self._end = ranges, begin, end
         self._has_preview, self._preview = is_head and ctx.head_preview, None
@@ -85,8 +94,8 @@ class VocabParallelEmbedding(Matrix):
         yield MatrixSlice(
             name=self._tied or prefix,
             outputs=self._vocab_size,
-            inputs=self.num_inputs,
+            inputs=self._hidden_size,
             rows=(self._begin, self._end),
-            columns=(0, self.num_inputs),
+            columns=self._columns,
             destination=self.memory(0, self.num_outputs),
         )

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 
-from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.packed_experts import ExpertForm, PackedExperts
 from labinfer.layers.context import StageContext
@@ -29,10 +28,18 @@ class Experts(WeightedModule):
     Args:
         num_experts, columns: over the whole model.
         gate: of experts with biases.
+        gelu: whether the activation is a GELU instead of a SiLU.
     """
 
     def __init__(
-        self, num_experts: int, columns: int, hidden_size: int, ctx: StageContext, gate: ClampedGateConfig | None = None
+        self,
+        num_experts: int,
+        columns: int,
+        hidden_size: int,
+        ctx: StageContext,
+        gate: ClampedGateConfig | None = None,
+        *,
+        gelu: bool = False,
     ):
         super().__init__()
         self._functions = self._value_functions = ctx.functions.experts
@@ -44,7 +51,7 @@ class Experts(WeightedModule):
             self._range = shard_experts(num_experts, ctx.tp.size, ctx.tp.rank)
         else:
             self._columns = shard_columns(columns, ctx.tp.size, ctx.tp.rank)
-        self._is_transposed, self.biases = gate is not None, None
+        self._is_transposed, self.biases, self._gelu = gate is not None, None, gelu
         if gate is not None:
             sizes, parts = (num_experts, columns, hidden_size), (self._range, self._columns)
             counts = ctx.experts == "whole" or ctx.tp.rank == 0
@@ -72,11 +79,10 @@ class Experts(WeightedModule):
 
     def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D): this rank's part of the weighted sum of each token's experts."""
-        return self._functions.experts(x_TD, ids_TA, weights_TA, self.packed, first=self._range[0], **self._gate)
-
-    @property
-    def _gate(self) -> dict[str, ClampedGate]:
-        return {} if self.biases is None else {"gate": self.biases.gate}
+        gate = None if self.biases is None else self.biases.gate
+        return self._functions.experts(
+            x_TD, ids_TA, weights_TA, self.packed, first=self._range[0], gate=gate, gelu=self._gelu
+        )
 
     def call(self, num_chosen: int) -> ExpertsCall:
         """The call that a batch makes, for so many experts of each token."""

@@ -75,6 +75,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
     """Queries, keys and values of this rank's heads in one product, and after them the gates of the heads if there are any.
 
     Args:
+        kv_names: projections of keys and of values in the checkpoint, which may be one; empty where there are none.
         output_gate: each query head is followed by its gate in the checkpoint's ``q_proj``.
     """
 
@@ -88,6 +89,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         shard: HeadShard,
         bias: bool,
         ctx: StageContext,
+        kv_names: tuple[str, ...] = ("k_proj", "v_proj"),
         output_gate: bool = False,
     ):
         query = (shard.query[0] * head_size, shard.query[1] * head_size)
@@ -97,29 +99,46 @@ class QKVParallelLinear(MergedColumnParallelLinear):
             heads = [head * head_size for head in range(2 * shard.query[0], 2 * shard.query[1])]
             rows = [("q_proj", 2 * num_heads * head_size, (begin, begin + head_size)) for begin in heads]
             queries, gates = rows[0::2], rows[1::2]
-        keys_and_values = [(name, num_kv_heads * head_size, kv) for name in ("k_proj", "v_proj")]
+        keys_and_values = [(name, num_kv_heads * head_size, kv) for name in kv_names]
         parts = [*queries, *keys_and_values, *gates]
         super().__init__(hidden_size, parts, bias, ctx)
+        self._has_kv = bool(kv_names)
+
+    def unread(self, prefix: str) -> Iterator[str]:
+        if not self._has_kv:
+            parent = prefix.rpartition(".")[0]
+            yield from (f"{parent}.{name}" for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
 
 
 class ReplicatedLinear(Matrix):
-    """A small projection that every rank holds whole and exact."""
+    """A small projection that every rank holds whole, and exact unless ``kind`` says otherwise.
 
-    def __init__(self, in_features: int, out_features: int, ctx: StageContext):
-        super().__init__(out_features, in_features, "exact", ctx)
+    Args:
+        outputs: range of the outputs that are held; None for all.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        ctx: StageContext,
+        kind: MatrixKind = "exact",
+        outputs: Range | None = None,
+    ):
+        self._all_outputs, self._outputs = out_features, outputs or (0, out_features)
+        super().__init__(self._outputs[1] - self._outputs[0], in_features, kind, ctx)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         return self.product(x_TD)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
-        outputs, inputs = self.num_outputs, self.num_inputs
         yield MatrixSlice(
             name=prefix,
-            outputs=outputs,
-            inputs=inputs,
-            rows=(0, outputs),
-            columns=(0, inputs),
-            destination=self.memory(0, outputs),
+            outputs=self._all_outputs,
+            inputs=self.num_inputs,
+            rows=self._outputs,
+            columns=(0, self.num_inputs),
+            destination=self.memory(0, self.num_outputs),
         )
 
 

@@ -7,7 +7,7 @@ file. A layer answers for itself: what it keeps between steps (``cache_spec``), 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -74,6 +74,11 @@ class MixerConfig(Protocol):
 
 class MLPConfig(Protocol):
     """Shape of an MLP over the whole model."""
+
+    has_experts: ClassVar[bool]
+    """Whether some of its weights are experts'."""
+    reads_hidden: ClassVar[bool]
+    """Whether ``forward`` is also given the hidden states, (T, D), of which its input is a norm."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> nn.Module:
         """This rank's part: (T, D) → (T, D), the sum over the ranks."""

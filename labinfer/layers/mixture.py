@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -31,6 +32,8 @@ class MixtureConfig:
 
     gate: ClampedGateConfig | None = None
     """Activation of experts with biases; None for SiLU without any."""
+    has_experts: ClassVar[bool] = True
+    reads_hidden: ClassVar[bool] = False
 
     def build(self, hidden_size: int, ctx: StageContext) -> Mixture:
         return Mixture(self, hidden_size, ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -24,6 +24,8 @@ class GatedMLPConfig:
     bias: bool = False
     activation: Literal["silu", "gelu"] = "silu"
     """The GELU is its tanh form."""
+    has_experts: ClassVar[bool] = False
+    reads_hidden: ClassVar[bool] = False
 
     def build(self, hidden_size: int, ctx: StageContext) -> GatedMLP:
         return GatedMLP(self, hidden_size, ctx)

@@ -3,7 +3,8 @@
 ``linear`` divides positions (Chen et al. 2023, arXiv:2306.15595); ``llama3`` divides only the slow frequencies, as the
 Llama 3.1 model card's reference code does; ``yarn`` blends both and sharpens attention (Peng et al. 2023, arXiv:2309.00071);
 ``longrope`` has a factor for each frequency (Ding et al. 2024, arXiv:2402.13753); ``dynamic`` with an ``alpha`` is the fixed
-stretch of the base that HunYuan's checkpoints mean by it. Where ``longrope`` has two sets of factors, the context limit of
+stretch of the base that HunYuan's checkpoints mean by it; ``proportional`` turns only a part of the pairs, with the frequencies
+that they would have among all (Gemma 4). Where ``longrope`` has two sets of factors, the context limit of
 the run decides, so that keys of one sequence are never rotated by both.
 """
 
@@ -20,7 +21,7 @@ import torch
 from labinfer.errors import UserError
 from labinfer.functions.reference.elementwise import rotary
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,10 @@ def inverse_frequencies(
     plain = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
     if kind == "default":
         return plain, 1.0
+    if kind == "proportional":
+        share = _number(parameters, "partial_rotary_factor", 1.0)
+        is_turned = torch.arange(len(plain)) < int(share * head_size // 2)
+        return torch.where(is_turned, plain / _number(parameters, "factor", 1.0), 0.0), 1.0
     if kind == "linear":
         return plain / _number(parameters, "factor"), 1.0
     if kind == "llama3":

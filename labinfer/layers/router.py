@@ -26,6 +26,8 @@ class RouterConfig(RoutingRule):
     bias_dims: int = 0
     """Dimensions of the checkpoint's bias, the last of which is the experts'; 0 for none. It is added to the scores for the
     choice only (Wang et al. 2024, arXiv:2408.15664)."""
+    expert_scale: bool = False
+    """Whether each expert has a learned factor on its weights."""
 
 
 class Router(WeightedModule):
@@ -36,13 +38,14 @@ class Router(WeightedModule):
         self.config, self._route = config, ctx.functions.route
         self.weight = empty_parameter(config.num_experts, hidden_size, dtype=torch.float32)
         self.bias = empty_parameter(config.num_experts, dtype=torch.float32) if config.bias_dims else None
+        self.scale = empty_parameter(config.num_experts, dtype=torch.float32) if config.expert_scale else None
         self._counts = ctx.tp.rank == 0
         self.register_buffer("num_tokens_E", torch.zeros(config.num_experts, dtype=torch.int64), persistent=False)
 
     def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(T, D) → each token's experts, (T, A) int64, and their weights, (T, A) float32."""
         counts_E = self.num_tokens_E if self._counts else None
-        return self._route(x_TD, self.weight, self.bias, self.config, counts_E)
+        return self._route(x_TD, self.weight, self.bias, self.config, counts_E, scale_E=self.scale)
 
     def pack(self) -> None:
         self.num_tokens_E.zero_()
@@ -67,3 +70,5 @@ class Router(WeightedModule):
         if self.bias is not None:
             shape = (1,) * (self.config.bias_dims - 1) + (experts,)
             yield TensorSlice(name=f"{prefix}.e_score_correction_bias", shape=shape, destination=self.bias.view(shape))
+        if self.scale is not None:
+            yield TensorSlice(name=f"{prefix}.expert_scale", shape=(experts,), destination=self.scale)

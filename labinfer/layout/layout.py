@@ -14,7 +14,6 @@ from labinfer.errors import UserError
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
 from labinfer.layers.context import ExpertCut, StageContext
-from labinfer.layers.mixture import MixtureConfig
 from labinfer.layout.meta_stage import MetaStage
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import model_class
@@ -190,13 +189,12 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         config.num_layers,
         len(everyone),
         ranks=parallel.ranks,
+        last_cut=config.last_cut,
     )
     for stage, tp_size in enumerate(topology.tp_sizes):
         for layer in config.layers[slice(*topology.layers[stage])]:
             layer.mixer.check(tp_size)
-    if (gib := options.cache.expert_offload) and not any(
-        isinstance(layer.mlp, MixtureConfig) for layer in config.layers
-    ):
+    if (gib := options.cache.expert_offload) and not any(layer.mlp.has_experts for layer in config.layers):
         raise UserError(f"--expert-offload {gib:g}: a model of {config.architecture} has no experts; leave it out")
     topology.check_nodes([info.node for info in everyone])
     device_names = per_stage("--device", parallel.device, topology.num_stages)

@@ -113,6 +113,14 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     ranks: list[RankStats] = []
     drift: Drift | None = None
     """None with one stage, and until there has been enough work."""
+    num_drafts: int = 0
+    """Drafts of a sequence that a step verified."""
+    drafted_tokens: int = 0
+    accepted_by_place: list[int] = []
+    """Drafted tokens that were right, by their place in a draft."""
+    draft_seconds: float = 0.0
+    """Time of the drafter."""
+    draft_failures: int = 0
 
     @property
     def has_work(self) -> bool:

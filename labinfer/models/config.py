@@ -11,6 +11,7 @@ from typing import Any
 
 from labinfer.errors import UserError
 from labinfer.layers.attention import AttentionConfig
+from labinfer.layers.layer_inputs import LayerInputsConfig
 from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.layers.mlp import GatedMLPConfig
 from labinfer.layers.rope import RopeConfig, check_rope
@@ -39,6 +40,8 @@ class LayerConfig:
 
     mixer: MixerConfig
     mlp: MLPConfig
+    cache_layer: int | None = None
+    """Number of the earlier layer whose cache its mixer is given; None for one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,9 @@ class ModelConfig:
     """Divisor of the hidden states in front of the output head."""
     logits_cap: float | None = None
     """Bound that logits approach by a tanh; None for none."""
+    layer_inputs: LayerInputsConfig | None = None
+    layer_scalar: bool = False
+    """Whether each layer has a number that its hidden states are multiplied with at its end."""
     max_position: int
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
@@ -70,6 +76,18 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def last_cut(self) -> int:
+        """The last layer with which a stage may begin: the first whose cache later ones read is on one stage with them."""
+        return min(
+            (layer.cache_layer for layer in self.layers if layer.cache_layer is not None), default=self.num_layers
+        )
+
+    @property
+    def activation_size(self) -> int:
+        """Numbers that a stage sends the next one for each token: hidden states, and what its layers' inputs are made of."""
+        return self.hidden_size * (1 if self.layer_inputs is None else 2)
 
 
 class ConfigFile:
@@ -270,7 +288,9 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
         isinstance(fraction, (int, float)) and 0 < fraction <= 1,
         f"partial_rotary_factor should be above 0 and at most 1, not {fraction!r:.60}",
     )
-    dim = int(read_head_size(file) * fraction)
+    dim = read_head_size(file)
+    if parameters["rope_type"] != "proportional":
+        dim = int(dim * fraction)
     file.require(dim % 2 == 0, f"{dim} dimensions of a head are to be rotated, which is not an even number")
     rope = RopeConfig(**{"dim": dim, "parameters": parameters, "max_position": read_max_position(file)} | changes)
     check_rope(rope)  # before anything is loaded

@@ -19,10 +19,11 @@ from labinfer.layers.cache_spec import CacheSpec
 from labinfer.layers.context import StageContext
 from labinfer.layers.embedding import VocabParallelEmbedding
 from labinfer.layers.input_batch import ModelInputBatch, OutputRows
+from labinfer.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
 from labinfer.layers.mixer import Angles
-from labinfer.layers.mixture import Mixture
 from labinfer.layers.norm import RMSNorm
 from labinfer.layers.rope import RopeConfig, RotaryTable
+from labinfer.layers.router import Router
 from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.loader import choose_forms
@@ -47,7 +48,12 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = norm("pre", "sandwich")
         self.mlp = layer.mlp.build(config.hidden_size, ctx)
         self.mlp_output_norm = norm("post", "sandwich")
-        self._residual_scale = config.residual_scale
+        self._residual_scale, self._mlp_reads_hidden = config.residual_scale, layer.mlp.reads_hidden
+        self.layer_input = self.layer_scalar = None
+        if (inputs := config.layer_inputs) is not None:
+            self.layer_input = LayerInputGate(inputs, config.hidden_size, config.norm_eps, ctx)
+        if config.layer_scalar:
+            self.layer_scalar = LayerScalar(ctx)
 
     def forward(
         self,
@@ -57,11 +63,13 @@ class DecoderLayer(nn.Module):
         cache: Any,
         angles: Angles | None,
         *,
+        input_TP: torch.Tensor | None = None,
         output_rows: OutputRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states and what is still to be added to them, in and out: the next norm adds it as it reads both.
 
         Args:
+            input_TP: the layer's own, where the model has ``layer_inputs``.
             output_rows: those that are given out, (R, D); None for all.
         """
         hidden_TD, x_TD = _add_and_norm(hidden_TD, delta_TD, self.input_layernorm)
@@ -71,14 +79,21 @@ class DecoderLayer(nn.Module):
             delta_TD, hidden_TD = self.self_attn(x_TD, batch, cache, angles, output_rows), hidden_TD[output_rows.rows_R]
             if not len(hidden_TD):
                 return hidden_TD, delta_TD
+            input_TP = None if input_TP is None else input_TP[output_rows.rows_R]
         if self.self_attn_output_norm is not None:
             _, delta_TD = self.self_attn_output_norm(delta_TD)
         delta_TD = _scale(delta_TD, self._residual_scale)
         hidden_TD, x_TD = _add_and_norm(hidden_TD, delta_TD, self.post_attention_layernorm)
-        delta_TD = self.mlp(x_TD)
+        delta_TD = self.mlp(x_TD, hidden_TD) if self._mlp_reads_hidden else self.mlp(x_TD)
         if self.mlp_output_norm is not None:
             _, delta_TD = self.mlp_output_norm(delta_TD)
-        return hidden_TD, _scale(delta_TD, self._residual_scale)
+        delta_TD = _scale(delta_TD, self._residual_scale)
+        if self.layer_input is not None:
+            hidden_TD = hidden_TD + delta_TD
+            delta_TD = self.layer_input(hidden_TD, input_TP)
+        if self.layer_scalar is not None:
+            hidden_TD, delta_TD = self.layer_scalar(hidden_TD), self.layer_scalar(delta_TD)
+        return hidden_TD, delta_TD
 
 
 def make_norm(config: ModelConfig, ctx: StageContext) -> RMSNorm:
@@ -107,6 +122,9 @@ class StageModel(nn.Module):
         if ctx.is_first:
             is_head = ctx.is_last and config.tied_embeddings
             self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, is_head=is_head)
+        self.layer_inputs = None
+        if (inputs := config.layer_inputs) is not None:
+            self.layer_inputs = LayerInputs(inputs, config.hidden_size, config.norm_eps, ctx)
         self.layers = nn.ModuleDict(
             {
                 str(n): DecoderLayer(config.layers[n], config, placement, ctx)
@@ -149,6 +167,12 @@ class Decoder(nn.Module):
         """Rotary tables of the stage's layers, each once."""
         self._rope_numbers: list[int | None] = []
         """Index of each layer's table among them."""
+        numbers = range(ctx.first_layer, ctx.last_layer)
+        sources = [config.layers[number].cache_layer for number in numbers]
+        self._places = [
+            (index, index if source is None else source - ctx.first_layer) for index, source in enumerate(sources)
+        ]
+        """Each layer's place in the stage, and that of the layer whose cache it is given."""
         for layer in self.model.layers.values():
             rope = layer.self_attn.rope
             if rope is not None and rope not in self._ropes:
@@ -173,8 +197,12 @@ class Decoder(nn.Module):
         """
         if self._ctx.tp.rank > 0:
             return {}
-        mlps = {int(number): layer.mlp for number, layer in self.model.layers.items()}
-        return {number: mlp.gate.num_tokens_E for number, mlp in mlps.items() if isinstance(mlp, Mixture)}
+        return {
+            int(number): module.num_tokens_E
+            for number, layer in self.model.layers.items()
+            for module in layer.modules()
+            if isinstance(module, Router)
+        }
 
     def part(self, indices: Sequence[int]) -> Decoder:
         """This stage with only some of its layers, whose weights are shared; for measurements.
@@ -187,6 +215,7 @@ class Decoder(nn.Module):
         layers = list(self.model.layers.items())
         stage.layers, part.model = nn.ModuleDict(layers[index] for index in indices), stage
         part._rope_numbers = [self._rope_numbers[index] for index in indices]
+        part._places = [self._places[index] for index in indices]
         return part
 
     def make_rotary_tables(self, length: int, device: torch.device) -> None:
@@ -201,21 +230,40 @@ class Decoder(nn.Module):
         """Run this stage: token ids on the first, the activations of the stage before on the others → (T, D); on the last
         (R, D) of the batch's ``output_rows``.
 
+        Between stages of a model with ``layer_inputs`` the embeddings of the tokens stand behind the hidden states, (T, 2D).
+
         Args:
-            caches: of the stage's layers, see ``cache_specs``.
+            caches: of all layers of the stage, also where this is a ``part`` of it; see ``cache_specs``.
         """
         if self._ctx.is_first:
             hidden_TD = self.model.embed_tokens(batch.token_ids_T)
             if self._config.embedding_scale != 1.0:
                 hidden_TD = hidden_TD * self._embedding_scale
+        inputs_TLP = embedded_TD = None
+        if self.model.layer_inputs is not None:
+            embedded_TD = hidden_TD
+            if not self._ctx.is_first:
+                hidden_TD, embedded_TD = (half_TD.contiguous() for half_TD in hidden_TD.chunk(2, dim=1))
+            elif not self._ctx.is_last:
+                embedded_TD = hidden_TD.clone()  # a norm may overwrite the other
+            inputs_TLP = self.model.layer_inputs(batch.token_ids_T, embedded_TD)
         angles = [table.at(batch.positions_T) for table in self._rotary]
         delta_TD = None
-        for index, (layer, cache) in enumerate(zip(self.model.layers.values(), caches, strict=True)):
+        for index, (layer, (place, source)) in enumerate(zip(self.model.layers.values(), self._places, strict=True)):
             number = self._rope_numbers[index]
-            own_angles = None if number is None else angles[number]
-            output_rows = batch.output_rows if self._ctx.is_last and index == len(caches) - 1 else None
-            hidden_TD, delta_TD = layer(hidden_TD, delta_TD, batch, cache, own_angles, output_rows=output_rows)
-        return hidden_TD + delta_TD
+            hidden_TD, delta_TD = layer(
+                hidden_TD,
+                delta_TD,
+                batch,
+                caches[source],
+                None if number is None else angles[number],
+                input_TP=None if inputs_TLP is None else inputs_TLP[:, place],
+                output_rows=batch.output_rows if self._ctx.is_last and index == len(self._places) - 1 else None,
+            )
+        hidden_TD = hidden_TD + delta_TD
+        if embedded_TD is None or self._ctx.is_last:
+            return hidden_TD
+        return torch.cat((hidden_TD, embedded_TD), dim=1)
 
     def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Last stage: what ``forward`` gave, normalised: Transformers' ``last_hidden_state``."""

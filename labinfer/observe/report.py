@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from labinfer.observe.draft_figures import DraftFigures
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, own_times, read_slices
 from labinfer.rank_stats import ExpertReads, WorkerStats
@@ -40,7 +41,7 @@ class RunReport:
     output_tokens: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     """Counters of the scheduler: ``preemptions``; ``swaps``, the preemptions by swapping; ``looked_up``, tokens of requests
-    at each admission; ``found``, the ones among them that the KV cache held."""
+    at each admission; ``found``, the ones among them that the KV cache held; and those of drafts."""
     wall_time: float = 0.0
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
@@ -80,6 +81,7 @@ class RunReport:
             "preemptions": self.counts["preemptions"],
             "swaps": self.counts["swaps"],
             "cache_hit_rate": round(self.hit_rate, 4),
+            "speculation": DraftFigures.read(self.counts).as_dict() if self.counts["drafts"] else None,
             "time_to_first_token_s": _percentile_dict(self.time_to_first_token),
             "time_per_output_token_s": _percentile_dict(self.time_per_output_token),
             "ranks": [worker.rank for worker in self.workers],
@@ -123,6 +125,8 @@ class RunReport:
         ]
         if self.counts["found"]:
             rows.append(("found in KV cache", f"{self.counts['found']} tokens ({100 * self.hit_rate:.1f} %)"))
+        if self.counts["drafts"] or self.counts["drafter_failures"]:
+            rows.append(("drafted tokens", DraftFigures.read(self.counts).describe()))
         if self.counts["preemptions"]:
             rows.append(
                 (

@@ -39,10 +39,15 @@ class CachedTokens(Answer):
     cached_tokens: Count
 
 
-class ReasoningTokens(Answer):
-    """Tokens of thoughts, their marks included."""
+class CompletionDetails(Answer):
+    """Numbers of particular tokens."""
 
-    reasoning_tokens: Count
+    reasoning_tokens: Count | UnsetType = UNSET
+    """Tokens of thoughts, their marks included; told of conversations only, as in other calls thoughts are not read apart."""
+    accepted_prediction_tokens: Count | UnsetType = UNSET
+    """Tokens that were drafted, and right; there where tokens were drafted."""
+    rejected_prediction_tokens: Count | UnsetType = UNSET
+    """Tokens that were drafted and wrong: they are not in the answer, and not among ``completion_tokens``."""
 
 
 class Usage(Answer):
@@ -52,8 +57,7 @@ class Usage(Answer):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
-    """Told of conversations only: in other calls thoughts are not read apart."""
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class PlainLogprob(Answer):
@@ -69,9 +73,20 @@ def or_unset(value: Value | None) -> Value | UnsetType:
     return UNSET if value is None else value
 
 
-def count_usage(prompt_tokens: int, generated: int, cached: int, reasoning: int | None = None) -> Usage:
+def count_usage(
+    prompt_tokens: int,
+    generated: int,
+    cached: int,
+    reasoning: int | None = None,
+    *,
+    drafted: int = 0,
+    accepted: int = 0,
+) -> Usage:
     """The usage of so many tokens; ``reasoning`` is None where thoughts are not told apart."""
-    details = UNSET if reasoning is None else ReasoningTokens(reasoning)
+    details = UNSET
+    if reasoning is not None or drafted:
+        predictions = (accepted, drafted - accepted) if drafted else (UNSET, UNSET)
+        details = CompletionDetails(or_unset(reasoning), *predictions)
     return Usage(prompt_tokens, generated, prompt_tokens + generated, CachedTokens(cached), details)
 
 
@@ -82,6 +97,8 @@ def total_usage(outputs: list[RequestOutput], reasoning: int | None = None) -> U
         sum(output.num_output_tokens for output in outputs),
         sum(output.num_cached_tokens for output in outputs),
         reasoning,
+        drafted=sum(output.num_drafted_tokens for output in outputs),
+        accepted=sum(output.num_accepted_tokens for output in outputs),
     )
 
 

@@ -124,6 +124,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that are free for each rank before it loads anything."""
     layers: list[str]
     """Kind of each layer of the whole model, in order."""
+    last_cut: int | None = None
+    """The last layer with which a stage may begin; None for any."""
     layer_kinds: dict[str, LayerCosts]
     layer_bytes: dict[str, int]
     """Weights of a layer of each kind."""
@@ -133,6 +135,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """State of a sequence in a layer of each kind; nothing for those that are left out."""
     hidden_bytes: int
     """Activations of a token, as they travel between stages and are summed over tensor-parallel ranks."""
+    embedded_bytes: int = 0
+    """Bytes of a token that travel between stages beside these."""
     embedding_bytes: int
     head_bytes: int
     """Weights of the head, on the last stage."""
@@ -200,7 +204,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def sent_bytes(self, rows: float, receiver: HostCosts) -> float:
         """Bytes of so many tokens' activations on their way to the next stage, each of whose ranks is sent all of them."""
-        return rows * self.hidden_bytes * receiver.tp_size
+        return rows * (self.hidden_bytes + self.embedded_bytes) * receiver.tp_size
 
     def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:
         """Bytes of a stage's weights on a rank; for ``layers`` see ``step_seconds``."""
@@ -230,7 +234,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
                 raise UserError(f"{field} in the {owner} has no points; give seconds for at least one number of rows")
         numbers = {
             "memory": self.memory,
+            "last_cut": self.last_cut or 0,
             "hidden_bytes": self.hidden_bytes,
+            "embedded_bytes": self.embedded_bytes,
             "embedding_bytes": self.embedding_bytes,
             "head_bytes": self.head_bytes,
             "shared_bytes": self.shared_bytes,

@@ -74,11 +74,12 @@ class _Spans:
 
 
 def last_ends(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
-    """By its first layer, the layer up to before which a stage has room."""
+    """By its first layer, the layer up to before which a stage has room; if not the last, it ends where another may begin."""
     count, end, ends = len(costs.layers), 0, []
+    most = count if is_last or costs.last_cut is None else costs.last_cut
     for begin in range(count):
         end = max(end, begin)
-        while end < count and has_room(
+        while end < most and has_room(
             costs, costs.count_layers(begin, end + 1), limits, room, is_first=is_first, is_last=is_last
         ):
             end += 1

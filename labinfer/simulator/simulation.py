@@ -107,6 +107,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         len(cluster.machines[0].costs[0].layers),
         len(nodes),
         ranks=parallel.ranks,
+        last_cut=cluster.machines[0].costs[0].last_cut,
     )
     topology.check_nodes(nodes)
     machines = {machine.name: machine for machine in cluster.machines}

@@ -197,11 +197,13 @@ def make_topology(
     world_size: int,
     *,
     ranks: tuple[int, ...] = (),
+    last_cut: int | None = None,
 ) -> Topology:
     """Build the layout from the flags; ``pp`` 0 means as many stages as the ranks allow.
 
     Args:
         ranks: see ``Topology.ranks``; all ``world_size`` ranks where it is empty.
+        last_cut: the last layer with which a stage may begin; None for any.
 
     Raises:
         UserError: the flags contradict each other, the model or the number of ranks.
@@ -220,8 +222,21 @@ def make_topology(
                 f"--layers {','.join(map(str, layers))} adds up to {sum(layers)}, but the model has {num_layers} layers"
             )
         ends = [sum(layers[: stage + 1]) for stage in range(pp)]
+        if last_cut is not None and (begin := num_layers - layers[-1]) > last_cut:
+            raise UserError(
+                f"--layers {','.join(map(str, layers))} begins the last stage with layer {begin}, but later layers read the "
+                f"cache of layer {last_cut}, which must be on it; give it at least {num_layers - last_cut} layers"
+            )
         return Topology(tp, tuple(zip([0, *ends[:-1]], ends, strict=True)), ranks)
-    return Topology(tp, tuple(shard_range(num_layers, pp)), ranks)
+    ranges = shard_range(num_layers, pp)
+    if last_cut is not None and ranges[-1][0] > last_cut and pp > 1:
+        if pp - 1 > last_cut:
+            raise UserError(
+                f"--pipeline-parallel-size {pp} is too much for this model: its layers from {last_cut} on, which share a cache, "
+                f"are all on the last stage; use at most {last_cut + 1} stages"
+            )
+        ranges = [*shard_range(last_cut, pp - 1), (last_cut, num_layers)]
+    return Topology(tp, tuple(ranges), ranks)
 
 
 def per_stage(flag: str, values: Sequence[str], num_stages: int) -> tuple[str, ...]:

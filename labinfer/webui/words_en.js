@@ -88,6 +88,7 @@ export const english = {
   rate: (n) => `${n} tokens/s`,
   firstToken: (ms) => `first after ${ms}`,
   cached: (n, of) => `${n} of ${of} prompt tokens cached`,
+  drafted: (n, of) => `${n} of ${of} drafted tokens accepted`,
   reasons: {
     stop: "complete", length: "cut off at the limit of tokens", tool_calls: "calls a tool",
     stopped: "stopped", interrupted: "interrupted", streaming: "being written in another tab",

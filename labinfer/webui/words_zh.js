@@ -86,6 +86,7 @@ export const chinese = {
   rate: (n) => `${n} token/秒`,
   firstToken: (ms) => `首 token ${ms}`,
   cached: (n, of) => `提示的 ${of} 个 token 中 ${n} 个来自缓存`,
+  drafted: (n, of) => `猜测的 ${of} 个 token 中 ${n} 个被采用`,
   reasons: {
     stop: "已完成", length: "达到 token 上限而截断", tool_calls: "调用工具",
     stopped: "已停止", interrupted: "已中断", streaming: "正在另一标签页中回答",

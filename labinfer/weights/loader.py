@@ -119,7 +119,14 @@ def check_checkpoint(whole_model: nn.Module, checkpoint: CheckpointReader, tied_
     if tied_head:
         head = names.stored("lm_head")
         expected.update(checkpoint.format(head).tensor_names(head))  # some exports repeat the tied embedding
-    others = sorted(name for name in checkpoint.names - expected if not name.endswith(IGNORED_SUFFIXES))
+    unread = tuple(
+        f"{names.stored(path)}." for name, module in _weighted_modules(whole_model) for path in module.unread(name)
+    )
+    others = sorted(
+        name
+        for name in checkpoint.names - expected
+        if not name.endswith(IGNORED_SUFFIXES) and not name.startswith(unread)
+    )
     parts = [names.ignored_part(name, num_layers) for name in others]
     extra = [name for name, part in zip(others, parts, strict=True) if not part and not _is_zero_bias(name, checkpoint)]
     if ignored := Counter(filter(None, parts)):

@@ -24,6 +24,14 @@ class WeightedModule(nn.Module):
         """
         raise NotImplementedError
 
+    def unread(self, prefix: str) -> Iterator[str]:
+        """Paths whose tensors a checkpoint may have beside this module's, and which nothing needs.
+
+        Args:
+            prefix: as for ``slices``.
+        """
+        return iter(())
+
     def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
         """Take notice of the forms in which this module's matrices are to be held, as far as it can.
 

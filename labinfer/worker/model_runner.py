@@ -82,7 +82,7 @@ class ModelRunner:
             indices: places of the layers in the stage, ascending; at least one.
         """
         part, model = copy(self), self.model.part(indices)
-        caches = [self._cache.layers[index] for index in indices]
+        caches = self._cache.layers
         part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture, MAX_ROWS)
         return part
 

@@ -23,7 +23,7 @@ class Worker:
     Args:
         pipeline: links to the stages beside this one; None when there is one stage.
         incoming: dtype of the activations that arrive; None on the first stage.
-        hidden_size: width of the activations.
+        hidden_size: width of the activations between stages.
         recorder: keeps where the time goes.
     """
 

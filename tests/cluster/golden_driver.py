@@ -17,7 +17,7 @@ from labinfer import SamplingParams
 from labinfer.config import EngineOptions, ParallelOptions, RuntimeOptions
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
-from labinfer.layers.mixture import Mixture
+from labinfer.layers.router import Router
 from labinfer.llm import LLM
 from labinfer.spmd.environment import detect
 
@@ -67,9 +67,9 @@ class ChoiceRecorder:
         self._asked: list[int] = []
         model.register_forward_pre_hook(self._note_tokens)
         for number, layer in model.model.layers.items():
-            if isinstance(layer.mlp, Mixture):
+            for router in (module for module in layer.modules() if isinstance(module, Router)):
                 self.choices[number], self._left_out[number] = set(), set()
-                layer.mlp.gate.register_forward_hook(
+                router.register_forward_hook(
                     lambda module, given, output, number=number: self._note_choices(number, output[0])
                 )
 

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from checkpoints import FAMILIES, HYBRIDS, KINDS, LATENTS, MIXTURES
+from checkpoints import FAMILIES, HYBRIDS, KINDS, LATENTS, MIXTURES, SHARED_CACHES
 from golden import BEAM_PROMPTS, BEAMS, PROMPTS, TOLERANCE, golden
 from launchers import BIN, LAUNCHERS, Finished, command, finish, free_port, matrix, start
 
@@ -141,6 +141,30 @@ SAMPLE = [("mpirun" if num_ranks == 3 else "torchrun", name) for name, (num_rank
 @pytest.mark.parametrize(("launcher", "name"), matrix(*SAMPLE, over=[(name,) for name in LAYOUTS]))
 def test_sample_of_the_matrix(launcher, name, sampled_layouts, sampled_alone):
     check(sampled_layouts(launcher, name), len(sample_cases(name, launcher)), sampled_alone)
+
+
+SHARING = {
+    "tp 2": (2, {"tensor_parallel_size": 2}, ("1f1b", 16, "hit")),
+    "pp 2": (2, {"pipeline_parallel_size": 2}, ("gpipe", 1, "plain")),
+    "tp 3": (3, {"tensor_parallel_size": 3}, ("lockstep", 512, "plain")),
+    "tp 1,2": (3, {"tensor_parallel_size": [1, 2]}, ("1f1b", 16, "recompute")),
+    "pp 3": (3, {"pipeline_parallel_size": 3}, ("1f1b", 16, "plain")),
+}
+"""Ranks, options, and a case of ``test_golden`` for each; where stages begin is chosen: the other layouts may part layers that share a cache."""
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("torchrun", 2), ("mpirun", 3)])
+def test_shared_caches_and_layer_inputs(launcher, num_ranks, tmp_path):
+    layouts = {
+        name: [options, [(SHARED_CACHES, *case)]]
+        for name, (size, options, case) in SHARING.items()
+        if size == num_ranks
+    }
+    results = run_driver(launcher, num_ranks, layouts, tmp_path)
+    for name in layouts:
+        (result,) = results[name].values()
+        assert all(answers == golden(SHARED_CACHES).tokens for answers in result["greedy"]), name
+        assert result["logit_error"] < TOLERANCE, f"{name}: logits are off by {result['logit_error']:.2e}"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "gateway": "parsed_body option_fields link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
-    "host": "link llm recommended_sampling outputs pooling engine comm config heartbeat rank_stats",
+    "host": "link speculative_options llm recommended_sampling outputs pooling engine comm config heartbeat rank_stats",
     "link": "planner engine heartbeat rank_stats",
     "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_options sampling_params",
     "batch": "option_fields llm jsonl openai outputs pooling engine protocol prompts text observe weights config sampling_params clock",

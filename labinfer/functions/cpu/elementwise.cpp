@@ -3,6 +3,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "activations.h"
 #include "replay.h"
 #include "team.h"
 #include "units.h"
@@ -24,11 +25,12 @@ inline void rotate(const Number* from, const Number* cos, const Number* sin, Num
   }
 }
 
-// Norms of all heads over their dimensions, with weights (size) in the dtype of the heads, or in float32 where they are wide.
+// Norms of all heads over their dimensions, with weights (size) in the dtype of the heads, or in float32 where they are wide; those
+// of values have none.
 struct HeadNorms {
   const void *q, *k;
   float eps;
-  int32_t after_rotation, is_wide;
+  int32_t after_rotation, is_wide, values;
 };
 
 // Positions of the heads of all tokens: angles (tokens, rotated) of their first dimensions.
@@ -41,12 +43,13 @@ struct Positions {
 };
 
 template <typename Number>
-inline void normalize(float* head, const HeadNorms& norms, bool is_key, int64_t size) {
-  const void* weight = is_key ? norms.k : norms.q;
+inline void normalize(float* head, const HeadNorms& norms, const void* weight, int64_t size) {
   float squares = 0;
   for (int64_t i = 0; i < size; ++i) squares += head[i] * head[i];
   float scale = 1.0f / std::sqrt(squares / size + norms.eps);
-  if (norms.is_wide)
+  if (!weight)
+    for (int64_t i = 0; i < size; ++i) head[i] *= scale;
+  else if (norms.is_wide)
     for (int64_t i = 0; i < size; ++i) head[i] *= scale * ((const float*)weight)[i];
   else
     for (int64_t i = 0; i < size; ++i) head[i] *= scale * as_float(((const Number*)weight)[i]);
@@ -71,11 +74,19 @@ inline void position(const Number* from, const Positions<Number>& at, bool is_ke
     return;
   }
   for (int64_t i = 0; i < at.size; ++i) wide[i] = as_float(from[i]);
-  if (at.norms && !at.norms->after_rotation) normalize<Number>(wide, *at.norms, is_key, at.size);
+  const void* weight = !at.norms ? nullptr : is_key ? at.norms->k : at.norms->q;
+  if (at.norms && !at.norms->after_rotation) normalize<Number>(wide, *at.norms, weight, at.size);
   if (at.interleaved) rotate_pairs(wide, cos, sin, at.rotated, 2, 1);
   else rotate_pairs(wide, cos, sin, at.rotated, 1, at.rotated / 2);
-  if (at.norms && at.norms->after_rotation) normalize<Number>(wide, *at.norms, is_key, at.size);
+  if (at.norms && at.norms->after_rotation) normalize<Number>(wide, *at.norms, weight, at.size);
   for (int64_t i = 0; i < at.size; ++i) set(to[i], wide[i]);
+}
+
+template <typename Number>
+inline void normalize_value(const Number* from, const HeadNorms& norms, int64_t size, float* wide, Number* to) {
+  for (int64_t i = 0; i < size; ++i) wide[i] = as_float(from[i]);
+  normalize<Number>(wide, norms, nullptr, size);
+  for (int64_t i = 0; i < size; ++i) set(to[i], wide[i]);
 }
 
 // A head in whole numbers within 127 of 0; returns its scale. See layer_cache.py.
@@ -153,31 +164,6 @@ void add_norm(Number* hidden, const Number* delta, const Weight* weight, Number*
   });
 }
 
-// e to the power of x for what becomes a number of a type.
-inline floats exponential(floats x, const bf16*) { return exponential(x); }
-inline floats exponential(floats x, const half*) { return exponential(x); }
-inline floats exponential(floats x, const float*) { return exact_exponential(x); }
-
-struct Silu {
-  template <typename Number>
-  static floats many(floats value, const Number* kind) { return value / (1.0f + exponential(-value, kind)); }
-  static float one(float value) { return value / (1.0f + std::exp(-value)); }
-};
-
-// The tanh form, of which 1 + tanh(u) = 2 / (1 + exp(-2u)). Below -30 it is 0 within rounding, as at -30.
-constexpr float GELU_SLOPE = -1.5957691216f, GELU_CUBIC = 0.044715f;  // -2 sqrt(2 / pi)
-struct Gelu {
-  template <typename Number>
-  static floats many(floats value, const Number* kind) {
-    value = larger(same(-30.0f), value);
-    return value / (1.0f + exponential(GELU_SLOPE * (value + GELU_CUBIC * value * value * value), kind));
-  }
-  static float one(float value) {
-    value = value < -30.0f ? -30.0f : value;
-    return value / (1.0f + std::exp(GELU_SLOPE * (value + GELU_CUBIC * value * value * value)));
-  }
-};
-
 // out (tokens, size) = activate(gate) * up of the halves of (tokens, 2 size).
 template <typename Activate, typename Number>
 void gate_by(const Number* gate_up, Number* out, int64_t tokens, int64_t size, int threads) {
@@ -224,8 +210,10 @@ void rotate_all(const Number* qkv, const Positions<Number>& positions, const int
       int64_t row = slot * kv_heads + kv;
       if (tiled) row = (slot / block_size * kv_heads + kv) * block_size + slot % block_size;
       void* cache = is_key ? k_cache : v_cache;
+      bool is_normal_value = !is_key && positions.norms && positions.norms->values;
       if (is_key) position(from, positions, true, token, wide.data(), turned.data());
-      const Number* numbers = is_key ? turned.data() : from;
+      if (is_normal_value) normalize_value(from, *positions.norms, size, wide.data(), turned.data());
+      const Number* numbers = is_key || is_normal_value ? turned.data() : from;
       float* memory = wide.data();  // is free again, and large enough for numbers of any dtype
       if (cache_dtype == Dtype::INT8) {
         (is_key ? k_scales : v_scales)[row] = round_head(numbers, (int8_t*)memory, size);

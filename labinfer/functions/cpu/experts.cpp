@@ -1,4 +1,5 @@
 // The gated MLPs of a layer's experts, each for the tokens that chose it, in one call.
+#include "activations.h"
 #include "experts.h"
 #include "replay.h"
 #include "team.h"
@@ -20,7 +21,7 @@ struct Call {
   void* out;
   float* sums;           // (tokens, hidden up to 32); null for a call in one part
   int64_t tokens, slots, first;
-  int32_t is_first, is_last, wide;
+  int32_t is_first, is_last, wide, gelu;
   float alpha, limit;                               // see clamped_gate.py
   const float *gate_bias, *up_bias, *down_bias;     // of each expert here; null for those without
   int64_t bias_columns, bias_outputs;               // numbers of an expert in these, filled up to 32
@@ -28,7 +29,7 @@ struct Call {
 
 // What goes to down, from the products of 16 columns of an expert with gate and up.
 inline floats activate(const Call& call, int64_t expert, int64_t column, floats gate, floats up) {
-  if (!call.gate_bias) return gate / (1.0f + exponential(-gate)) * up;
+  if (!call.gate_bias) return (call.gelu ? gelu(gate) : silu(gate)) * up;
   int64_t at = expert * call.bias_columns + column;
   floats most = same(call.limit), bound_gate = gate + load<floats>(call.gate_bias + at);
   floats bound_up = larger(-most, up + load<floats>(call.up_bias + at));

@@ -50,7 +50,7 @@ class CompiledCall(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "out", "sums")),
         *((name, ctypes.c_int64) for name in ("tokens", "slots", "first")),
-        *((name, ctypes.c_int32) for name in ("is_first", "is_last", "wide")),
+        *((name, ctypes.c_int32) for name in ("is_first", "is_last", "wide", "gelu")),
         *((name, ctypes.c_float) for name in ("alpha", "limit")),
         *((name, ctypes.c_void_p) for name in ("gate_bias", "up_bias", "down_bias")),
         *((name, ctypes.c_int64) for name in ("bias_columns", "bias_outputs")),
@@ -178,12 +178,21 @@ class CpuExperts:
         *,
         first: int = 0,
         gate: ClampedGate | None = None,
+        gelu: bool = False,
     ) -> torch.Tensor:
         dtype, x_TD = x_TD.dtype, readable(x_TD.contiguous())
         expert_ids_TA, weights_TA = expert_ids_TA.contiguous(), weights_TA.contiguous()
         out_TD = torch.empty_like(x_TD)
         multiply = partial(
-            self._multiply, x_TD, expert_ids_TA, weights_TA, experts, out_TD=out_TD, first=first, gate=gate
+            self._multiply,
+            x_TD,
+            expert_ids_TA,
+            weights_TA,
+            experts,
+            out_TD=out_TD,
+            first=first,
+            gate=gate,
+            gelu=gelu,
         )
         if isinstance(experts, CpuPackedExperts):
             multiply()
@@ -201,6 +210,7 @@ class CpuExperts:
         out_TD: torch.Tensor,
         first: int,
         gate: ClampedGate | None,
+        gelu: bool,
     ) -> None:
         sums_TD, is_first, biases = None, True, ()
         if gate is not None:
@@ -221,6 +231,7 @@ class CpuExperts:
                 is_first,
                 is_last,
                 x_TD.dtype == torch.float32,
+                gelu,
                 *biases,
             )
             self._experts(ctypes.byref(part.compiled), ctypes.byref(call), torch.get_num_threads())

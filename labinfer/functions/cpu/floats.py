@@ -33,12 +33,13 @@ class CompiledNorms(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("after_rotation", ctypes.c_int32),
         ("is_wide", ctypes.c_int32),
+        ("values", ctypes.c_int32),
     ]
 
     @classmethod
     def convert(cls, norms: HeadNorms) -> CompiledNorms:
         is_wide = norms.q_P.dtype == torch.float32
-        return cls(norms.q_P.data_ptr(), norms.k_P.data_ptr(), norms.eps, norms.after_rotation, is_wide)
+        return cls(norms.q_P.data_ptr(), norms.k_P.data_ptr(), norms.eps, norms.after_rotation, is_wide, norms.values)
 
 
 class CpuFunctions:

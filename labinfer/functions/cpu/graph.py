@@ -29,9 +29,13 @@ REPEATED = {
     Tensor.sigmoid: torch.sigmoid,
     Tensor.clone: lambda x, out: out.copy_(x),
     Tensor.contiguous: lambda x, out: out.copy_(x),
+    torch.cat: torch.cat,
     F.linear: F.linear,
+    F.gelu: F.gelu,
 }
 """Operations that layers have between functions, and how to do them again; all others but views make a graph impossible."""
+FIXED = {"dim", "approximate"}
+"""Named arguments of these that are the same in every step."""
 # An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
@@ -119,9 +123,9 @@ class _Recording(TorchFunctionMode):
             self._kept.append(out)
         elif _is_view(operation, out, arguments):
             pass
-        elif operation in REPEATED and _are_tensors(arguments) and not named:
+        elif operation in REPEATED and _repeats(operation, arguments) and (named or {}).keys() <= FIXED:
             self._kept.append(out)
-            self._steps.append(partial(REPEATED[operation], *arguments, out=out))
+            self._steps.append(partial(REPEATED[operation], *arguments, **(named or {}), out=out))
         else:
             self._stop_at(operation.__name__)
         return out
@@ -140,6 +144,11 @@ class _Recording(TorchFunctionMode):
             else:
                 steps += run
         return CpuGraph(steps, self._kept)
+
+
+def _repeats(operation: Callable, arguments: Sequence[Any]) -> bool:
+    """Whether there is no argument that may be another one the next time; what is joined comes as one."""
+    return _are_tensors(*arguments) if operation is torch.cat and len(arguments) == 1 else _are_tensors(arguments)
 
 
 def _are_tensors(arguments: Iterable[object]) -> bool:

@@ -108,7 +108,7 @@ def load(path: Path) -> Library:
         "pack_expert": [pointer, size] + [pointer] * 2 + [real] * 2 + [count] * 2,
         "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
         "experts": [pointer] * 2 + [count],
-        "route": [pointer] * 7 + [size] * 2 + [count] * 3,
+        "route": [pointer] * 8 + [size] * 2 + [count] * 3,
         "write_latent": [pointer] * 8 + [size] * 6 + [real, count, count],
         "absorb_queries": [pointer] * 3 + [size] * 6 + [count],
         "expand_values": [pointer] * 3 + [size] * 5 + [count],

@@ -103,7 +103,7 @@ void keep_best_groups(float* ranked, const Rule& rule, std::vector<float>& sums,
 }
 
 // Of one token: logits become scores; ids and weights (chosen).
-void choose(float* scores, const float* bias, const Rule& rule, int64_t* ids, float* weights) {
+void choose(float* scores, const float* bias, const float* factors, const Rule& rule, int64_t* ids, float* weights) {
   static thread_local std::vector<float> ranked, sums;  // kept from call to call, so that nothing is allocated
   static thread_local std::vector<char> taken;
   int64_t experts = rule.experts;
@@ -131,10 +131,11 @@ void choose(float* scores, const float* bias, const Rule& rule, int64_t* ids, fl
     float top = weights[0], mass = 0;  // the first is the largest
     for (int64_t i = 0; i < rule.chosen; ++i) mass += weights[i] = std::exp(weights[i] - top);
     for (int64_t i = 0; i < rule.chosen; ++i) weights[i] /= mass;
-    return;
+  } else {
+    float divisor = rule.is_normalized ? std::max(total, rule.least_sum) : 1.0f;
+    for (int64_t i = 0; i < rule.chosen; ++i) weights[i] = weights[i] / divisor * rule.scale;
   }
-  float divisor = rule.is_normalized ? std::max(total, rule.least_sum) : 1.0f;
-  for (int64_t i = 0; i < rule.chosen; ++i) weights[i] = weights[i] / divisor * rule.scale;
+  for (int64_t i = 0; factors && i < rule.chosen; ++i) weights[i] *= factors[ids[i]];
 }
 
 }  // namespace
@@ -143,9 +144,9 @@ void choose(float* scores, const float* bias, const Rule& rule, int64_t* ids, fl
 extern "C" {
 
 // ids and weights (tokens, chosen) of x (tokens, size), bfloat16 or, with wide, float32; weight (experts, size), float32 or, if
-// narrow, bfloat16; bias (experts) or null. counts (experts), if there are any, grow by the tokens that each expert is given.
-void route(const Rule* rule, const void* x, const void* weight, const float* bias, int64_t* ids, float* weights,
-           int64_t* counts, int64_t tokens, int64_t size, int wide, int narrow, int threads) {
+// narrow, bfloat16; bias and factors on the weights (experts) or null. counts (experts), if there are any, grow by the tokens that each expert is given.
+void route(const Rule* rule, const void* x, const void* weight, const float* bias, const float* factors, int64_t* ids,
+           float* weights, int64_t* counts, int64_t tokens, int64_t size, int wide, int narrow, int threads) {
   static thread_local std::vector<float> memory;
   int64_t experts = rule->experts, chosen = rule->chosen;
   if (int64_t(memory.size()) < tokens * experts) memory.resize(tokens * experts);
@@ -153,7 +154,7 @@ void route(const Rule* rule, const void* x, const void* weight, const float* bia
   if (wide) multiply((const float*)x, weight, narrow, logits, tokens, experts, size, threads);
   else multiply((const bf16*)x, weight, narrow, logits, tokens, experts, size, threads);
   for_each(threads, tokens, [&](int64_t token) {
-    choose(logits + token * experts, bias, *rule, ids + token * chosen, weights + token * chosen);
+    choose(logits + token * experts, bias, factors, *rule, ids + token * chosen, weights + token * chosen);
   });
   if (counts)
     for (int64_t i = 0; i < tokens * chosen; ++i) ++counts[ids[i]];

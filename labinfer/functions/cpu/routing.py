@@ -45,6 +45,8 @@ class CpuRouting:
         bias_E: torch.Tensor | None,
         rule: RoutingRule,
         num_tokens_E: torch.Tensor | None = None,
+        *,
+        scale_E: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x_TD, tokens = readable(x_TD.contiguous()), x_TD.shape[0]
         ids_TA = torch.empty(tokens, rule.num_chosen, dtype=torch.int64)
@@ -54,6 +56,7 @@ class CpuRouting:
             x_TD.data_ptr(),
             weight_ED.data_ptr(),
             None if bias_E is None else bias_E.data_ptr(),
+            None if scale_E is None else scale_E.data_ptr(),
             ids_TA.data_ptr(),
             weights_TA.data_ptr(),
             None if num_tokens_E is None else num_tokens_E.data_ptr(),

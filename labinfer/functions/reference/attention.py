@@ -22,7 +22,7 @@ def rotate_and_write(
     interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> torch.Tensor:
-    """Give queries and keys their positions, and store keys and values in the dtype of the cache."""
+    """Give queries and keys their positions, and store keys and values, where there are any, in the dtype of the cache."""
     q_THP, k_TKP, v_TKP = qkv_THP.split([qkv_THP.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
     if norms is not None and not norms.after_rotation:
         q_THP, k_TKP = rms_norm(q_THP, norms.q_P, norms.eps), rms_norm(k_TKP, norms.k_P, norms.eps)
@@ -30,7 +30,10 @@ def rotate_and_write(
         q_THP, k_TKP = (rotary(x, cos_TR, sin_TR, interleaved) for x in (q_THP, k_TKP))
     if norms is not None and norms.after_rotation:
         q_THP, k_TKP = rms_norm(q_THP, norms.q_P, norms.eps), rms_norm(k_TKP, norms.k_P, norms.eps)
-    write_kv(k_TKP, v_TKP, cache, slots_T)
+    if norms is not None and norms.values:
+        v_TKP = rms_norm(v_TKP, v_TKP.new_ones(v_TKP.shape[-1]), norms.eps)
+    if num_kv:
+        write_kv(k_TKP, v_TKP, cache, slots_T)
     return q_THP.contiguous()
 
 

@@ -10,7 +10,7 @@ from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import Linear, PackCodes, PackWeight
-from labinfer.functions.reference.elementwise import silu_and_mul
+from labinfer.functions.reference.elementwise import gelu_and_mul, silu_and_mul
 
 
 class ReferenceExperts:
@@ -98,16 +98,17 @@ def experts(
     *,
     first: int = 0,
     gate: ClampedGate | None = None,
+    gelu: bool = False,
 ) -> torch.Tensor:
     """Weighted sum of the chosen experts' gated MLPs: (T, D) → (T, D). Ids that are not here add nothing."""
-    local_TA = expert_ids_TA - first
+    local_TA, activate = expert_ids_TA - first, gelu_and_mul if gelu else silu_and_mul
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
     for index in local_TA.unique().tolist():
         if 0 <= index < experts.num_experts:
             gate_up, down = experts.pairs[index]
             token, slot = torch.where(local_TA == index)
             products = experts.linear(x_TD[token], gate_up)
-            middle = silu_and_mul(products) if gate is None else gate.activate(products, index)
+            middle = activate(products) if gate is None else gate.activate(products, index)
             part = experts.linear(middle, down).float()
             if gate is not None:
                 part = part + gate.down_ED[index, : part.shape[1]]

@@ -216,3 +216,36 @@ def test_engine_with_states_leaks_nothing_in_thousands_of_steps(shape, num_steps
     assert counts["preemptions"] - counts["swaps"] > 0 or shape["preemption_mode"] == "swap"
     swapped = {"swap_out_state", "swap_in_state"} if "num_host_states" in shape else set()
     assert kinds == {"copy", "copy_state", *swapped} | ({"swap_out", "swap_in"} if swapped else set())
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"preemption_mode": "recompute"},
+        {"preemption_mode": "auto", "num_host_blocks": 10, "times": FAST_SWAP},
+        {"preemption_mode": "swap", "num_host_blocks": 6, "num_states": 5, "num_host_states": 3},
+    ],
+    ids=["recompute", "chosen lengths and swaps", "states"],
+)
+@pytest.mark.parametrize("num_steps", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_drafts_leak_nothing_in_thousands_of_steps(shape, num_stages, num_steps):
+    """With aborts, beams and preemptions. ``Bench`` checks after each event who holds which block, and each token at the end."""
+    draw = random.Random(num_steps + num_stages)
+    bench = Bench(
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=16,
+        num_stages=num_stages,
+        proposer=RandomProposer(random.Random(num_steps)),
+        **shape,
+    )
+    while len(bench.plans) < num_steps:
+        step_at_random(bench, draw)
+    bench.finish_all()
+    counts = bench.scheduler.counts
+    assert counts["preemptions"] > 20 and counts["drafted"] > num_steps / 10
+    assert counts["drafted"] > counts["accepted"] > 0
+    assert sum(sequence.finish_reason is FinishReason.ABORT for sequence in bench.sequences) > 10
+    assert not bench.scheduler.drafts._lengths._sequences, "a sequence that ended is remembered"

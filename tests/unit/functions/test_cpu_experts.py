@@ -246,3 +246,19 @@ def test_clamped_gate_and_biases(cpu, hidden, columns, dtype, tokens):
         products = middle @ down[expert].float().T + biases[2][expert, :hidden]
         out[token] += weights[token, slot].unsqueeze(1) * products
     assert_near(got, out, "none")
+
+
+@pytest.mark.parametrize(("hidden", "columns"), [(64, 32), (33, 17)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_gelu_of_experts(cpu, hidden, columns, dtype, tokens):
+    gate_up, down = matrices(5, hidden, columns, dtype)
+    x, (ids, weights) = torch.randn(tokens, hidden).to(dtype), route(tokens, 5, 3)
+    got = cpu.experts(x, ids, weights, make(cpu, gate_up, down), gelu=True)
+    out = torch.zeros(tokens, hidden)
+    for expert in range(5):
+        token, slot = torch.where(ids == expert)
+        gate, up = (x[token].float() @ gate_up[expert].float().T).chunk(2, dim=1)
+        middle = (F.gelu(gate, approximate="tanh") * up).to(dtype).float()
+        out[token] += weights[token, slot].unsqueeze(1) * (middle @ down[expert].float().T)
+    assert_near(got, out, "none")

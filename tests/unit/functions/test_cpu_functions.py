@@ -186,6 +186,51 @@ def test_every_kind_of_rotation(cpu, rotated, interleaved, norms, kv_dtype, bloc
         assert torch.equal(entries(int8)[0], rounded * scale.unsqueeze(-1))
 
 
+@pytest.mark.parametrize("norms", ["before", "after"])
+@pytest.mark.parametrize("size", [32, 256, 512])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("block", [4, 16])
+def test_norms_of_values(cpu, norms, size, kv_dtype, block):
+    tokens, num_kv = 5, 2
+    qkv, slots = random(tokens, 3 + 2 * num_kv, size), torch.randperm(4 * block)[:tokens]
+    caches = [LayerCache.zeros(4, block, (num_kv, size), dtype, tiled=True) for dtype in (torch.float32, kv_dtype)]
+    for cache, x in zip(caches, (qkv.float(), qkv), strict=True):
+        head_norms = HeadNorms(*torch.ones(2, size, dtype=x.dtype), 1e-6, norms == "after", values=True)
+        implementation = attention if x is not qkv else cpu
+        implementation.rotate_and_write(x, cache, slots, None, None, num_kv=num_kv, norms=head_norms)
+    exact = qkv[:, -num_kv:].float()
+    exact *= exact.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
+    wanted = torch.zeros(4 * block, num_kv, size)
+    wanted[slots] = exact
+    torch.testing.assert_close(entries(caches[0])[1], wanted)
+    if kv_dtype == torch.int8:
+        rounded, scale = quantize(wanted.bfloat16())
+        assert float((entries(caches[1])[1] - rounded * scale.unsqueeze(-1)).abs().max()) <= 1.01 * float(scale.max())
+    else:
+        assert_near(entries(caches[1])[1], wanted)
+
+
+def test_queries_alone_leave_the_cache_as_it_is(cpu):
+    qkv, angles = random(3, 4, 32), torch.randn(3, 16).repeat(1, 2)
+    cos, sin, norm = angles.cos().bfloat16(), angles.sin().bfloat16(), random(32)
+    caches = [LayerCache.zeros(4, 16, (2, 32), torch.bfloat16, tiled=tiled) for tiled in (False, True)]
+    exact = attention.rotate_and_write(
+        qkv.float(),
+        caches[0],
+        torch.arange(3),
+        cos.float(),
+        sin.float(),
+        num_kv=0,
+        norms=HeadNorms(norm.float(), norm.float(), 1e-6),
+    )
+    for cache in caches:
+        got = cpu.rotate_and_write(
+            qkv, cache, torch.arange(3), cos, sin, num_kv=0, norms=HeadNorms(norm, norm, 1e-6, values=True)
+        )
+        assert_near(got, exact)
+        assert not any(tensor.any() for tensor in cache.tensors())
+
+
 @pytest.mark.parametrize("level", ["x86-64-v3", pytest.param("x86-64", marks=pytest.mark.slow)])
 def test_processors_with_narrower_vectors(load_functions, level):
     """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on the first with ``-m slow``."""

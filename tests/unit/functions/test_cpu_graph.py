@@ -114,6 +114,20 @@ def test_products_of_torch_are_captured(compiled_functions):
 
 
 @torch.inference_mode()
+def test_joined_activations_are_captured(compiled_functions):
+    x, y = torch.randn(2, SIZE).bfloat16(), torch.randn(2, 3).bfloat16()
+
+    def run() -> torch.Tensor:
+        return torch.cat((F.gelu(x, approximate="tanh"), y), dim=1)
+
+    out, graph = capture(compiled_functions, run)
+    for _ in range(2):
+        x.normal_(), y.normal_()
+        graph.replay()
+        assert torch.equal(out, run())
+
+
+@torch.inference_mode()
 def test_what_python_decides_is_decided_again(compiled_functions):
     """Calls and torch's operations in it are not seen by the capture."""
     x, larger = torch.tensor([1.0, 2.0]), torch.empty(1)

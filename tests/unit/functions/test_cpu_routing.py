@@ -57,6 +57,15 @@ def test_route_is_the_references(cpu, rule, dtype, biased):
     assert torch.equal(counts, ids.flatten().bincount(minlength=EXPERTS))
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_factors_of_experts_are_the_last_on_their_weights(cpu, rule):
+    x, weight, factors = torch.randn(9, HIDDEN), 0.2 * torch.randn(EXPERTS, HIDDEN), torch.randn(EXPERTS)
+    plain = route(x, weight, None, rule)
+    for implementation in (cpu.route, route):
+        ids, weights = implementation(x, weight, None, rule, scale_E=factors)
+        torch.testing.assert_close(by_id(ids, weights), by_id(*plain) * factors, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_route_by_weights_in_bfloat16_is_that_by_the_same_numbers(cpu, dtype):
     x, weight = torch.randn(7, HIDDEN).to(dtype), torch.randn(EXPERTS, HIDDEN).bfloat16()

@@ -32,7 +32,15 @@ def test_every_function_can_be_timed(quantization, kv_dtype):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rotary_size": 8}, {"rotary_size": 0}, {"interleaved": True}, {"norms": "before"}, {"norms": "after"}],
+    [
+        {"rotary_size": 8},
+        {"rotary_size": 0},
+        {"interleaved": True},
+        {"norms": "before"},
+        {"norms": "after"},
+        {"kv_heads": 0},
+    ]
+    + [{"norms": "before", "value_norm": True}],
     ids=str,
 )
 def test_every_kind_of_rotation_can_be_timed(changes):

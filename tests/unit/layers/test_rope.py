@@ -38,6 +38,13 @@ PARAMETERS = {
     "yarn own context": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0},
     "yarn mscale": YARN | {"mscale": 0.707, "mscale_all_dim": 1.0},
     "yarn untruncated": YARN | {"truncate": False},
+    "proportional": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    "proportional stretched": {
+        "rope_type": "proportional",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "factor": 8.0,
+    },
 }
 
 

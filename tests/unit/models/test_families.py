@@ -41,7 +41,9 @@ def older_spelling(values: dict) -> dict:
     return values
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in EVERY_KIND if not kind.startswith("gemma4")]
+)  # it came after the older one
 def test_both_spellings_of_rope_give_the_same_tables(tmp_path, kind):
     def same_theta(values: dict) -> dict:
         """The older spelling has one theta, so the newer one must not have two."""
@@ -76,7 +78,7 @@ def test_required_keys_are_named_with_their_file(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_other_activations_are_refused(tmp_path, kind):
-    key = "hidden_activation" if kind == "gemma3" else "hidden_act"
+    key = "hidden_activation" if kind.startswith("gemma") else "hidden_act"
     with pytest.raises(UserError, match=f"{key} 'gelu' is not supported"):
         load_config(write(tmp_path, kind, lambda values: values | {key: "gelu"}))
 

@@ -186,6 +186,33 @@ def test_layout_is_made_from_the_flags(tp, pp, layers, world_size, tp_sizes, ran
 
 
 @pytest.mark.parametrize(
+    ("pp", "layers", "ranges"),
+    [
+        (1, (), ((0, 24),)),
+        (2, (), ((0, 7), (7, 24))),
+        (3, (), ((0, 4), (4, 7), (7, 24))),
+        (4, (), ((0, 3), (3, 5), (5, 7), (7, 24))),
+        (2, (6, 18), ((0, 6), (6, 24))),
+    ],
+)
+def test_layers_from_the_last_cut_on_are_on_the_last_stage(pp, layers, ranges):
+    assert make_topology((1,), pp, layers, 24, pp, last_cut=7).layers == ranges
+    assert make_topology((1,), pp, (), 24, pp, last_cut=24) == make_topology((1,), pp, (), 24, pp)
+
+
+@pytest.mark.parametrize(
+    ("pp", "layers", "says"),
+    [
+        (2, (8, 16), "--layers 8,16 begins the last stage with layer 8, .* layer 7, .* at least 17 layers"),
+        (9, (), "--pipeline-parallel-size 9 is too much .* use at most 8 stages"),
+    ],
+)
+def test_cut_between_layers_that_share_a_cache_is_refused(pp, layers, says):
+    with pytest.raises(UserError, match=says):
+        make_topology((1,), pp, layers, 24, pp, last_cut=7)
+
+
+@pytest.mark.parametrize(
     ("tp", "pp", "layers", "world_size", "says"),
     [
         ((2,), 2, (), 3, "-tp 2 -pp 2 needs 4 ranks, .* 3\\b"),

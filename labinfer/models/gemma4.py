@@ -1,0 +1,211 @@
+"""Gemma 4, the text part (model cards of google/gemma-4-E2B-it, -12B-it and -26B-A4B-it)."""
+
+from __future__ import annotations
+
+from labinfer.layers.attention import AttentionConfig
+from labinfer.layers.layer_inputs import LayerInputsConfig
+from labinfer.layers.mixer import MLPConfig
+from labinfer.layers.mlp import GatedMLPConfig
+from labinfer.layers.side_by_side import SideBySideConfig
+from labinfer.models.config import (
+    FULL,
+    SLIDING,
+    ConfigFile,
+    LayerConfig,
+    ModelConfig,
+    read_attention,
+    read_model,
+    read_rope,
+    read_router,
+    read_windows,
+)
+from labinfer.models.decoder import Decoder
+from labinfer.weights.checkpoint_names import CheckpointNames
+
+ROPES = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+class Gemma4ForCausalLM(Decoder):
+    """Norms of queries, keys and values, and heads of another size in layers without a window; the last layers may read the
+    cache of earlier ones, experts may stand beside the MLP, and each layer may have an embedding of its own."""
+
+    norm_placement = "sandwich"
+    names = CheckpointNames(
+        renamed={
+            "self_attn_output_norm": "post_attention_layernorm",
+            "post_attention_layernorm": "pre_feedforward_layernorm",
+            "mlp_output_norm": "post_feedforward_layernorm",
+            "layer_inputs.table": "embed_tokens_per_layer",
+            "layer_inputs.projection": "per_layer_model_projection",
+            "layer_inputs.norm": "per_layer_projection_norm",
+            "layer_input.gate": "per_layer_input_gate",
+            "layer_input.projection": "per_layer_projection",
+            "layer_input.norm": "post_per_layer_input_norm",
+            "mlp.dense": "mlp",
+            "mlp.experts": "experts",
+            "mlp.gate": "router.proj",
+            "mlp.gate.expert_scale": "router.per_expert_scale",
+            "mlp.gate_norm.weight": "router.scale",
+            "mlp.dense_output_norm": "post_feedforward_layernorm_1",
+            "mlp.experts_input_norm": "pre_feedforward_layernorm_2",
+            "mlp.experts_output_norm": "post_feedforward_layernorm_2",
+        },
+        roots=("language_model.model", "model.language_model", "model"),
+        ignored=(
+            *("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+            "model.vision_embedder.",
+        ),
+    )
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        file = file.text_part().with_defaults(
+            num_key_value_heads=4,
+            head_dim=256,
+            max_position_embeddings=131072,
+            tie_word_embeddings=True,
+            vocab_size_per_layer_input=262144,
+        )
+        activation = file.get("hidden_activation", str, "gelu_pytorch_tanh")
+        file.require(
+            activation == "gelu_pytorch_tanh",
+            f"hidden_activation {activation!r:.60} is not supported; only gelu_pytorch_tanh is",
+        )
+        file.require(
+            file.values.get("use_bidirectional_attention") in (None, False, "vision"),
+            "use_bidirectional_attention of all tokens is not supported",
+        )
+        eps, num_layers = file.get("rms_norm_eps", float, 1e-6), file.size("num_hidden_layers")
+        cap = None
+        if file.values.get("final_logit_softcapping") is not None:
+            cap = file.get("final_logit_softcapping", float)
+            file.require(cap > 0, f"final_logit_softcapping should be above 0, not {cap}")
+        windows = read_windows(
+            file,
+            file.size("sliding_window", 512),
+            lambda n: SLIDING if (n + 1) % 6 and n + 1 < num_layers else FULL,
+        )
+        num_shared = file.get("num_kv_shared_layers", int, 0)
+        sources = _sources(file, windows, num_shared)
+        columns = file.size("intermediate_size")
+        mlp = _read_mlp(file, columns, eps)
+        is_wide = file.get("use_double_wide_mlp", bool, False)
+        shared_mlp = _read_mlp(file, 2 * columns, eps) if is_wide else mlp
+        layers = [
+            LayerConfig(
+                mixer=_read_attention(file, number, window, eps=eps, reads_earlier=source is not None),
+                mlp=mlp if source is None else shared_mlp,
+                cache_layer=source,
+            )
+            for number, (window, source) in enumerate(zip(windows, sources, strict=True))
+        ]
+        return read_model(
+            file,
+            layers,
+            embedding_scale=file.size("hidden_size") ** 0.5,
+            logits_cap=cap,
+            layer_inputs=_read_layer_inputs(file),
+            layer_scalar=True,
+        )
+
+
+class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
+    """The same beside what sees and hears, which is left out."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        return super().read_config(file.with_defaults(vocab_size=262144, num_attention_heads=8))
+
+
+class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
+    """Without experts and embeddings of layers."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        file = file.text_part().with_defaults(max_position_embeddings=262144, sliding_window=1024)
+        values = file.values | {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+        return super().read_config(file.with_values(values))
+
+
+class Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedForCausalLM):
+    """The same beside what sees and hears, which is left out."""
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> ModelConfig:
+        return super().read_config(file.with_defaults(vocab_size=262144, num_attention_heads=8))
+
+
+def _read_attention(file: ConfigFile, number: int, window: int, *, eps: float, reads_earlier: bool) -> AttentionConfig:
+    """The attention of a layer with this window, 0 for one that sees everything."""
+    kind = SLIDING if window else FULL
+    is_tied = not window and file.get("attention_k_eq_v", bool, False)
+    values = file.values | _read_heads(file, number, window, is_tied)
+    ropes = values.get("rope_parameters") or ROPES
+    file.require(
+        isinstance(ropes, dict) and isinstance(ropes.get(kind), dict),
+        f"rope_parameters should have an entry for {kind}, not {ropes!r:.80}",
+    )
+    own = file.with_values(values | {"rope_parameters": ropes[kind]})
+    return read_attention(
+        own,
+        rope=read_rope(own),
+        window=window,
+        scale=1.0,
+        qk_norm="head",
+        qk_norm_eps=eps,
+        value_norm=True,
+        tied_values=is_tied,
+        reads_earlier=reads_earlier,
+    )
+
+
+def _read_heads(file: ConfigFile, number: int, window: int, is_tied: bool) -> dict[str, int]:
+    """``head_dim`` and ``num_key_value_heads`` where a layer has its own: in ``per_layer_config``, as Transformers 5 writes them, or
+    in keys for all layers without a window."""
+    if file.values.get("per_layer_config") is not None:
+        own = file.get("per_layer_config", dict).get(str(number), {})
+        file.require(
+            isinstance(own, dict) and set(own) <= {"head_dim", "num_key_value_heads"},
+            f"per_layer_config of layer {number} should have head_dim and num_key_value_heads, not {own!r:.80}",
+        )
+        values = file.with_values(own)
+        return {key: values.size(key) for key in own}
+    heads = {} if window else {"head_dim": file.size("global_head_dim", 512)}
+    if is_tied and file.values.get("num_global_key_value_heads") is not None:
+        heads["num_key_value_heads"] = file.size("num_global_key_value_heads")
+    return heads
+
+
+def _sources(file: ConfigFile, windows: tuple[int, ...], num_shared: int) -> list[int | None]:
+    """For each layer the number of the one whose cache it reads, None where that is its own: the last ones read those of the last
+    layer of their kind before them."""
+    first = len(windows) - num_shared
+    file.require(
+        0 < first <= len(windows) and set(windows[first:]) <= set(windows[:first]),
+        f"num_kv_shared_layers {num_shared} of {len(windows)} layers leaves no cache to share for some of them",
+    )
+    last = {window: number for number, window in enumerate(windows[:first])}
+    return [None] * first + [last[window] for window in windows[first:]]
+
+
+def _read_mlp(file: ConfigFile, columns: int, eps: float) -> MLPConfig:
+    dense = GatedMLPConfig(intermediate_size=columns, activation="gelu")
+    if not file.get("enable_moe_block", bool, False):
+        return dense
+    router = read_router(file, file.size("num_experts"), file.size("top_k_experts"), expert_scale=True)
+    return SideBySideConfig(
+        dense=dense, router=router, intermediate_size=file.size("moe_intermediate_size"), norm_eps=eps
+    )
+
+
+def _read_layer_inputs(file: ConfigFile) -> LayerInputsConfig | None:
+    if not file.get("hidden_size_per_layer_input", int, 256):
+        return None
+    return LayerInputsConfig(
+        size=file.size("hidden_size_per_layer_input", 256),
+        vocab_size=file.size("vocab_size_per_layer_input"),
+        num_layers=file.size("num_hidden_layers"),
+    )

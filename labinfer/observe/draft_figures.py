@@ -1,0 +1,78 @@
+"""DraftFigures: what became of drafted tokens, from the counters of a scheduler."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from labinfer.observe.table import format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFigures:
+    """Drafts of a run. Times in seconds."""
+
+    drafts: int
+    """Drafts that steps verified, each of one sequence."""
+    drafted: int
+    accepted: int
+    drafted_by_place: list[int]
+    """The tokens by their place in a draft; those behind a wrong one count as wrong."""
+    accepted_by_place: list[int]
+    draft_seconds: float
+    """Time of the drafter, in which rank 0 does nothing else."""
+    saved_seconds: float
+    """Time of steps that accepted tokens made needless, by the times of a start, less what drafts cost; 0 without such times."""
+    failures: int
+
+    @classmethod
+    def read(cls, counts: Counter[str]) -> DraftFigures:
+        """Figures from ``engine.drafts.Drafts.counts``."""
+        places = list(itertools.takewhile(lambda place: counts[f"drafted_{place}"], itertools.count()))
+        return cls(
+            drafts=counts["drafts"],
+            drafted=counts["drafted"],
+            accepted=counts["accepted"],
+            drafted_by_place=[counts[f"drafted_{place}"] for place in places],
+            accepted_by_place=[counts[f"accepted_{place}"] for place in places],
+            draft_seconds=counts["draft_seconds"],
+            saved_seconds=counts["saved_seconds"],
+            failures=counts["drafter_failures"],
+        )
+
+    def acceptance(self) -> list[float]:
+        """Fraction of the tokens at each place that were right."""
+        return [right / all_ for right, all_ in zip(self.accepted_by_place, self.drafted_by_place, strict=True)]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step with a draft brought to its sequence, on average."""
+        return 1 + self.accepted / self.drafts if self.drafts else 1.0
+
+    def as_dict(self) -> dict:
+        """The figures for machines: a JSON object."""
+        return {
+            "drafts": self.drafts,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_by_place": [round(share, 4) for share in self.acceptance()],
+            "tokens_per_step": round(self.tokens_per_step, 4),
+            "draft_s": round(self.draft_seconds, 4),
+            "saved_s": round(self.saved_seconds, 4),
+            "failures": self.failures,
+        }
+
+    def describe(self) -> str:
+        """The figures in a line."""
+        text = "none was drafted"
+        if self.drafts:
+            shares = " ".join(f"{100 * share:.0f}" for share in self.acceptance())
+            text = (
+                f"{self.accepted} of {self.drafted} accepted ({100 * self.accepted / self.drafted:.1f} %; by place in a draft "
+                f"{shares} %), {self.tokens_per_step:.2f} tokens a step with drafts; drafting took "
+                f"{format_seconds(self.draft_seconds)}"
+            )
+            if self.saved_seconds > 0:
+                text += f", about {format_seconds(self.saved_seconds)} saved"
+        return text + ("; the drafter failed, see the log" if self.failures else "")

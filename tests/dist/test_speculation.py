@@ -1,0 +1,130 @@
+"""Answers with drafts are those without, on every layout, for every kind of request and whatever drafts."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from layouts import layouts_for
+
+from labinfer import SamplingParams
+from labinfer.config import EngineOptions
+from labinfer.engine.ngram_proposer import NgramProposer
+from labinfer.engine.sequence import Sequence
+from labinfer.llm import LLM
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
+KINDS = {
+    "greedy": {"max_tokens": 20, "ignore_eos": True},
+    "sampled": {"max_tokens": 20, "temperature": 0.8, "top_p": 0.9, "logprobs": 2},
+    "penalties": {
+        "max_tokens": 20,
+        "temperature": 0.7,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "min_tokens": 4,
+    },
+    "bias": {"max_tokens": 16, "temperature": 0.8, "logit_bias": {5: 4.0, 7: -90.0}, "bad_words": ["a"]},
+    "several": {"max_tokens": 14, "temperature": 0.9, "n": 2},
+    "form": {"max_tokens": 24, "temperature": 0.9, "structured_outputs": {"json": SCHEMA}},
+    "stop": {"max_tokens": 24, "temperature": 1.1, "stop": ["e", "a"], "min_tokens": 3, "stop_token_ids": [11, 12, 13]},
+    "context end": {"max_tokens": 60, "temperature": 0.9, "ignore_eos": True, "max_context_len": 44},
+    "beams": {"max_tokens": 8, "num_beams": 2, "n": 2, "ignore_eos": True},
+    "left out": {"max_tokens": 16, "speculate": False},
+}
+NUM_REQUESTS, NUM_ALL = 20, 500
+
+
+def make_requests(prompts: list[list[int]], count: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """So many requests of all kinds in turn; half of the prompts repeat themselves."""
+    chosen, params = [], []
+    for index, fields in zip(range(count), list(KINDS.values()) * count, strict=False):
+        prompt = prompts[index % len(prompts)]
+        chosen.append(prompt[:16] * 2 if index % 2 else prompt[:36])
+        params.append(msgspec.convert(fields | {"seed": index}, SamplingParams))
+    return chosen, params
+
+
+@dataclass
+class KnownAnswers:
+    """Drafts what the answers are known to be, some of the tokens wrong."""
+
+    answers: list[list[list[int]]]
+    share: float
+    draw: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return list(map(self._propose, sequences, limits))
+
+    def _propose(self, sequence: Sequence, limit: int) -> list[int]:
+        begin = sequence.num_output_tokens
+        right = self.answers[sequence.request.key][sequence.choice][begin : begin + limit]
+        return [token if self.draw.random() < self.share else self.draw.randrange(100) for token in right]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
+
+
+@dataclass
+class Failing(KnownAnswers):
+    """Drafts so some times, and then raises."""
+
+    calls: int = 0
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        self.calls += 1
+        if self.calls == 5:
+            raise RuntimeError("no idea")
+        return super().propose(sequences, limits)
+
+
+def tell(outputs) -> str:
+    """All of the answers that must be the same, for comparison."""
+    return json.dumps(
+        [
+            [(answer.token_ids, answer.text, answer.finish_reason, answer.stop_reason) for answer in output.completions]
+            for output in outputs
+        ]
+    )
+
+
+@pytest.mark.parametrize("count", [NUM_REQUESTS, pytest.param(NUM_ALL, marks=pytest.mark.slow)])
+def test_answers_are_those_without_drafts(group, golden, count):
+    directory, prompts, _ = golden
+    chosen, params = make_requests(prompts, count)
+    for layout in layouts_for(group.size):
+        speculation = {"method": "ngram", "num_speculative_tokens": 5}
+        flat = {
+            "model": str(directory),
+            "block_size": 4,
+            "num_kv_blocks": 600,
+            "speculative_config": speculation,
+            **layout,
+        }
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+        drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
+        if drafts:
+            assert isinstance(drafts.proposer, NgramProposer)
+            drafts.proposer = None
+        plain = llm.generate(chosen, params)
+        answers = [[answer.token_ids for answer in output.completions] for output in plain or []]
+        proposers = [NgramProposer(1, 4), KnownAnswers(answers, 0.0), KnownAnswers(answers, 1.0), Failing(answers, 0.7)]
+        for proposer in proposers:
+            if drafts:
+                assert llm.report.counts["drafted"] == 0 or proposer is not proposers[0]
+                drafts.proposer = proposer
+            outputs = llm.generate(chosen, params)
+            if not drafts:
+                continue
+            assert tell(outputs) == tell(plain), (layout, proposer)
+            counts = llm.report.counts
+            assert counts["drafted"] > 0
+            oracle = proposer is proposers[2]
+            assert counts["accepted"] > 0 or not oracle
+            assert counts["drafter_failures"] == (proposer is proposers[3])
+            for output, fields in zip(outputs, params, strict=True):
+                assert output.num_drafted_tokens == 0 or (fields.speculate and fields.num_beams == 1)
