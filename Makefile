@@ -27,7 +27,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
+.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -150,6 +150,16 @@ bench-workloads: $(VENV)/.setup ## decode, batch and prefill of a 0.5B model, wi
 bench-layouts: $(VENV)/.setup ## the batch workload on one rank, and on pipelines and tensor-parallel ranks under both launchers
 	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
 	$(BIN)/python benchmarks/layouts.py --model .qwen2-0.5b
+
+bench-hosts: $(VENV)/.setup ## the batch workload on one rank, and on a pipeline over two hosts: network namespaces with a gigabit between them (root)
+	@test -e .qwen2-0.5b/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 .qwen2-0.5b
+	$(BIN)/python benchmarks/layouts.py --model .qwen2-0.5b --layouts --mbit 1000
+
+bench-growth: $(VENV)/.setup ## a step's time against rows, sequences, context, threads and layers, drawn (an hour)
+	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(PIP_INSTALL) --editable '.[bench]'
+	for layers in 6 12 24; do test -e .qwen2-0.5b-layers/$$layers/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen2-0.5b \
+	  --dtype bfloat16 --layers $$layers .qwen2-0.5b-layers/$$layers; done
+	$(BIN)/python benchmarks/growth.py --models .qwen2-0.5b-layers/6 .qwen2-0.5b-layers/12 .qwen2-0.5b-layers/24 --plot docs/benchmarks/growth.png
 
 bench-experts: $(VENV)/.setup ## a mixture's experts: one call beside memory and dense products, whole decodes, and ranks with a thread each
 	@test -e .qwen3-moe/config.json || $(BIN)/python tools/random_checkpoint.py --shape qwen3-moe --dtype bfloat16 .qwen3-moe

@@ -4,6 +4,8 @@
     python benchmarks/cold_start.py --model DIR
 
 ``anew``: weights are packed at every start (``--weight-cache-size 0``); ``kept``: they are mapped as an earlier start has packed them.
+Python is let keep its bytecode, whatever ``PYTHONDONTWRITEBYTECODE`` says: without it every start compiles all of LABInfer's modules.
+
 ``dropped``: the checkpoint's files and those of packed weights are dropped from the system's cache before every start and every reading; ``cached``: they
 are read once before. Programs and libraries stay cached in both. The breakdown of a start is taken from the times of its lines
 on standard error with ``--log-level debug``, in one more start of each kind.
@@ -108,6 +110,7 @@ def start(command: list[str]) -> tuple[list[tuple[float, str]], float]:
     begin = time.perf_counter()
     process = subprocess.Popen(
         [*command, "--raw", "--prompt", "Hello", "--max-tokens", "1", "--ignore-eos"],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

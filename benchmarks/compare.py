@@ -9,6 +9,7 @@ with the same prompts, the same number of threads and bound to the same cores. A
 once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights. An engine
 that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``.
 
+``--precisions Q8_0 Q4_0 Q4_K_M`` takes this engine and llama.cpp over the same GGUF files, which llama.cpp's runner makes.
 ``--workloads W1 W1-4k W1-16k`` takes W1 behind 4,000 and 16,000 tokens, too.
 """
 
@@ -31,12 +32,15 @@ from workloads import Workload, draw_workloads
 
 HERE = Path(__file__).parent
 OURS = "labinfer"
-PRECISIONS = ("16-bit", "int8", "int4")
+USUAL_PRECISIONS = ("16-bit", "int8", "int4")
+GGUF_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
+"""Precisions of GGUF files."""
+PRECISIONS = (*USUAL_PRECISIONS, *GGUF_TYPES)
 ENGINES = {
     OURS: PRECISIONS,
     "vllm": ("16-bit", "int8"),
-    "openvino": PRECISIONS,
-    "openvino-bf16": PRECISIONS,
+    "openvino": USUAL_PRECISIONS,
+    "openvino-bf16": USUAL_PRECISIONS,
     "llamacpp": PRECISIONS,
     "ctranslate2": ("int8",),
     "transformers": ("16-bit",),
@@ -59,7 +63,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a checkpoint in bfloat16 that all engines know")
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="folder of the peers' environments")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=USUAL_PRECISIONS)
     parser.add_argument("--workloads", nargs="+", choices=all_workloads, default=USUAL_WORKLOADS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -133,7 +137,8 @@ class Launcher:
 
     def _call(self, engine: str, precision: str, *flags: str) -> dict | None:
         package, arithmetic = split_name(engine)
-        converted = self.args.envs.absolute() / "converted" / self.args.model.name / f"{package}-{precision}"
+        name = f"llamacpp-{precision}.gguf" if precision in GGUF_TYPES else f"{package}-{precision}"
+        converted = self.args.envs.absolute() / "converted" / self.args.model.name / name
         command = [
             *(self._python(engine), HERE / "peers" / f"{package}_runner.py"),
             *(("--arithmetic", arithmetic) if arithmetic else ()),

@@ -42,7 +42,7 @@ LAYOUTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="beside the first one")
+    parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS), help="beside the first one")
     parser.add_argument("--workload", choices=("W1", "W2"), default="W2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(

@@ -56,7 +56,7 @@ class ModelOptions:
     )
     response_template: str = option(
         "",
-        "how chat replies are read: one of the built-in formats (deepseek_v3, deepseek_v31, deepseek_v32, ernie, glm, "
+        "how chat replies are read: one of the built-in formats (deepseek_v3, deepseek_v31, deepseek_v32, ernie, gemma4, glm, "
         "harmony, hermes, hunyuan, kimi, llama3, minimax, mistral, mistral_json, qwen_xml, think), a JSON file, or none "
         "(default: the checkpoint's own response_template, else the format that its chat template shows)",
         metavar="NAME|FILE",

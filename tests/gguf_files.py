@@ -19,6 +19,9 @@ from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceProcessor
 from transformers import PretrainedConfig
 
+from labinfer.functions.packed_weight import TABLES
+from labinfer.weights.codes import Codes, unpack
+
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
@@ -382,3 +385,22 @@ def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     if kind.name in ("Q4_K", "Q5_K"):
         blocks[:, 2:4] = np.frombuffer(np.float16(0.3 / 63).tobytes(), np.uint8)
     return blocks.reshape(*values.shape[:-1], -1)
+
+
+def code_values(codes: Codes) -> torch.Tensor:
+    """The weights that codes stand for, float32, in the order of gguf-py's arithmetic."""
+    form, numbers = codes.form, unpack(codes.words, codes.form.bits)
+    size = codes.columns[1] - codes.columns[0]
+    whole = numbers[:, codes.lead : codes.lead + size].float()
+    if form.table:
+        whole = torch.tensor(TABLES[form.table])[whole.long()].float()
+    elif codes.zeros is None and codes.minima is None:
+        whole -= form.middle
+    values = whole * spread(codes, codes.scales)
+    return values if codes.minima is None else values + spread(codes, codes.minima)
+
+
+def spread(codes: Codes, of_groups: torch.Tensor) -> torch.Tensor:
+    """What groups have, for each of the inputs that are meant."""
+    size = codes.columns[1] - codes.columns[0]
+    return of_groups.repeat_interleave(codes.form.group, dim=1)[:, codes.lead : codes.lead + size]

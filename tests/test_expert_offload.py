@@ -39,6 +39,18 @@ def test_offloaded_experts_give_the_same_tokens_and_are_told_of(mixture, packed)
         assert 0 < llm.report.workers[0].expert_reads.misses < reads.misses  # each run counts from 0
 
 
+@pytest.mark.parametrize("kind", ["gpt-oss", "gemma4-moe"])
+@pytest.mark.parametrize("packed", [{}, {"quantization": "int8"}], ids=str)
+def test_offloaded_experts_with_biases_or_another_activation_give_the_same_tokens(kind, packed, tmp_path):
+    directory = str(make_checkpoint(tmp_path / kind, kind))
+    with LLM(directory, **OPTIONS, **packed) as llm:
+        expected, meta = llm.generate(PROMPTS[:2], GREEDY), llm.layout.meta(llm.place)
+    with LLM(directory, **OPTIONS, **packed, expert_offload=meta.expert_bytes / 2 / 2**30) as llm:
+        outputs = llm.generate(PROMPTS[:2], GREEDY)
+        assert llm.report.workers[0].expert_reads.misses > 0
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+
+
 def test_offload_without_experts_is_refused():
     with pytest.raises(UserError, match=r"expert_offload 1: a model of \w+ has no experts"):
         LLM("demo", expert_offload=1)

@@ -107,11 +107,14 @@ TYPES = {
         "k_proj": "IQ4_NL",
         "v_proj": "IQ4_XS",
         "o_proj": "MXFP4",
-        "gate": "Q5_1",
-        "up": "Q4_1",
-        "down": "Q5_K",
+        "gate_proj": "Q4_1",
+        "up": "Q4_K",
+        "down": "Q4_1",
     },
+    "five": {"gate_proj": "Q5_1", "up": "Q5_K", "down": "Q5_1"},
+    "MXFP4": "MXFP4",
 }
+"""Experts stay in codes where all three of their matrices have one form."""
 
 
 def logprobs(model, **options) -> tuple[list[float], int]:

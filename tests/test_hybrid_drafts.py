@@ -46,3 +46,14 @@ def test_answers_do_not_depend_on_drafts(checkpoint, alone, options, share):
             assert counts["accepted"] > 0 or share == 0.0
             assert counts["preemptions"] > 0 or options["num_kv_blocks"] > 40
             assert share < 1.0 or counts["accepted"] == counts["drafted"]
+
+
+def test_hybrid_model_drafts_for_itself(checkpoint, alone):
+    """Nearly all that it drafts is right; the masks of forms and the penalties hold for drafts, too."""
+    drafter = {"model": checkpoint, "num_speculative_tokens": 3}
+    with LLM(checkpoint, num_kv_blocks=400, speculative_config=drafter, **OPTIONS) as llm:
+        for ours, theirs in zip(llm.generate(PROMPTS, PARAMS), alone, strict=True):
+            assert_same(ours, theirs)
+        counts, proposer = llm.report.counts, llm.engine.scheduler.drafts.proposer
+        assert 60 < counts["drafted"] < 1.1 * counts["accepted"]
+        assert proposer.tables.is_idle and proposer.tables.states is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from checkpoints import make_checkpoint, mixed_prompts
-from transformers import AutoModelForCausalLM, DynamicCache
+from endless import EndlessReference
 
 from labinfer import LLM, SamplingParams
 from labinfer.errors import UserError
@@ -101,43 +101,6 @@ def test_shifted_keys_are_those_of_their_new_positions(dtype, tolerance, in_plac
 
 
 # Endless contexts.
-
-
-class EndlessReference:
-    """Greedy decoding by Transformers over a cache from which tokens are cut, the keys after them rotated back."""
-
-    def __init__(self, checkpoint, context: int, kept: int, dropped: int):
-        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self.context, self.kept, self.dropped = context, kept, dropped
-        self.cache, self.length = DynamicCache(config=self.model.config), 0
-
-    @torch.no_grad()
-    def generate(self, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
-        tokens, logprobs, ids = [], [], prompt
-        for _ in range(num_tokens):
-            if self.length == self.context:
-                self._shift()
-            positions = torch.arange(self.length, self.length + len(ids))
-            out = self.model(torch.tensor([ids]), position_ids=positions[None], past_key_values=self.cache)
-            self.length += len(ids)
-            logprobs_V = out.logits[0, -1].log_softmax(-1)
-            tokens.append(int(logprobs_V.argmax()))
-            logprobs.append(float(logprobs_V.max()))
-            ids = tokens[-1:]
-        return tokens, logprobs
-
-    def _shift(self) -> None:
-        # The rotation is taken from the model's own embedding; llama3's and default's have no factor on it.
-        inverse = self.model.model.rotary_emb.inv_freq
-        angles_P = (inverse * self.dropped).repeat(2)
-        for layer in self.cache.layers:
-            tail = layer.keys[:, :, self.kept + self.dropped :]
-            low, high = tail.chunk(2, dim=-1)
-            turned = tail * angles_P.cos() + torch.cat((high, -low), dim=-1) * angles_P.sin()
-            layer.keys = torch.cat([layer.keys[:, :, : self.kept], turned], dim=2)
-            values = layer.values
-            layer.values = torch.cat([values[:, :, : self.kept], values[:, :, self.kept + self.dropped :]], dim=2)
-        self.length -= self.dropped
 
 
 @pytest.mark.parametrize(("context", "keep", "kept", "dropped"), [(32, 0, 0, 16), (42, 5, 8, 16)])

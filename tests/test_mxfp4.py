@@ -14,6 +14,7 @@ import torch
 from checkpoints import CONFIGS, randomize, write_tokenizer
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
+from gguf_files import code_values
 from golden import PROMPTS, greedy, recorded, relative_error
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -106,17 +107,7 @@ def test_any_slice_has_the_values_of_the_reference(checkpoints, name, stack, out
         checkpoint.check(matrix)
         checkpoint.load(matrix)
         if dtype is None:
-            destination = torch.empty(part.shape)
-            checkpoint.functions.decode(
-                codes.words.view(torch.uint8),
-                codes.scales,
-                None,
-                destination,
-                bits=form.bits,
-                group=form.group,
-                lead=codes.lead,
-                skip=codes.lead,
-            )
+            destination = code_values(codes)
         assert torch.equal(destination, part.to(destination.dtype)), (rows, columns, dtype)
 
 

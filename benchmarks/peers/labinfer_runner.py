@@ -11,15 +11,16 @@ from labinfer import LLM, SamplingParams
 from labinfer.config import SECTIONS
 
 QUANTIZATION = {"16-bit": {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}
+"""Options by precision; those that are not here are types of a GGUF file, which is read as it is."""
 
 
 def load(args: argparse.Namespace) -> Generate:
-    options = QUANTIZATION[args.precision]
+    options = QUANTIZATION.get(args.precision, {})
     known = {f.name for section in SECTIONS for f in dataclasses.fields(section)}
     if unknown := set(options) - known:
         raise Unavailable(f"this version of LABInfer has no --{unknown.pop()}")
     llm = LLM(
-        str(args.checkpoint),
+        str(args.checkpoint if args.precision in QUANTIZATION else args.converted),
         threads=args.threads,
         max_model_len=args.context,
         num_kv_blocks=1600,  # 25,600 tokens

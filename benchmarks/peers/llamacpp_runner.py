@@ -11,7 +11,13 @@ import numpy as np
 from harness import Generate, run
 from llamacpp_gguf import write_gguf
 
-FILE_TYPES = {"int8": lib.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": lib.LLAMA_FTYPE_MOSTLY_Q4_0}
+FILE_TYPES = {
+    "int8": lib.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "int4": lib.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_0": lib.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q4_K_M": lib.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+}
 BATCH_TOKENS, MICRO_BATCH_TOKENS, SEQUENCES = 2048, 512, 32
 LEAST_CONTEXT = 16384
 """Tokens of all sequences together."""

@@ -39,10 +39,13 @@ def wait_until(
         WaitTimeout: the limit passed.
     """
     limit = progress.timeout if timeout is None else timeout
-    yield_seconds = YIELD_SECONDS_OVERSUBSCRIBED if progress.oversubscribed else YIELD_SECONDS
     bells = progress.doorbells if rings else None
-    sleep = SHORTEST_SLEEP if bells is None else SHORTEST_SLEEP_WITH_BELL
-    begin, heard, alert_until = time.monotonic(), bells.rings() if bells is not None else 0, 0.0
+    if bells is not None:
+        heard, sleep, alert_until = bells.rings(), SHORTEST_SLEEP_WITH_BELL, 0.0
+    else:
+        heard, sleep = 0, SHORTEST_SLEEP
+        alert_until = YIELD_SECONDS_OVERSUBSCRIBED if progress.oversubscribed else YIELD_SECONDS
+    begin = time.monotonic()
     with progress.waiting(what):
         while True:
             rung = bells.rings() if bells is not None else 0  # before the look, so that a ring after it is noticed
@@ -53,11 +56,11 @@ def wait_until(
                 raise progress.timed_out(what, limit)
             if rung != heard:
                 heard, alert_until = rung, waited + YIELD_SECONDS_AFTER_BELL
-            if bells is not None and waited >= alert_until:
-                bells.sleep(rung, sleep)
-                sleep = min(sleep * 1.1, LONGEST_SLEEP)
-            elif waited < max(yield_seconds, alert_until):
+            if waited < alert_until:
                 os.sched_yield()
+                continue
+            if bells is not None:
+                bells.sleep(rung, sleep)
             else:
                 time.sleep(sleep)
-                sleep = min(sleep * 1.1, LONGEST_SLEEP)
+            sleep = min(sleep * 1.1, LONGEST_SLEEP)

@@ -9,17 +9,14 @@ import sys
 from dataclasses import dataclass
 
 from labinfer.batch.fingerprint import model_fingerprint
-from labinfer.batch.job import BatchJob
 from labinfer.batch.job_files import JobFiles
 from labinfer.batch.options import JobOptions
 from labinfer.batch.progress import JobProgress
-from labinfer.batch.records import result_record
 from labinfer.commands.loading import announce, load
 from labinfer.commands.prompt_answers import PromptAnswers
 from labinfer.commands.session import Session
 from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
-from labinfer.jsonl import ParsedLine
 from labinfer.llm import LLM
 from labinfer.prompts import ChatPrompt, Prompt, TextPrompt
 from labinfer.sampling_params import SamplingParams
@@ -90,6 +87,8 @@ class Rank0Job:
         job, model, end = None, self.session.options.model.model, ""
         try:
             if self.files.reader is not None:
+                from labinfer.batch.job import BatchJob
+
                 progress = JobProgress(self.job.progress, self.llm.clock, self.files.num_lines, len(output.digests))
                 as_text = self.job.output_format == "text"
                 job = BatchJob(
@@ -138,6 +137,9 @@ class Rank0Job:
                 if not self.job.output:
                     answers.end(output, has_grown=streams)
                 else:
+                    from labinfer.batch.records import result_record
+                    from labinfer.jsonl import ParsedLine
+
                     line = ParsedLine(prompt=prompts[output.key], sampling=self.sampling)
                     record = result_record(
                         output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer

@@ -75,6 +75,8 @@ def run(session: Session, own: PlanOptions) -> int:
                     f"rank 0 holds the draft model, too: {format_bytes(draft.weight_bytes(place))} of weights, and "
                     f"{format_bytes(draft.meta(place).bytes_per_token)} a token beside the model's"
                 )
+                if state := draft.meta(place).bytes_per_sequence:
+                    notes[-1] += f", {format_bytes(state)} a sequence"
             complaints = [_describe_shortfall(session, layout, everyone, rank, free[rank]) for rank in layout.devices]
             OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
             if any(complaints):

@@ -76,12 +76,14 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
     )
     if (draft := llm.draft_model) is not None:
         logger.info(
-            "draft model%s on rank 0: %s, %s of weights, %d blocks of its own (%s); context %d",
+            "draft model%s on rank 0: %s, %s of weights, %d blocks of its own (%s), %d states (%s); context %d",
             whose,
             draft.directory,
             format_bytes(draft.weight_bytes),
             draft.num_blocks,
             format_bytes(draft.num_blocks * draft.block_bytes(block_size)),
+            draft.num_states,
+            format_bytes(draft.state_bytes),
             draft.max_model_len,
         )
     if limit := capacity.describe_limit(layout.topology.places):

@@ -14,13 +14,16 @@ from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables, SequenceCache
 from labinfer.engine.guide import allows
 from labinfer.engine.sequence import Sequence
-from labinfer.plan import BatchEntry, BatchPlan, BatchResult, SequenceStart
+from labinfer.engine.state_slots import StateSlots
+from labinfer.plan import NO_SLOT, BatchEntry, BatchPlan, BatchResult, SequenceStart
 
 
 class DraftModel(Protocol):
     """A model that drafts, with KV blocks of its own."""
 
     num_blocks: int
+    num_states: int
+    """Slots for states of sequences; 0 where its layers keep none."""
 
     @property
     def max_model_len(self) -> int:
@@ -86,7 +89,8 @@ class DraftModelProposer:
     makes them choose alike (Daliri, Musco & Suresh 2024, arXiv:2408.07978).
 
     The draft model has a KV cache of its own. Going back is a matter of positions there: tokens that proved wrong are
-    overwritten, and those that it has not seen are run in one chunk, together with the one that leads to the next.
+    overwritten, and those that it has not seen are run in one chunk, together with the one that leads to the next. A state
+    goes back to where it was before the first drafted token.
 
     Args:
         model: nothing is drafted beyond its context.
@@ -98,8 +102,9 @@ class DraftModelProposer:
     def __init__(self, model: DraftModel, cache: CacheOptions, max_tokens: int, eos_token_ids: Iterable[int]):
         self._model, self._max_tokens, self._eos_token_ids = model, max_tokens, frozenset(eos_token_ids)
         self.tables = BlockTables(
-            BlockManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching),
+            BlockManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching and not model.num_states),
             BlockManager(0, cache.block_size, prefix_caching=False),
+            StateSlots(model.num_states) if model.num_states else None,
         )
         self._drafted: dict[int, DraftedSequence] = {}  # by sequence, the least recently used first
         self._finished: list[int] = []
@@ -117,7 +122,7 @@ class DraftModelProposer:
             if limit > 0 and (drafted := self._make_room(sequence, limit, asking)) is not None:
                 drafts[sequence.seq_id] = Draft(sequence=sequence, drafted=drafted, limit=limit)
         try:
-            active = self._catch_up(list(drafts.values()))
+            active = [draft for draft in self._catch_up(list(drafts.values())) if self._save_state(draft)]
             while active:
                 active = self._step([(draft, draft.tokens[-1:]) for draft in active])
         finally:
@@ -141,6 +146,8 @@ class DraftModelProposer:
         cache, tokens = drafted.cache, sequence.token_ids
         if (num_right := drafted.num_right(tokens)) < cache.num_tokens:
             self.tables.truncate(cache, num_right)
+        else:
+            self.tables.drop_saved(cache)
         drafted.tail = []
         while not (
             (cache.blocks or self.tables.admit(cache, tokens, len(tokens)))
@@ -160,6 +167,14 @@ class DraftModelProposer:
         if drafted.started:
             self._finished.append(seq_id)
 
+    def _save_state(self, draft: Draft) -> bool:
+        """Keep the state that all of the sequence's tokens are in, before drafted ones are. Returns whether there is room."""
+        if self.tables.draft_limit(cache := draft.drafted.cache) == 0:
+            self.counts["crowded_out"] += 1
+            return False
+        self.tables.save_state(cache, cache.num_tokens)
+        return True
+
     def _catch_up(self, drafts: list[Draft]) -> list[Draft]:
         """Run the tokens that the draft model has not seen; returns the drafts that go on."""
         chunks, left = [], self._max_tokens
@@ -176,7 +191,7 @@ class DraftModelProposer:
         for draft, tokens in chunks:
             sequence, drafted = draft.sequence, draft.drafted
             if not drafted.started:
-                starts.append(_make_start(sequence, sequence.token_ids[: drafted.cache.num_tokens]))
+                starts.append(_make_start(sequence, drafted.cache))
                 drafted.started = True
             entries.append(self._make_entry(draft, tokens))
         plan = BatchPlan(
@@ -219,7 +234,8 @@ class DraftModelProposer:
         )
 
 
-def _make_start(sequence: Sequence, token_ids: list[int]) -> SequenceStart:
+def _make_start(sequence: Sequence, cache: SequenceCache) -> SequenceStart:
     """Tell the runner of a sequence: it is sampled from as the model samples from it, and nothing is measured."""
     sampling = msgspec.structs.replace(sequence.token_sampling, logprobs=None, prompt_logprobs=None)
-    return SequenceStart(sequence.seq_id, list(token_ids), sampling)
+    slot = NO_SLOT if cache.state_slot is None else cache.state_slot
+    return SequenceStart(sequence.seq_id, sequence.token_ids[: cache.num_tokens], sampling, slot)

@@ -32,7 +32,7 @@ from labinfer.functions.providers import make_providers, make_registry
 from labinfer.functions.registry import parse_overrides
 from labinfer.group.rank_group import RankGroup
 from labinfer.layers.context import StageContext
-from labinfer.layout.kv_capacity import KVCapacity, agree_on_blocks
+from labinfer.layout.kv_capacity import DraftRoom, KVCapacity, agree_on_blocks
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, model_class, with_window
@@ -223,12 +223,14 @@ def build_placed(
                 speculative.model,
                 group.environment.model_dir,
                 layout,
-                group.everyone[0],
+                group.everyone,
                 providers=providers,
                 weight_cache=cache,
             )
-    draft_bytes = draft_model.block_bytes(options.cache.block_size) if draft_model is not None else 0
-    capacity = agree_on_blocks(group, options, layout, place, draft_bytes)
+    draft_room = DraftRoom()
+    if draft_model is not None:
+        draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
+    capacity = agree_on_blocks(group, options, layout, place, draft_room)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
             "the context is cut from %d to %d tokens: that is all the KV cache holds",

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,8 +15,10 @@ from labinfer.errors import UserError
 from labinfer.executor.build import cache_folder, find_model
 from labinfer.group.rank_group import RankGroup
 from labinfer.models.config import ModelConfig
-from labinfer.planner.cluster import Cluster, PairLink
-from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options
+
+if TYPE_CHECKING:
+    from labinfer.planner.cluster import Cluster, PairLink
+    from labinfer.planner.saved_plan import SavedPlan
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ def choose_layout(
         return dataclasses.replace(options, parallel=dataclasses.replace(options.parallel, layout=""))
     from labinfer.executor.probe import probe_cluster
     from labinfer.executor.probe_layout import model_name
+    from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options
 
     _, config = find_model(group, options)
     nodes, data = [info.node for info in group.everyone], b""

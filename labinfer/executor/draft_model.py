@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from labinfer.cache_capacity import STATES_EACH, states_that_fit
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
@@ -20,7 +21,7 @@ from labinfer.layout.layout import Layout
 from labinfer.models.registry import load_config, model_class
 from labinfer.plan import BatchPlan, BatchResult
 from labinfer.speculative_options import FLAG
-from labinfer.spmd.machine import RankInfo
+from labinfer.spmd.machine import RankInfo, free_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
@@ -28,6 +29,9 @@ from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
+
+STATE_SHARE = 0.2
+"""Part of the memory for caches that states of a draft model may have room in; they take at most half of it."""
 
 
 class DraftModel:
@@ -37,7 +41,7 @@ class DraftModel:
         options: its own, see ``draft_options``.
         model_dir: $LABINFER_MODEL_DIR, or empty.
         layout: the layout of the model that it drafts for.
-        info: rank 0.
+        everyone: all ranks.
         providers: prepared for rank 0's device.
         weight_cache: packed weights of earlier starts; None for none.
 
@@ -50,12 +54,12 @@ class DraftModel:
         options: EngineOptions,
         model_dir: str,
         layout: Layout,
-        info: RankInfo,
+        everyone: Sequence[RankInfo],
         *,
         providers: list[Provider],
         weight_cache: WeightCache | None,
     ):
-        self.directory, self.layout = plan_draft_model(options, model_dir, layout, [info])
+        self.directory, self.layout = plan_draft_model(options, model_dir, layout, everyone)
         config = self.layout.config
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
@@ -77,6 +81,16 @@ class DraftModel:
         )
         self.weight_bytes = weight_bytes(self._model)
         self.num_blocks = 0
+        per_state = self.layout.meta(self.place).bytes_per_sequence
+        room = free_memory(self._device) / layout.sharing_device(0, everyone) * options.cache.memory_utilization
+        max_num_seqs = options.scheduler.max_num_seqs
+        self.num_states = states_that_fit(int(room * STATE_SHARE), per_state, max_num_seqs) if per_state else 0
+        if per_state and self.num_states < STATES_EACH:
+            raise UserError(
+                f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank 0; "
+                "raise --memory-utilization or choose another draft model"
+            )
+        self.state_bytes = self.num_states * per_state
         self._runner: ModelRunner | None = None
 
     @property
@@ -103,6 +117,7 @@ class DraftModel:
             dtype=self.layout.kv_dtype(self.place),
             device=self._device,
             rotary_table=self._model.rotary_table,
+            num_states=self.num_states,
         )
         self._model.make_rotary_tables(self.max_model_len, self._device)
         self._runner = ModelRunner(
@@ -144,11 +159,11 @@ def load_draft_model(
     name: str,
     model_dir: str,
     layout: Layout,
-    info: RankInfo,
+    everyone: Sequence[RankInfo],
     *,
     providers: list[Provider],
     weight_cache: WeightCache | None,
 ) -> DraftModel:
     """The draft model of this name, for the model with these options; see ``DraftModel``."""
     own = draft_options(options, name, layout)
-    return DraftModel(own, model_dir, layout, info, providers=providers, weight_cache=weight_cache)
+    return DraftModel(own, model_dir, layout, everyone, providers=providers, weight_cache=weight_cache)

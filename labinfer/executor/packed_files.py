@@ -12,7 +12,7 @@ from labinfer.functions.provider import Provider
 from labinfer.layout.layout import Layout
 from labinfer.spmd.topology import Place
 from labinfer.weights.packed_file import PackedFiles
-from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, code_digest, digest
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, digest
 
 
 def packed_files(
@@ -44,6 +44,6 @@ def packed_files(
         ),
         label=", ".join(filter(None, (f"layers {begin}-{end - 1}", part, form))),
         options=digest(options.weight_options),
-        code=code_digest(),
+        code=cache.code,
         num_threads=torch.get_num_threads(),
     )

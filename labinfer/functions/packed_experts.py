@@ -17,6 +17,8 @@ class ExpertForm:
     """4 or 8."""
     group: int
     has_zeros: bool
+    has_minima: bool = False
+    table: str = ""
     down_lead: int
     """``lead`` of down; the inputs of gate and up are never cut, so they have none."""
 
@@ -32,6 +34,9 @@ class MatrixCodes(Protocol):
 
     @property
     def zeros(self) -> torch.Tensor | None: ...
+
+    @property
+    def minima(self) -> torch.Tensor | None: ...
 
 
 class PackedExperts(Protocol):

@@ -10,6 +10,15 @@ from typing import Any, Protocol
 
 import torch
 
+TABLES = {
+    "": (),
+    "e2m1": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+"""Numbers that codes of 4 bits stand for: twice those of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3), with powers of two as scales; and
+those of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h). Compiled functions know them by their places here."""
+POWERS_OF_TWO = ("e2m1",)
+"""Tables whose scales are powers of two."""
 PACKAGE = __name__.rpartition(".")[0] + "."
 
 
@@ -86,6 +95,10 @@ class QuantizedWeight:
     """Inputs that are held before the first, because the first group begins outside of what this rank holds."""
     zeros: torch.Tensor | None = None
     """Zero points of the groups; empty where they are among the data, None where all are in the middle."""
+    minima: torch.Tensor | None = None
+    """Likewise what is added to the weights of each group; None for nothing."""
+    table: str = ""
+    """Name in ``TABLES`` of what the codes stand for; empty for their own numbers."""
     unit: float = 1.0
     """Power of two that all scales are to be multiplied with, so that float16 can hold them."""
 
@@ -99,7 +112,8 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + self.scales.nbytes + (self.zeros.nbytes if self.zeros is not None else 0)
+        offsets = (self.zeros, self.minima)
+        return self.data.nbytes + self.scales.nbytes + sum(x.nbytes for x in offsets if x is not None)
 
     def clone(self) -> QuantizedWeight:
         return dataclasses.replace(self, data=self.data.clone(), scales=self.scales.clone())

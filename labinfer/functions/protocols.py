@@ -40,20 +40,25 @@ class PackCodes(Protocol):
         words_OW: torch.Tensor,
         scales_OG: torch.Tensor,
         zeros_OG: torch.Tensor | None,
+        minima_OG: torch.Tensor | None = None,
         *,
+        table: str = "",
         inputs: int,
         group: int,
         lead: int,
         dtype: torch.dtype,
     ) -> PackedWeight:
-        """A weight is its scale times (its code less its group's zero point).
+        """A weight is its scale times (its code less its group's zero point), or its scale times its code, plus its group's minimum.
 
-        Scales of groups are held in float16 times a power of two of the matrix: those with 11 bits or fewer stay as they are.
+        Scales and minima of groups are held in float16 times a power of two of the matrix: those with 11 bits or fewer stay as they
+        are. Scales of a table's numbers that are powers of two may be held as exponents.
 
         Args:
             words_OW: int32, codes of each output's inputs from the lowest bits up: 8 of 4 bits or 4 of 8 bits in a word.
             scales_OG: float32, one for each group.
-            zeros_OG: uint8; None where the zero point is the middle, 8 or 128.
+            zeros_OG: uint8; None where the zero point is the middle, 8 or 128, or there are minima or a table.
+            minima_OG: float32; None for none.
+            table: name of the numbers that codes of 4 bits stand for, see ``packed_weight.TABLES``; empty for their own.
             inputs: those that are multiplied with.
             group: inputs that share a scale, a multiple of 8; 0 for all, which is for 8 bits without zero points.
             lead: inputs before them that are among the codes.

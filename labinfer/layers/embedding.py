@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from labinfer.functions.packed_weight import export_packed, import_packed
 from labinfer.layers.context import StageContext
 from labinfer.layers.matrix import Matrix
 from labinfer.spmd.topology import shard_range
+from labinfer.weights.codes import CodeForm
 from labinfer.weights.slices import MatrixSlice, Range, WeightSlice
 
+HEAD = "lm_head"
 PREVIEW = "preview"
 """Name of a head's preview among what is kept of its packed weights."""
 
@@ -45,6 +47,11 @@ class VocabParallelEmbedding(Matrix):
         self._vocab_size, self._tied, self._tp = vocab_size, tied, ctx.tp
         self._ranges, self._begin, self._end = ranges, begin, end
         self._has_preview, self._preview = is_head and ctx.head_preview, None
+
+    def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
+        is_table = self._tied is not None or prefix != HEAD
+        if not (is_table and self._has_preview):  # the preview of a table that is the head as well is one of its values
+            super().choose_forms(prefix, form)
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Hidden states, (T,) → (T, D). The sum over the ranks is exact: all but the one that holds the id give 0."""

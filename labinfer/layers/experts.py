@@ -150,7 +150,14 @@ class Experts(WeightedModule):
         form = None
         if isinstance(down, Codes):
             own = down.form
-            form = ExpertForm(bits=own.bits, group=own.group, has_zeros=own.has_zeros, down_lead=down.lead)
+            form = ExpertForm(
+                bits=own.bits,
+                group=own.group,
+                has_zeros=own.has_zeros,
+                has_minima=own.has_minima,
+                table=own.table,
+                down_lead=down.lead,
+            )
         return self._functions.make_experts(
             num_experts=self._range[1] - self._range[0],
             hidden_size=self._hidden_size,

@@ -107,6 +107,8 @@ class Matrix(WeightedModule):
                     codes.words,
                     codes.scales,
                     codes.zeros,
+                    codes.minima,
+                    table=codes.form.table,
                     inputs=self.num_inputs,
                     group=codes.form.group,
                     lead=codes.lead,

@@ -22,6 +22,8 @@ from labinfer.errors import UserError
 from labinfer.functions.reference.elementwise import rotary
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
+COVERED_AT_ONCE = 512
+"""Positions by which a rotary table grows; few enough that torch starts no threads for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,23 +167,36 @@ def _longrope(
 
 
 class RotaryTable:
-    """cos and sin of every position up to the longest context.
+    """cos and sin of every position up to the longest context. They are computed, and take memory, when a context first reaches them.
 
     Args:
-        length: positions that the table covers.
+        length: positions that the table can cover.
         dtype: of the activations that are rotated.
     """
 
     def __init__(self, rope: RopeConfig, length: int, dtype: torch.dtype, device: torch.device):
         frequencies_F, factor = inverse_frequencies(rope.dim, rope.parameters, rope.max_position, length)
         self._interleaved = rope.interleaved
+        self._frequencies_F, self._factor = frequencies_F, factor
         self._frequencies_R = self._spread(frequencies_F).to(device)
-        angles_SF = torch.outer(torch.arange(length).float(), frequencies_F)
-        self._cos_SR = self._spread((angles_SF.cos() * factor).to(device, dtype))
-        self._sin_SR = self._spread((angles_SF.sin() * factor).to(device, dtype))
+        self._cos_SR, self._sin_SR = (
+            torch.empty((length, 2 * len(frequencies_F)), dtype=dtype, device=device) for _ in range(2)
+        )
+        self._num_covered = 0
+        self.cover(1)
+
+    def cover(self, length: int) -> None:
+        """Compute what is missing for so many positions, at least; it stays where it is."""
+        while self._num_covered < length:
+            begin, end = self._num_covered, min(self._num_covered + COVERED_AT_ONCE, len(self._cos_SR))
+            assert begin < end, f"a rotary table of {end} positions is asked for {length}"
+            angles_SF = torch.outer(torch.arange(begin, end).float(), self._frequencies_F)
+            self._cos_SR[begin:end] = self._spread(angles_SF.cos() * self._factor)
+            self._sin_SR[begin:end] = self._spread(angles_SF.sin() * self._factor)
+            self._num_covered = end
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin for these positions, (T, R) each."""
+        """cos and sin for these positions, which are covered, (T, R) each."""
         return self._cos_SR[positions_T], self._sin_SR[positions_T]
 
     def turn(self, x_SKR: torch.Tensor, positions: int) -> torch.Tensor:

@@ -54,13 +54,23 @@ class KVCapacity:
         )
 
 
+@dataclass(frozen=True)
+class DraftRoom:
+    """Bytes that the cache of a draft model takes on a rank; none where it holds none."""
+
+    block: int = 0
+    """Bytes of a block, beside each of the model's."""
+    states: int = 0
+    """Bytes of all states."""
+
+
 def agree_on_blocks(
-    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft_bytes: int = 0
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft: DraftRoom
 ) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.
 
     Args:
-        draft_bytes: bytes that a block takes on this rank beside the model's: those of a draft model's.
+        draft: bytes that a draft model's cache takes on this rank.
 
     Raises:
         AgreedError: a rank has no room for what is needed or asked for.
@@ -79,11 +89,12 @@ def agree_on_blocks(
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
     if device.type == "cpu":  # both pools are in the same memory
         free -= num_host * per_block + num_host_states * per_state
+    free -= draft.states
     room = int(free * cache.memory_utilization)
     num_states = states_that_fit(room, per_state, options.scheduler.max_num_seqs)
     state_bytes = num_states * per_state
     room -= state_bytes
-    per_block += draft_bytes
+    per_block += draft.block
     num_blocks = cache.num_kv_blocks or blocks_that_fit(room, per_block, useful)
     mine = [num_blocks, num_host, num_states, num_host_states, -per_state]
     of_rank = [counts.tolist() for counts in group.comm.all_gather(torch.tensor(mine))]

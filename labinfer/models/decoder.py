@@ -219,8 +219,14 @@ class Decoder(nn.Module):
         return part
 
     def make_rotary_tables(self, length: int, device: torch.device) -> None:
-        """Cover so many positions; called once, before the first ``forward``."""
+        """Make tables that can cover so many positions; called once, before the first ``forward``."""
         self._rotary = [RotaryTable(rope, length, self._dtype, device) for rope in self._ropes]
+
+    def cover_positions(self, length: int) -> None:
+        """Compute what is missing of the rotary tables for contexts of this length; called before each ``forward``, captured ones
+        included."""
+        for table in self._rotary:
+            table.cover(length)
 
     def rotary_table(self, rope: RopeConfig) -> RotaryTable:
         """The table of one of the stage's layers."""

@@ -53,13 +53,15 @@ def huge_bytes(address: int, smaps: Path = Path("/proc/self/smaps")) -> int:
     """Bytes in large pages of the mapped file that begins at an address (``proc_pid_smaps(5)``)."""
     begin, total, is_inside = f"{address:08x}-", 0, False
     try:
-        lines = smaps.read_text(errors="replace").splitlines()
+        with open(smaps, errors="replace") as lines:  # as far as it goes: the system counts pages while it is read
+            for line in lines:
+                name, *fields = line.split(maxsplit=2)
+                if not name.endswith(":"):
+                    if is_inside:
+                        break
+                    is_inside = name.startswith(begin)
+                elif is_inside and name in ("FilePmdMapped:", "ShmemPmdMapped:"):
+                    total += int(fields[0]) * 1024
     except OSError:
         return 0
-    for line in lines:
-        name, *fields = line.split(maxsplit=2)
-        if not name.endswith(":"):
-            is_inside = name.startswith(begin)
-        elif is_inside and name in ("FilePmdMapped:", "ShmemPmdMapped:"):
-            total += int(fields[0]) * 1024
     return total

@@ -14,7 +14,6 @@ from labinfer.planner.prompt_chunks import prompt_chunks
 from labinfer.planner.step_shape import StepShape
 from labinfer.planner.workload import MeanRequest
 
-OBJECTIVES = ("throughput", "latency", "memory")
 SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Numbers of sequences at once that are tried, beside ``max_num_seqs`` itself."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labinfer.option_fields import option
-from labinfer.planner.objective import OBJECTIVES
+
+OBJECTIVES = ("throughput", "latency", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)

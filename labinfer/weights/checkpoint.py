@@ -15,7 +15,6 @@ from labinfer.weights.formats.mxfp4 import Mxfp4Format
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.registry import read_formats
 from labinfer.weights.formats.transposed import TransposedFormat
-from labinfer.weights.gguf.checkpoint import GgufCheckpoint, gguf_formats
 from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import read_json
 from labinfer.weights.loading import LoadFunctions
@@ -74,7 +73,11 @@ def open_checkpoint(model: Path) -> CheckpointReader:
     Raises:
         UserError: there are none, or a file is broken.
     """
-    return GgufCheckpoint(model) if is_gguf(model) else Checkpoint(model)
+    if is_gguf(model):
+        from labinfer.weights.gguf.checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint(model)
+    return Checkpoint(model)
 
 
 def read_model_formats(model: Path) -> Formats:
@@ -84,6 +87,8 @@ def read_model_formats(model: Path) -> Formats:
         UserError: a quantisation that is not supported, or a broken file.
     """
     if is_gguf(model):
+        from labinfer.weights.gguf.checkpoint import gguf_formats
+
         return gguf_formats(model)
     return read_formats(read_json(model / "config.json"), model / "config.json")
 

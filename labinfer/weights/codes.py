@@ -1,6 +1,7 @@
 """Codes: whole numbers that stand for a slice of a matrix, between a checkpoint's layout and a kernel's.
 
-A code is unsigned, and a weight is ``scale * (code - zero)``. Whatever order a checkpoint stores its codes in, here they are
+A code is unsigned, and a weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or the number that a table of 16 has for
+the code, times the scale. Whatever order a checkpoint stores its codes in, here they are
 words of 32 bits along the inputs of each output, the first input in the lowest bits, so that packing them for a kernel knows
 of no format, and a format of no kernel.
 """
@@ -28,6 +29,10 @@ class CodeForm:
     """Inputs that share a scale, counted from the first of the whole matrix: 16, 32, 64 or 128; 0 for all of an output."""
     has_zeros: bool = False
     """Whether each group has a zero point of its own; without, it is the middle, ``2 ** (bits - 1)``."""
+    has_minima: bool = False
+    """Whether each group has a minimum instead."""
+    table: str = ""
+    """Name of the table of the numbers that codes of 4 bits stand for, see ``packed_weight.TABLES``; empty for none."""
 
     @property
     def quantization(self) -> str:
@@ -52,6 +57,8 @@ class Codes:
     """(outputs, groups) float32."""
     zeros: torch.Tensor | None
     """(outputs, groups) uint8, if the form has any."""
+    minima: torch.Tensor | None = None
+    """(outputs, groups) float32, if the form has any."""
 
     @classmethod
     def empty(cls, form: CodeForm, outputs: int, columns: Range, device: torch.device | str = "cpu") -> Codes:
@@ -65,6 +72,7 @@ class Codes:
             words=torch.empty(outputs, words, dtype=torch.int32, device=device),
             scales=torch.empty(outputs, groups, dtype=torch.float32, device=device),
             zeros=torch.empty(outputs, groups, dtype=torch.uint8, device=device) if form.has_zeros else None,
+            minima=torch.empty(outputs, groups, dtype=torch.float32, device=device) if form.has_minima else None,
         )
 
     def rows(self, begin: int, end: int) -> Codes:
@@ -76,6 +84,7 @@ class Codes:
             words=self.words[begin:end],
             scales=self.scales[begin:end],
             zeros=zeros,
+            minima=None if self.minima is None else self.minima[begin:end],
         )
 
     @property

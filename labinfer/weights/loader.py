@@ -151,13 +151,13 @@ def weight_bytes(model: nn.Module) -> int:
 
 def _check_finite(part: WeightSlice) -> None:
     """Refuse what was loaded with NaN or infinite numbers, of which every answer would be made; it is in the caches still."""
-    values = part.destination.scales if isinstance(part.destination, Codes) else part.destination
-    if not values.numel() or not values.is_floating_point():
-        return
-    for value in torch.aminmax(values):
+    memory = part.destination
+    parts = (memory.scales, memory.minima) if isinstance(memory, Codes) else (memory,)
+    floats = [values for values in parts if values is not None and values.numel() and values.is_floating_point()]
+    for value in (bound for values in floats for bound in torch.aminmax(values)):
         if not math.isfinite(number := value.item()):
             raise UserError(
-                f"{part.name} of the checkpoint has {number} among its numbers (as {values.dtype}); download it again, or give "
+                f"{part.name} of the checkpoint has {number} among its numbers (as {value.dtype}); download it again, or give "
                 "another --dtype where it is float16"
             )
 

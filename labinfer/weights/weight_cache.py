@@ -15,6 +15,7 @@ import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -108,6 +109,11 @@ class WeightCache:
     def __init__(self, folder: Path, limit: int):
         self.folder, self._limit = folder, limit
 
+    @cached_property
+    def code(self) -> str:
+        """Digest of the code, which does not change in a run."""
+        return code_digest()
+
     @classmethod
     def from_home(cls, gib: float) -> WeightCache | None:
         """This user's cache; None where it may take nothing, or there is no home directory."""
@@ -139,9 +145,9 @@ class WeightCache:
 
     def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:
         """Headers of the files that the code as it is wrote for a checkpoint."""
-        paths, code = (file.path for file in self.files() if file.path.name.startswith(checkpoint)), code_digest()
+        paths = (file.path for file in self.files() if file.path.name.startswith(checkpoint))
         headers = ((path, try_header(path)) for path in paths)
-        return {path: header for path, header in headers if header is not None and header.code == code}
+        return {path: header for path, header in headers if header is not None and header.code == self.code}
 
     def remove_superseded(self, path: Path, header: WeightHeader) -> None:
         """Remove what was written for the same slice by a start with the same options, but of another checkpoint or by other code."""
@@ -265,8 +271,12 @@ def checkpoint_digest(directory: Path) -> str:
 
 def code_digest() -> str:
     """Digest of the files of the code that decides how packed weights look, by what the system says of them."""
-    paths = (path for folder in SOURCES for path in sorted((PACKAGE / folder).rglob("*")) if path.suffix in CODE)
-    return digest([(str(path.relative_to(PACKAGE)), *_identity(path)[:2]) for path in paths])
+    files = []
+    for source in SOURCES:
+        for folder, _, names in os.walk(PACKAGE / source):
+            files += [f"{folder}/{name}" for name in names if name.endswith(CODE)]
+    statuses = {path.removeprefix(str(PACKAGE)): os.stat(path) for path in sorted(files)}
+    return digest([(path, status.st_size, status.st_mtime_ns) for path, status in statuses.items()])
 
 
 def _identity(path: Path) -> Sequence[int]:

@@ -198,6 +198,7 @@ class ModelRunner:
         self._cache.move(plan.moves)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
+        self.model.cover_positions(max(batch.attention.context_lens, default=0))
         return self._layers(batch, hidden_TD)
 
     @torch.inference_mode()

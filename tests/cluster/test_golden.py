@@ -16,7 +16,7 @@ CHUNKS = (1, 16, 512)
 ALL_CASES = [(schedule, chunk, "plain") for schedule in SCHEDULES for chunk in CHUNKS]
 SAMPLE_CASES = [("1f1b", 16, "plain"), ("gpipe", 512, "plain"), ("lockstep", 1, "plain")]
 SAMPLE_KINDS = ("qwen2-tied", "llama-untied")
-NEWEST = MIXTURES + HYBRIDS + LATENTS
+NEWEST = ("gemma3", *MIXTURES, *HYBRIDS, *LATENTS)
 SCENARIOS = ("hit", "swap", "recompute", "beams")
 """Of ``golden_driver.py``."""
 

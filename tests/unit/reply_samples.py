@@ -57,6 +57,7 @@ ONE_CALL = {
     "llama3": f'{{"name": "weather", "parameters": {ARGUMENTS}}}',
     "harmony": HARMONY,
     "ernie": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>',
 }
 """A call of ``weather`` in each format."""
 
@@ -76,6 +77,7 @@ TWO_CALLS = {
     "hunyuan": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]</tool_calls>',
     "harmony": f"{HARMONY}<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{ARGUMENTS}",
     "ernie": ONE_CALL["ernie"] + "\n" + ONE_CALL["ernie"],
+    "gemma4": ONE_CALL["gemma4"] + "<|tool_call>call:now{}<tool_call|>",
 }
 
 THOUGHTS = {
@@ -87,6 +89,7 @@ THOUGHTS = {
         ("<think>\nIt < 5, so\n</think>\n\n", "It < 5, so"),
     ),
     "mistral": ("[THINK]It < 5, so[/THINK]", "It < 5, so"),
+    "gemma4": ("<|channel>thought\nIt < 5, so<channel|>", "It < 5, so"),
     "harmony": ("<|channel|>analysis<|message|>It < 5, so<|end|><|start|>assistant", "It < 5, so"),
 }
 """A thought in each format, and what it says."""

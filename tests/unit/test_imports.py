@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "input_processor": "engine prompts text sampling_params structured_outputs",
     "outputs": "pooling engine text plan",
     "pooling": "",
-    "executor": "layout group planner worker models layers functions comm observe plan weights spmd config speculative_options native rank_stats",
+    "executor": "layout group planner worker models layers functions comm observe plan weights "
+    "cache_capacity spmd config speculative_options native rank_stats",
     "layout": "group worker models layers functions comm weights cache_capacity spmd config",
     "group": "comm spmd config",
     "planner": "option_fields engine observe plan cache_capacity spmd config",

@@ -102,13 +102,14 @@ struct PairDot {
 };
 
 #ifdef __SSSE3__
-// Products of codes of 4 bits, of which 16 fit into 16 bits: 16 * 15 * 127 < 2^15.
-struct NibbleDot {
+// Products of codes up to MOST, as many as fit into 16 bits: for codes of 4 bits 16, as 16 * 15 * 127 < 2^15.
+template <int MOST>
+struct SmallDot {
   using Input = int8_t;
   using Inputs = lane_ints;
   using Weights = lane_words;
   typedef int16_t Sums __attribute__((vector_size(REGISTER)));
-  static constexpr int64_t RUN = 32;
+  static constexpr int64_t RUN = 32767 / (127 * MOST) / 8 * 16;
   static constexpr int ROWS = PairDot::ROWS, HELD = PairDot::HELD, SHIFT = 0;
 
   static Inputs inputs(const int8_t* x) { return load<int32_t>(x) - lane_ints{}; }
@@ -118,7 +119,8 @@ struct NibbleDot {
   static Sums add(Sums sums, Weights weights, Inputs x) { return sums + (Sums)WHOLE_REGISTER(maddubs_epi16, weights, x); }
 };
 template <int BITS>
-using CodeDot = std::conditional_t<BITS == 4, NibbleDot, PairDot>;
+using CodeDot = std::conditional_t<BITS == 4, SmallDot<15>, PairDot>;
+#define HAS_SMALL_DOT
 #else
 template <int BITS>
 using CodeDot = PairDot;
@@ -158,20 +160,76 @@ template <int BITS>
 using CodeDot = SingleDot;
 #endif
 
-// What a group's sums begin with: in start is minus the middle of the codes times the sum of the group's inputs. With ZEROS
-// the caller adds start by itself, times the zero point.
-template <int BITS, bool ZEROS>
+// For each byte of a register, of which the upper halves are zeros, the entry of a table of 16; the table is there four times.
+inline lane_words look_up(const uint8_t* table, lane_words codes) {
+#if defined(__AVX512BW__)
+  return (lane_words)_mm512_shuffle_epi8(load<__m512i>(table), (__m512i)codes);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return (lane_words)_mm256_shuffle_epi8(load<__m256i>(table), (__m256i)codes);
+#elif defined(__aarch64__)
+  return (lane_words)vqtbl1q_u8(load<uint8x16_t>(table), (uint8x16_t)codes);
+#else
+  uint8_t bytes[REGISTER];
+  std::memcpy(bytes, &codes, REGISTER);
+  for (uint8_t& byte : bytes) byte = table[byte];
+  return load<lane_words>(bytes);
+#endif
+}
+
+// A coding says how codes of BITS bits stand for whole numbers, to which MIDDLE is added so that they are not negative, what
+// multiplies them, and the bytes of a scale: 2 for float16, 1 for the exponent of a power of two.
+template <int BITS_>
+struct Uniform {
+  static constexpr int NUMBER = BITS_ / 8, BITS = BITS_, MIDDLE = 1 << (BITS - 1), SCALE_BYTES = 2, SHIFT = BITS == 8 ? CodeDot<BITS>::SHIFT : 0;
+  using Dot = CodeDot<BITS>;
+  static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<BITS>(codes); }
+  static int number(int code) { return code; }
+};
+
+// Twice the numbers of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3).
+struct E2m1 {
+  static constexpr int NUMBER = 2, BITS = 4, MIDDLE = 12, SCALE_BYTES = 1, SHIFT = 0;
+#ifdef HAS_SMALL_DOT
+  using Dot = SmallDot<24>;
+#else
+  using Dot = CodeDot<4>;
+#endif
+#define NUMBERS 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+  alignas(64) static constexpr uint8_t TABLE[64] = {NUMBERS, NUMBERS, NUMBERS, NUMBERS};
+#undef NUMBERS
+  static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<4>(look_up(TABLE, codes)); }
+  static int number(int code) { return TABLE[code]; }
+};
+
+// The numbers of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h, kvalues_iq4nl).
+struct Iq4 {
+  static constexpr int NUMBER = 3, BITS = 4, MIDDLE = 128, SCALE_BYTES = 2, SHIFT = CodeDot<8>::SHIFT;
+  using Dot = CodeDot<8>;
+#define NUMBERS 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241
+  alignas(64) static constexpr uint8_t TABLE[64] = {NUMBERS, NUMBERS, NUMBERS, NUMBERS};
+#undef NUMBERS
+  static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<8>(look_up(TABLE, codes)); }
+  static int number(int code) { return TABLE[code]; }
+};
+
+// What every group has beside its scale: nothing, a zero point that is taken off its codes, or a minimum that is added to its weights.
+enum Offset { NONE, ZEROS, MINIMA };
+
+// What a group's sums begin with: in start is minus the middle of the codes times the sum of the group's inputs. With an offset
+// the middle is 1, and the caller adds start by itself, times the offset.
+template <typename Coding, Offset OFFSET>
 inline int32_t first_sum(int32_t start) {
-  constexpr int MIDDLE = ZEROS ? 1 : 1 << (BITS - 1), SHIFT = BITS == 8 ? CodeDot<BITS>::SHIFT : 0;
-  return (ZEROS ? 0 : start) - SHIFT * (start / MIDDLE);
+  constexpr int MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
+  return (OFFSET ? 0 : start) - Coding::SHIFT * (start / MIDDLE);
 }
 
 // Some rows times one panel's codes of so many inputs: for each 4 bytes of every output, 4 inputs of 8 bits or 8 of 4 bits,
 // of which the first four are in the low halves. done(row, i, sums) is given the i-th register of a row's sums.
-template <int BITS, int ROWS, typename Done>
+template <typename Coding, int ROWS, typename Done>
 __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64_t stride, const uint8_t* codes, int64_t inputs, const int32_t* first,
                            const Stream& stream, Done done) {
-  using Dot = CodeDot<BITS>;
+  using Dot = typename Coding::Dot;
+  constexpr int BITS = Coding::BITS;
   using Input = typename Dot::Input;
   constexpr bool WIDENS = !std::is_same_v<Input, int8_t>;
   constexpr int STEP = 32 / BITS, ACROSS = PANEL / LANES, BLOCK = WIDENS ? 512 : 1;
@@ -207,8 +265,8 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
 #ifdef __x86_64__
             asm("" : "+v"(word));  // loaded once: gcc may read it anew for every row
 #endif
-            weights[0][i] = Dot::template weights<BITS>(BITS == 4 ? word & 0x0f0f0f0f : word);
-            if constexpr (BITS == 4) weights[1][i] = Dot::template weights<BITS>(word >> 4 & 0x0f0f0f0f);
+            weights[0][i] = Coding::weights(BITS == 4 ? word & 0x0f0f0f0f : word);
+            if constexpr (BITS == 4) weights[1][i] = Coding::weights(word >> 4 & 0x0f0f0f0f);
           }
 #pragma GCC unroll 16
           for (int row = 0; row < ROWS; ++row) {
@@ -246,37 +304,56 @@ template <int ROWS>
 inline void panel_int8(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t inputs, const int32_t* start,
                        float* out, const Stream& stream) {
   int32_t first[ROWS];
-  for (int row = 0; row < ROWS; ++row) first[row] = first_sum<8, false>(start[row]);
-  multiply_codes<8, ROWS>(x, stride, weight, inputs, first, stream, [&](int row, int i, lane_ints sums) {
+  for (int row = 0; row < ROWS; ++row) first[row] = first_sum<Uniform<8>, NONE>(start[row]);
+  multiply_codes<Uniform<8>, ROWS>(x, stride, weight, inputs, first, stream, [&](int row, int i, lane_ints sums) {
     store(out + row * PANEL + i * LANES, __builtin_convertvector(sums, lanes));
   });
 }
 
-// Panels of 32 outputs: for each group of inputs 32 scales in float16, with ZEROS 32 zero points in float16 as well, then
+// LANES scales or offsets of a group, from that of lane i on.
+template <int BYTES>
+inline lanes group_numbers(const uint8_t* from, int i) {
+  if constexpr (BYTES == 2) return widen_float16(load<lane_halves>(from + 2 * i));
+  typedef uint8_t lane_bytes __attribute__((vector_size(LANES)));
+  return (lanes)(__builtin_convertvector(load<lane_bytes>(from + i), lane_words) << 23);  // 2^-127 becomes 0
+}
+
+// A single one.
+template <int BYTES>
+inline float group_number(const uint8_t* from, int64_t i) {
+  if (BYTES == 2) return widen_float16(load<uint16_t>(from + 2 * i));
+  uint32_t bits = uint32_t(from[i]) << 23;
+  return load<float>(&bits);
+}
+
+// Panels of 32 outputs: for each group of inputs 32 scales, with an offset 32 of these in float16 as well, then
 // the codes. Of 4 bits, for each 8 inputs 4 bytes of every output, the first four inputs in their low halves; of 8 bits,
-// for each 4 inputs 4 bytes of every output. start (ROWS, groups): as above, for each group; with ZEROS minus the sum of
+// for each 4 inputs 4 bytes of every output. start (ROWS, groups): as above, for each group; with an offset minus the sum of
 // the group's x. A group has a multiple of 8 inputs.
-template <int ROWS, int BITS, bool ZEROS>
+template <int ROWS, typename Coding, Offset OFFSET>
 inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
                          const int32_t* start, float* out, const Stream& stream) {
+  constexpr int SCALES = Coding::SCALE_BYTES * PANEL;
   for (int i = 0; i < 2 * ROWS; ++i) store(out + i * WIDTH, floats{});
   for (int64_t number = 0; number < groups; ++number) {
-    lanes scales[PANEL / LANES], zeros[PANEL / LANES];
+    lanes scales[PANEL / LANES], offsets[PANEL / LANES];
     for (int i = 0; i < PANEL / LANES; ++i) {
-      scales[i] = widen_float16(load<lane_halves>(weight + 2 * i * LANES));
-      if (ZEROS) zeros[i] = widen_float16(load<lane_halves>(weight + 2 * (PANEL + i * LANES)));
+      scales[i] = group_numbers<Coding::SCALE_BYTES>(weight, i * LANES);
+      if (OFFSET) offsets[i] = group_numbers<2>(weight + SCALES, i * LANES);
     }
-    weight += (ZEROS ? 4 : 2) * PANEL;
+    weight += SCALES + (OFFSET ? 2 * PANEL : 0);
     int32_t first[ROWS];
-    for (int row = 0; row < ROWS; ++row) first[row] = first_sum<BITS, ZEROS>(start[row * groups + number]);
-    multiply_codes<BITS, ROWS>(x, stride, weight, group, first, stream, [&](int row, int i, lane_ints sums) {
+    for (int row = 0; row < ROWS; ++row) first[row] = first_sum<Coding, OFFSET>(start[row * groups + number]);
+    multiply_codes<Coding, ROWS>(x, stride, weight, group, first, stream, [&](int row, int i, lane_ints sums) {
       lanes sum = __builtin_convertvector(sums, lanes);
-      if constexpr (ZEROS)  // all of these are whole numbers below 2^24, so nothing is rounded
-        sum += zeros[i] * float(start[row * groups + number]);
+      float off = float(start[row * groups + number]);
+      if constexpr (OFFSET == ZEROS) sum += offsets[i] * off;  // all of these are whole numbers below 2^24, so nothing is rounded
+      sum *= scales[i];
+      if constexpr (OFFSET == MINIMA) sum -= offsets[i] * off;
       float* to = out + row * PANEL + i * LANES;
-      store(to, load<lanes>(to) + sum * scales[i]);
+      store(to, load<lanes>(to) + sum);
     });
-    x += group, weight += group * BITS / 8 * PANEL;
+    x += group, weight += group * Coding::BITS / 8 * PANEL;
   }
 }
 

@@ -9,10 +9,10 @@ namespace {
 enum Weights : int64_t { INT4, INT8, BFLOAT16, FLOAT16, FLOAT32 };
 
 // A rank's experts of a layer. Whole numbers have scales by groups of inputs, in 8 bits also by outputs, where group is 0;
-// with zeros groups have zero points, too. lead inputs of nothing stand before the first of down.
+// coding and offset are those of rounded.h. lead inputs of nothing stand before the first of down.
 struct Experts {
   const uint8_t* const* data;  // where each one is; null for one that has no part in a call
-  int64_t count, hidden, columns, weights, group, zeros, lead;
+  int64_t count, hidden, columns, weights, group, coding, offset, lead;
 };
 
 // The form of weights that are no whole numbers, as rounded.h has those.
@@ -53,7 +53,7 @@ struct Layout {
 template <typename Use>
 void with_codes(const Experts& of, Use use) {
   if (of.weights == INT8 && !of.group) return use(Layout<Int8>(of));
-  with_groups(of.hidden, of.group, 0, of.weights == INT4 ? 4 : 8, of.zeros,
+  with_groups(of.hidden, of.group, 0, of.weights == INT4 ? 4 : 8, of.coding, of.offset,
               [&](auto form) { use(Layout<decltype(form)>(of)); });
 }
 

@@ -11,9 +11,9 @@ import torch
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.floats import has_dot
 from labinfer.functions.cpu.library import Library, new_bytes, readable
-from labinfer.functions.cpu.quantized import PANEL
+from labinfer.functions.cpu.quantized import CODINGS, PANEL, code_unit, offset_kind
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
-from labinfer.functions.reference.quantized import scale_unit, shared_unit
+from labinfer.functions.reference.quantized import scale_unit
 
 WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}
 """Numbers of experts.h for quantizations, and for dtypes where there is none."""
@@ -24,7 +24,8 @@ class CompiledExperts(ctypes.Structure):
 
     _fields_ = [
         ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("count", "hidden", "columns", "weights", "group", "zeros", "lead")),
+        *((name, ctypes.c_int64) for name in ("count", "hidden", "columns", "weights", "group")),
+        *((name, ctypes.c_int64) for name in ("coding", "offset", "lead")),
     ]
 
 
@@ -32,16 +33,17 @@ class CompiledCodes(ctypes.Structure):
     """A matrix in codes as experts.cpp has it; it keeps no tensor alive."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("words", "scales", "zeros")),
+        *((name, ctypes.c_void_p) for name in ("words", "scales", "offsets")),
         ("unit", ctypes.c_float),
     ]
 
     @classmethod
-    def convert(cls, codes: MatrixCodes, group: int) -> CompiledCodes:
+    def convert(cls, codes: MatrixCodes, form: ExpertForm) -> CompiledCodes:
         assert codes.words.is_contiguous() and codes.scales.is_contiguous()
-        zeros = None if codes.zeros is None else codes.zeros.data_ptr()
-        unit = shared_unit(codes.scales) if group else 1.0
-        return cls(codes.words.data_ptr(), codes.scales.data_ptr(), zeros, unit)
+        offsets = codes.minima if codes.zeros is None else codes.zeros
+        unit = code_unit(codes.scales, codes.minima, form.table) if form.group else 1.0
+        pointer = None if offsets is None else offsets.data_ptr()
+        return cls(codes.words.data_ptr(), codes.scales.data_ptr(), pointer, unit)
 
 
 class CompiledCall(ctypes.Structure):
@@ -84,9 +86,10 @@ class CpuPackedExperts:
         self.num_experts, self.hidden_size, self.columns = num_experts, hidden_size, columns
         self.dtype, self.device, self.quantization, self.group, self.form = dtype, device, quantization, group, form
         self._library = library
-        layout = (group if quantization == "int4" else 0, False, 0)
+        layout = (group if quantization == "int4" else 0, 0, 0, 0)
         if form is not None:
-            layout = (form.group, form.has_zeros, form.down_lead)
+            offset = offset_kind(form.has_zeros, form.has_minima)
+            layout = (form.group, CODINGS.index(form.table), offset, form.down_lead)
         weights = WEIGHTS[dtype if quantization == "none" else quantization]
         self.compiled = CompiledExperts(None, num_experts, hidden_size, columns, weights, *layout)
         self.expert_bytes: int = library.expert_bytes(ctypes.byref(self.compiled))
@@ -119,12 +122,11 @@ class CpuPackedExperts:
         )
 
     def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
-        group = self.form.group
         self._library.pack_expert_codes(
             ctypes.byref(self.compiled),
             index,
-            ctypes.byref(CompiledCodes.convert(gate_up, group)),
-            ctypes.byref(CompiledCodes.convert(down, group)),
+            ctypes.byref(CompiledCodes.convert(gate_up, self.form)),
+            ctypes.byref(CompiledCodes.convert(down, self.form)),
             torch.get_num_threads(),
         )
 

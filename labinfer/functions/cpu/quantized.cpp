@@ -78,15 +78,18 @@ void rows_of_int8(const int64_t* ids, const uint8_t* data, const float* scales, 
   });
 }
 
-template <typename T>
-void rows_of_int4(const int64_t* ids, const uint8_t* data, T* out, int64_t tokens, int64_t outputs, int64_t inputs,
-                  int64_t group, float unit, int64_t first, int threads) {
-  Int4 form{inputs, group};
+template <typename Coding, Offset OFFSET, typename T>
+void rows_of_groups(const Grouped<Coding, OFFSET>& form, const int64_t* ids, const uint8_t* data, T* out, int64_t tokens,
+                    int64_t outputs, float unit, int64_t first, int threads) {
   look_up(form, ids, data, out, tokens, outputs, first, threads, [&](const uint8_t* panel, int64_t row, int64_t i) {
-    const uint8_t *at = panel + i / group * form.group_bytes(), *codes = at + 2 * PANEL + row % PANEL * 4;
-    int64_t place = i % group;
-    int code = codes[place / 8 * 4 * PANEL + place % 4] >> (place % 8 < 4 ? 0 : 4) & 15;
-    return float(code - Int4::MIDDLE) * (widen_float16(load<uint16_t>(at + row % PANEL * 2)) * unit);
+    int64_t output = row % PANEL, number = (form.lead + i) / form.group, place = (form.lead + i) % form.group;
+    const uint8_t *at = panel + number * form.group_bytes(), *codes = at + form.HEAD + output * 4;
+    int code = codes[place / 4 * 4 * PANEL + place % 4];
+    if (Coding::BITS == 4) code = codes[place / 8 * 4 * PANEL + place % 4] >> (place % 8 < 4 ? 0 : 4) & 15;
+    float scale = group_number<Coding::SCALE_BYTES>(at, output) * unit;
+    float offset = OFFSET ? group_number<2>(at + Coding::SCALE_BYTES * PANEL, output) : 0.0f;
+    if (OFFSET == MINIMA) return code * scale + offset * unit;
+    return (Coding::number(code) - (OFFSET ? offset : float(Coding::MIDDLE))) * scale;
   });
 }
 
@@ -113,14 +116,14 @@ void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t i
   else quantize_rows(form, (const bf16*)weight, data, nullptr, outputs, unit, threads);
 }
 
-// Codes to data (panels of 32 rows: of each group scales, zero points if there are any, codes); unit is a power of two, which
-// all scales are to be multiplied with. Without groups, which is for 8 bits, scales are put beside them (rows up to 32).
-void pack_codes(const uint32_t* words, const float* scales, const uint8_t* zeros, uint8_t* data, float* output_scales,
-                int64_t outputs, int64_t inputs, int64_t group, int bits, float unit, int threads) {
+// Codes to data (panels of 32 rows: of each group scales, offsets if there are any, codes); unit is a power of two, which
+// all scales and minima are to be multiplied with. Without groups, which is for 8 bits, scales are put beside them (rows up to 32).
+void pack_codes(const uint32_t* words, const float* scales, const void* offsets, uint8_t* data, float* output_scales,
+                int64_t outputs, int64_t inputs, int64_t group, int bits, int coding, int offset, float unit, int threads) {
   auto put = [&](auto form) {
-    pack(form, Codes{words, scales, zeros}, halves_of(outputs), data, output_scales, up_to(outputs, PANEL) / PANEL, unit, threads);
+    pack(form, Codes{words, scales, offsets}, halves_of(outputs), data, output_scales, up_to(outputs, PANEL) / PANEL, unit, threads);
   };
-  if (group) with_groups(inputs, group, 0, bits, zeros != nullptr, put);
+  if (group) with_groups(inputs, group, 0, bits, coding, offset, put);
   else put(Int8{inputs});
 }
 
@@ -135,8 +138,8 @@ REPLAYABLE(linear_int8)
 
 // The same with weights in groups, before whose first input lead others are held.
 void linear_groups(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
-                   int64_t inputs, int64_t group, int64_t lead, int bits, int zeros, float unit, int wide, int threads) {
-  with_groups(inputs, group, lead, bits, zeros, [&](auto form) {
+                   int64_t inputs, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int threads) {
+  with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
     if (wide) multiply(form, (const float*)x, data, nullptr, (const float*)bias, (float*)out, tokens, outputs, unit, threads);
     else multiply(form, (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
   });
@@ -151,12 +154,15 @@ void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales
 }
 REPLAYABLE(embedding_int8)
 
-// The same of a table that quantize_int4 has made.
-void embedding_int4(const int64_t* ids, const uint8_t* data, int64_t group, float unit, void* out, int64_t tokens,
-                    int64_t outputs, int64_t inputs, int64_t first, int wide, int threads) {
-  if (wide) rows_of_int4(ids, data, (float*)out, tokens, outputs, inputs, group, unit, first, threads);
-  else rows_of_int4(ids, data, (bf16*)out, tokens, outputs, inputs, group, unit, first, threads);
+// The same of a table in groups; see linear_groups.
+void embedding_groups(const int64_t* ids, const uint8_t* data, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
+                      int64_t first, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide,
+                      int threads) {
+  with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
+    if (wide) rows_of_groups(form, ids, data, (float*)out, tokens, outputs, unit, first, threads);
+    else rows_of_groups(form, ids, data, (bf16*)out, tokens, outputs, unit, first, threads);
+  });
 }
-REPLAYABLE(embedding_int4)
+REPLAYABLE(embedding_groups)
 
 }  // extern "C"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from labinfer.functions.cpu.library import Library, new_bytes, readable
-from labinfer.functions.packed_weight import QuantizedWeight
+from labinfer.functions.packed_weight import POWERS_OF_TWO, TABLES, QuantizedWeight
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
 PANEL = 32
@@ -15,6 +15,11 @@ PANEL = 32
 QUAD = 4
 """Inputs that are multiplied at once."""
 SCALE_BYTES = 2
+HALF = 0.5
+"""Power of two beside scales that are exponents of a byte each, with a bias of 127: the numbers are doubled."""
+CODINGS = tuple(TABLES)
+NONE, ZEROS, MINIMA = range(3)
+"""Kinds of offsets in rounded.h."""
 
 
 class CpuQuantized:
@@ -79,8 +84,10 @@ class CpuQuantized:
         words_OW: torch.Tensor,
         scales_OG: torch.Tensor,
         zeros_OG: torch.Tensor | None,
+        minima_OG: torch.Tensor | None = None,
         *,
         bits: int,
+        table: str = "",
         inputs: int,
         group: int,
         lead: int,
@@ -89,23 +96,27 @@ class CpuQuantized:
         outputs, words = words_OW.shape
         rows, groups = _up_to(outputs, PANEL), scales_OG.shape[1]
         words_OW, scales_OG = words_OW.contiguous(), scales_OG.contiguous()
-        zeros_OG = None if zeros_OG is None else zeros_OG.contiguous()
+        offsets_OG = minima_OG if zeros_OG is None else zeros_OG
+        offsets_OG = None if offsets_OG is None else offsets_OG.contiguous()
         row_bytes, unit = words * QUAD, 1.0
         if group:
-            row_bytes = groups * (SCALE_BYTES * (1 if zeros_OG is None else 2) + group * bits // 8)
-            unit = shared_unit(scales_OG)
+            scale_bytes = 1 if table in POWERS_OF_TWO else SCALE_BYTES
+            row_bytes = groups * (scale_bytes + SCALE_BYTES * (offsets_OG is not None) + group * bits // 8)
+            unit = code_unit(scales_OG, minima_OG, table)
         data = new_bytes(rows * row_bytes)
         output_scales = scales_OG.new_empty(0 if group else rows)
         self._library.pack_codes(
             words_OW.data_ptr(),
             scales_OG.data_ptr(),
-            None if zeros_OG is None else zeros_OG.data_ptr(),
+            None if offsets_OG is None else offsets_OG.data_ptr(),
             data.data_ptr(),
             output_scales.data_ptr(),
             outputs,
             groups * group or inputs,
             group,
             bits,
+            CODINGS.index(table),
+            offset_kind(zeros_OG is not None, minima_OG is not None),
             unit,
             torch.get_num_threads(),
         )
@@ -113,6 +124,8 @@ class CpuQuantized:
             data=data,
             scales=output_scales,
             zeros=None if zeros_OG is None else data.new_empty(0),
+            minima=None if minima_OG is None else data.new_empty(0),
+            table=table,
             outputs=outputs,
             inputs=inputs,
             dtype=dtype,
@@ -126,7 +139,7 @@ class CpuQuantized:
         if not weight.group:
             scales = (weight.scales.data_ptr(),)
             return self._multiply(self._library.linear_int8, x_TI, weight, bias_O, scales=scales)
-        form = weight.group, weight.lead, weight.bits, weight.zeros is not None, weight.unit
+        form = weight.group, weight.lead, weight.bits, *_coding(weight), weight.unit
         return self._multiply(self._library.linear_groups, x_TI, weight, bias_O, form=form)
 
     def _multiply(
@@ -160,23 +173,40 @@ class CpuQuantized:
         return out_TO.half() if dtype == torch.float16 else out_TO
 
     def embedding(self, token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> torch.Tensor:
-        call, form = self._library.embedding_int8, (table.scales.data_ptr(),)
+        call, scales, form = self._library.embedding_int8, (table.scales.data_ptr(),), ()
         if table.group:
-            call, form = self._library.embedding_int4, (table.group, table.unit)
+            call, scales = self._library.embedding_groups, ()
+            form = table.group, table.lead, table.bits, *_coding(table), table.unit
         out_TD = readable(table.data.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
         call(
             token_ids_T.data_ptr(),
             table.data.data_ptr(),
-            *form,
+            *scales,
             out_TD.data_ptr(),
             token_ids_T.shape[0],
             table.outputs,
             table.inputs,
             first,
+            *form,
             _wide(out_TD),
             torch.get_num_threads(),
         )
         return out_TD.to(table.dtype)
+
+
+def code_unit(scales_OG: torch.Tensor, minima_OG: torch.Tensor | None, table: str) -> float:
+    """Power of two that all scales and minima are to be multiplied with."""
+    return HALF if table in POWERS_OF_TWO else shared_unit(scales_OG, minima_OG)
+
+
+def offset_kind(has_zeros: bool, has_minima: bool) -> int:
+    """Kind of the offsets of groups, as rounded.h counts them."""
+    return ZEROS if has_zeros else MINIMA if has_minima else NONE
+
+
+def _coding(weight: QuantizedWeight) -> tuple[int, int]:
+    """Numbers of a coding and of a kind of offsets."""
+    return CODINGS.index(weight.table), offset_kind(weight.zeros is not None, weight.minima is not None)
 
 
 def _up_to(size: int, unit: int) -> int:

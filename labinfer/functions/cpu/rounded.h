@@ -9,6 +9,12 @@
 #include "panel.h"
 #include "team.h"
 
+// The product of some rows with a panel of a form in groups, see panel_groups in dot4.h; the last argument is its Stream.
+using GroupPanel = void (*)(const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
+
+// That for a form and a number of rows, defined once for all files, as compilers take long over them.
+GroupPanel group_panel(int form, int rows);
+
 namespace {
 
 // A form is a way to hold a matrix of weights in whole numbers, in panels of 32 outputs: numbers with MIDDLE added, so that
@@ -33,36 +39,48 @@ struct Int8 {
   }
 };
 
-// 4 or 8 bits, and among them a scale in float16 for each group of inputs of an output; with ZEROS a zero point in float16,
-// too, in place of the middle. lead inputs of nothing stand before the first: a group begins outside of what this rank holds.
-template <int BITS, bool ZEROS>
+// Codes of 4 or 8 bits, and among them a scale for each group of inputs of an output; with an offset this, too, in
+// float16, in place of the middle. lead inputs of nothing stand before the first: a group begins outside of what this rank holds.
+template <typename Coding_, Offset OFFSET_ = NONE>
 struct Grouped {
-  static constexpr int ROWS = std::min(12, CodeDot<BITS>::ROWS), MIDDLE = ZEROS ? 1 : 1 << (BITS - 1);
+  using Coding = Coding_;
+  static constexpr Offset OFFSET = OFFSET_;
+  static constexpr int ROWS = std::min(12, Coding::Dot::ROWS), MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
+  static constexpr int NUMBER = Coding::NUMBER * 3 + OFFSET, BITS = Coding::BITS, HEAD = PANEL * (Coding::SCALE_BYTES + (OFFSET ? 2 : 0));
   static constexpr bool OUTPUT_SCALES = false;
   int64_t inputs, group, lead;
 
   Grouped(int64_t inputs, int64_t group, int64_t lead = 0) : inputs(inputs), group(group), lead(lead) {}
   int64_t padded() const { return up_to(lead + inputs, group); }
   int64_t groups() const { return padded() / group; }
-  int64_t group_bytes() const { return PANEL * ((ZEROS ? 4 : 2) + group * BITS / 8); }
+  int64_t group_bytes() const { return HEAD + PANEL * group * BITS / 8; }
   int64_t panel_bytes() const { return groups() * group_bytes(); }
 
   template <int COUNT>
   static void panel(const Grouped& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
                     const Stream& stream) {
-    panel_groups<COUNT, BITS, ZEROS>(x, form.padded(), weight, form.groups(), form.group, start, out, stream);
+    group_panel(NUMBER, COUNT)(x, form.padded(), weight, form.groups(), form.group, start, out, &stream);
   }
 };
 
-using Int4 = Grouped<4, false>;
+using Int4 = Grouped<Uniform<4>>;
 
-// Calls with the form that weights in groups are of.
+// Codings by their numbers in packed_weight.py.
+enum CodingNumber : int64_t { UNIFORM, E2M1, IQ4 };
+
+// Calls with the form that weights in groups are of; only uniform codes have offsets.
 template <typename Use>
-void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, bool zeros, Use use) {
-  if (bits == 4 && zeros) use(Grouped<4, true>{inputs, group, lead});
-  else if (bits == 4) use(Grouped<4, false>{inputs, group, lead});
-  else if (zeros) use(Grouped<8, true>{inputs, group, lead});
-  else use(Grouped<8, false>{inputs, group, lead});
+void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, int64_t coding, int64_t offset, Use use) {
+  auto with = [&](auto coding) {
+    using Coding = decltype(coding);
+    if (offset == ZEROS) use(Grouped<Coding, ZEROS>{inputs, group, lead});
+    else if (offset == MINIMA) use(Grouped<Coding, MINIMA>{inputs, group, lead});
+    else use(Grouped<Coding>{inputs, group, lead});
+  };
+  if (coding == E2M1) use(Grouped<E2m1>{inputs, group, lead});
+  else if (coding == IQ4) use(Grouped<Iq4>{inputs, group, lead});
+  else if (bits == 4) with(Uniform<4>());
+  else with(Uniform<8>());
 }
 
 template <typename Form>
@@ -286,7 +304,7 @@ inline words in_halves(words codes) {
 struct Codes {
   const uint32_t* words;  // (outputs, words)
   const float* scales;    // (outputs, groups)
-  const uint8_t* zeros;   // likewise; null where all are in the middle
+  const void* offsets;    // likewise: zero points as bytes, or minima as float32
 };
 
 // Neighbouring rows of a matrix, 16 or fewer, that are one half of a panel; the rest of it is zeros.
@@ -313,13 +331,14 @@ void pack(const Int8& form, const Codes& codes, Rows rows, uint8_t* data, float*
 }
 
 // unit is a power of two, which all scales are to be multiplied with.
-template <int BITS, bool ZEROS, typename Rows>
-void pack(const Grouped<BITS, ZEROS>& form, const Codes& codes, Rows rows, uint8_t* data, float*, int64_t panels, float unit,
+template <typename Coding, Offset OFFSET, typename Rows>
+void pack(const Grouped<Coding, OFFSET>& form, const Codes& codes, Rows rows, uint8_t* data, float*, int64_t panels, float unit,
           int threads) {
+  constexpr int BITS = Coding::BITS, SCALE_BYTES = Coding::SCALE_BYTES;
   int64_t groups = form.groups(), group_words = form.group * BITS / 32, row_words = groups * group_words;
   std::vector<int64_t> places(row_words);  // of the words of a row in a panel
   for (int64_t i = 0; i < row_words; ++i)
-    places[i] = i / group_words * form.group_bytes() + (ZEROS ? 4 : 2) * PANEL + i % group_words * PANEL * 4;
+    places[i] = i / group_words * form.group_bytes() + form.HEAD + i % group_words * PANEL * 4;
   for_each(threads, 2 * panels, [&](int64_t half) {
     Half own = rows(half);
     for (int64_t number = 0; number < groups; ++number) {
@@ -327,8 +346,12 @@ void pack(const Grouped<BITS, ZEROS>& form, const Codes& codes, Rows rows, uint8
       for (int64_t i = 0; i < WIDTH; ++i) {
         bool present = i < own.count;
         int64_t place = half % 2 * WIDTH + i, index = (own.row + i) * groups + number;
-        store(at + 2 * place, narrow_float16(present ? codes.scales[index] / unit : 0.0f));
-        if (ZEROS) store(at + 2 * (PANEL + place), narrow_float16(present ? codes.zeros[index] : 0.0f));
+        float scale = present ? codes.scales[index] / unit : 0.0f, offset = 0.0f;
+        if constexpr (SCALE_BYTES == 2) store(at + 2 * place, narrow_float16(scale));
+        else at[place] = uint8_t(load<uint32_t>(&scale) >> 23);
+        if (OFFSET == ZEROS && present) offset = ((const uint8_t*)codes.offsets)[index];
+        if (OFFSET == MINIMA && present) offset = ((const float*)codes.offsets)[index] / unit;
+        if (OFFSET) store(at + SCALE_BYTES * PANEL + 2 * place, narrow_float16(offset));
       }
     }
     uint8_t* at = data + half / 2 * form.panel_bytes() + half % 2 * WIDTH * 4;

@@ -56,17 +56,25 @@ class ReferenceExperts:
                 codes.words.clone(),
                 codes.scales.clone(),
                 None if codes.zeros is None else codes.zeros.clone(),
-                inputs,
-                lead,
+                None if codes.minima is None else codes.minima.clone(),
+                inputs=inputs,
+                lead=lead,
             )
             for codes, (_, inputs, lead) in zip((gate_up, down), self._matrices, strict=True)
         )
 
     def _packed(
-        self, words_OW: torch.Tensor, scales_OG: torch.Tensor, zeros_OG: torch.Tensor | None, inputs: int, lead: int
+        self,
+        words_OW: torch.Tensor,
+        scales_OG: torch.Tensor,
+        zeros_OG: torch.Tensor | None,
+        minima_OG: torch.Tensor | None,
+        *,
+        inputs: int,
+        lead: int,
     ) -> PackedWeight:
-        group = self._form.group
-        return self._pack_codes(words_OW, scales_OG, zeros_OG, inputs=inputs, group=group, lead=lead, dtype=self.dtype)
+        form = {"table": self._form.table, "group": self._form.group, "lead": lead}
+        return self._pack_codes(words_OW, scales_OG, zeros_OG, minima_OG, inputs=inputs, dtype=self.dtype, **form)
 
     @property
     def nbytes(self) -> int:
@@ -81,8 +89,9 @@ class ReferenceExperts:
         words = -(-(groups * form.group or inputs) * form.bits // 32)
         scales_OG = torch.empty(outputs, groups, device="meta")
         zeros_OG = scales_OG.to(torch.uint8) if form.has_zeros else None
+        minima_OG = scales_OG if form.has_minima else None
         words_OW = torch.empty(outputs, words, dtype=torch.int32, device="meta")
-        return self._packed(words_OW, scales_OG, zeros_OG, inputs, lead)
+        return self._packed(words_OW, scales_OG, zeros_OG, minima_OG, inputs=inputs, lead=lead)
 
     def clone(self) -> ReferenceExperts:
         same = copy(self)

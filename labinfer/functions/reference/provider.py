@@ -62,6 +62,7 @@ class ReferenceProvider(Provider):
             "pack_weight": partial(quantized.quantize_int4, group=group_size),
             "pack_codes": partial(quantized.pack_codes, bits=4),
             "linear": quantized.linear,
+            "embedding": quantized.embedding,
         }
         vocabulary = {
             "pack_weight": partial(quantized.quantize_int4, group=VOCABULARY_GROUP),

@@ -2,7 +2,8 @@
 
 A weight is its whole number times a scale: one for each output in int8, one for each group of inputs of an output in
 int4 (as in GPTQ: Frantar et al. 2022, arXiv:2210.17323), a float16 times a power of two of the whole matrix. Codes of a
-checkpoint may have groups in 8 bits, too, and a zero point for each group, which is taken off first. Inputs are
+checkpoint may have groups in 8 bits, too, and a zero point for each group, which is taken off first, or a minimum, which is
+added at last; or they stand for numbers of a table. Inputs are
 rounded to 8 bits as they come, with a scale for each row (Dettmers et al. 2022, arXiv:2208.07339), so that the products are
 of whole numbers.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from labinfer.functions.packed_weight import QuantizedWeight
+from labinfer.functions.packed_weight import POWERS_OF_TWO, TABLES, QuantizedWeight
 
 LARGEST_8 = 127
 LOWEST_4, HIGHEST_4 = -8, 7
@@ -71,25 +72,33 @@ def pack_codes(
     words_OW: torch.Tensor,
     scales_OG: torch.Tensor,
     zeros_OG: torch.Tensor | None,
+    minima_OG: torch.Tensor | None = None,
     *,
     bits: int,
+    table: str = "",
     inputs: int,
     group: int,
     lead: int,
     dtype: torch.dtype,
 ) -> QuantizedWeight:
     """Codes as they are: two neighbouring inputs of 4 bits share a byte; with 8 bits and no groups as ``quantize_int8`` has them."""
-    data = words_OW.contiguous().view(torch.uint8)
+    data, minima = words_OW.contiguous().view(torch.uint8), None
     if not group:
         data = _compute(lambda data_OI: data_OI ^ (1 << bits - 1), data[:, :inputs]).view(torch.int8)
         scales, unit = scales_OG.squeeze(1), 1.0
+    elif table in POWERS_OF_TWO:
+        scales, unit = scales_OG.to(torch.bfloat16), 1.0  # which has all of them
     else:
-        unit = shared_unit(scales_OG)
+        unit = shared_unit(scales_OG, minima_OG)
         scales = _compute(lambda scales_OG: scales_OG / unit, scales_OG).half()
+        if minima_OG is not None:
+            minima = _compute(lambda minima_OG: minima_OG / unit, minima_OG).half()
     return QuantizedWeight(
         data=data,
         scales=scales,
         zeros=zeros_OG,
+        minima=minima,
+        table=table,
         outputs=len(words_OW),
         inputs=inputs,
         dtype=dtype,
@@ -113,9 +122,11 @@ def _compute(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Ten
     return tensor if tensor.is_meta else function(tensor)
 
 
-def shared_unit(scales_OG: torch.Tensor) -> float:
-    """``scale_unit`` for scales that are known."""
-    return 1.0 if scales_OG.is_meta else _unit(_peak(scales_OG))
+def shared_unit(scales_OG: torch.Tensor, minima_OG: torch.Tensor | None = None) -> float:
+    """``scale_unit`` for scales that are known, and minima beside them."""
+    if scales_OG.is_meta:
+        return 1.0
+    return _unit(max(_peak(scales_OG), 0.0 if minima_OG is None else _peak(minima_OG)))
 
 
 def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(None)) -> torch.Tensor:
@@ -127,7 +138,12 @@ def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(No
         data = torch.stack([data & 15, data >> 4], dim=2)
     whole = data.view(len(scales), -1, weight.group).float()
     zeros = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros[outputs].float().unsqueeze(2)
-    wide = (whole - zeros) * scales.unsqueeze(2)
+    if weight.table:
+        whole, zeros = torch.tensor(TABLES[weight.table], dtype=torch.float32, device=whole.device)[whole.int()], 0
+    if weight.minima is None:
+        wide = (whole - zeros) * scales.unsqueeze(2)
+    else:
+        wide = whole * scales.unsqueeze(2) + weight.minima[outputs].float().unsqueeze(2) * weight.unit
     return wide.view(len(scales), -1)[:, weight.lead : weight.lead + weight.inputs]
 
 

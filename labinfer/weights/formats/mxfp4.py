@@ -1,8 +1,8 @@
 """MXFP4: numbers of 4 bits (e2m1) with a power of two for each 32 inputs of an output, as gpt-oss has its experts.
 
 ``NAME_blocks`` is (count, outputs, groups, 16) bytes, the first of two inputs in the lower half of a byte; ``NAME_scales`` (count,
-outputs, groups) exponents with a bias of 127. Outputs of gate and up take turns. Twice a number is whole, so that int8 by groups of 32
-has the same values.
+outputs, groups) exponents with a bias of 127. Outputs of gate and up take turns. Twice a number is whole: kernels have a table of
+these.
 
 Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; ``convert_moe_packed_tensors`` in Transformers.
 """
@@ -21,7 +21,7 @@ from labinfer.weights.formats.settings import Settings
 from labinfer.weights.slices import MatrixSlice
 
 GROUP = 32
-FORM = CodeForm(bits=8, group=GROUP)
+FORM = CodeForm(bits=4, group=GROUP, table="e2m1")
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers that the codes stand for."""
 
@@ -57,19 +57,20 @@ class Mxfp4Format:
         first, last = matrix.columns[0] // GROUP, -(-matrix.columns[1] // GROUP)
         inside = slice(matrix.columns[0] - GROUP * first, matrix.columns[1] - GROUP * first)
         for rows in row_chunks(*matrix.rows, GROUP * (last - first)):
-            whole_OGI, scales_OG = self._read_numbers(tensors, matrix, rows, (first, last))
+            bytes_OGB, scales_OG = self._read_blocks(tensors, matrix, rows, (first, last))
             if isinstance(destination, Codes):
                 part = destination.rows(rows[0] - begin, rows[1] - begin)
-                part.words.view(torch.uint8).copy_((whole_OGI + FORM.middle).flatten(1))
+                part.words.view(torch.uint8).copy_(bytes_OGB.flatten(1))
                 part.scales.copy_(scales_OG)
             else:
+                whole_OGI = torch.tensor(E2M1, dtype=torch.int16)[unpack(bytes_OGB, 4).int()]
                 values_OI = (whole_OGI * scales_OG.unsqueeze(2)).flatten(1)
                 destination[rows[0] - begin : rows[1] - begin].copy_(values_OI[:, inside])
 
-    def _read_numbers(
+    def _read_blocks(
         self, tensors: TensorReader, matrix: MatrixSlice, rows: Range, groups: Range
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Doubled numbers, (outputs, groups, 32) int16, and their scales, (outputs, groups) float32."""
+        """Bytes of two numbers each, (outputs, groups, 16), and scales of doubled numbers, (outputs, groups) float32."""
         stack = matrix.stack
         count, outputs, inputs = stack.shape
         parts, part = matrix.stacked_part
@@ -77,8 +78,7 @@ class Mxfp4Format:
         shape = (count, outputs, inputs // GROUP)
         bytes_OGB = tensors.read(f"{stack.name}_blocks", (*shape, GROUP // 2), ranges, torch.uint8)[0, part::parts]
         exponents_OG = tensors.read(f"{stack.name}_scales", shape, ranges, torch.uint8)[0, part::parts]
-        whole_OGI = torch.tensor(E2M1, dtype=torch.int16)[unpack(bytes_OGB, 4).int()]
-        return whole_OGI, half_powers(exponents_OG.int())
+        return bytes_OGB, half_powers(exponents_OG.int())
 
 
 def read_mxfp4(settings: Settings) -> FormatByName:

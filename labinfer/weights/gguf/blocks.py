@@ -31,6 +31,8 @@ class Numbers:
     """float32."""
     minima_NG: torch.Tensor | None = None
     """float32; None where they are zeros."""
+    codes_NS: torch.Tensor | None = None
+    """int16: which numbers of a table these are; None without one."""
 
     @property
     def values_NS(self) -> torch.Tensor:
@@ -97,7 +99,7 @@ def _q6_k(blocks: torch.Tensor) -> Numbers:
 
 
 def _iq4_nl(blocks: torch.Tensor) -> Numbers:
-    return Numbers(_look_up(FOUR_BITS, _nibbles(blocks[:, 2:])), _half(blocks[:, :2]))
+    return _look_up(FOUR_BITS, blocks[:, 2:], _half(blocks[:, :2]))
 
 
 def _iq4_xs(blocks: torch.Tensor) -> Numbers:
@@ -105,11 +107,11 @@ def _iq4_xs(blocks: torch.Tensor) -> Numbers:
     high = high.unsqueeze(1) >> torch.arange(0, 16, 2) & 3
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).view(len(blocks), 8)
     scales = _half(blocks[:, :2]) * ((low | high << 4) - 32).float()
-    return Numbers(_look_up(FOUR_BITS, _nibbles(blocks[:, 8:])), scales)
+    return _look_up(FOUR_BITS, blocks[:, 8:], scales)
 
 
 def _mxfp4(blocks: torch.Tensor) -> Numbers:
-    return Numbers(_look_up(E2M1, _nibbles(blocks[:, 1:])), half_powers(_unsigned(blocks[:, :1])))
+    return _look_up(E2M1, blocks[:, 1:], half_powers(_unsigned(blocks[:, :1])))
 
 
 DECODERS: dict[str, Callable[[torch.Tensor], Numbers]] = {
@@ -151,8 +153,9 @@ def _unsigned(data: torch.Tensor) -> torch.Tensor:
     return data.to(torch.int64)
 
 
-def _look_up(table: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(table, dtype=torch.int16)[codes.long()]
+def _look_up(table: tuple[int, ...], data: torch.Tensor, scales: torch.Tensor) -> Numbers:
+    codes = _nibbles(data)
+    return Numbers(torch.tensor(table, dtype=torch.int16)[codes.long()], scales, codes_NS=codes)
 
 
 def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

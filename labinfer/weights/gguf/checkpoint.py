@@ -136,7 +136,7 @@ class GgufCheckpoint:
             rows = _stored(self._orders.get(module), (first, last)) + rows_before
             if isinstance(destination, Codes):
                 blocks, places = self._blocks(tensor, rows, columns)
-                put_codes(self.functions, tensor.type, blocks, places, destination.rows(first - begin, last - begin))
+                put_codes(tensor.type, blocks, places, destination.rows(first - begin, last - begin))
             else:
                 destination[first - begin : last - begin].copy_(self._values(tensor, rows, columns))
 

@@ -26,12 +26,15 @@ class FakeDraftModel:
 
     num_blocks: int = 64
     max_model_len: int = 200
+    num_states: int = 0
     share: float = 1.0
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     plans: list[BatchPlan] = field(default_factory=list)
     known: dict[int, list[int]] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
     cells: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    slots: dict[int, int] = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
 
     def run(self, plan: BatchPlan) -> BatchResult:
         self.plans.append(plan)
@@ -41,10 +44,14 @@ class FakeDraftModel:
         for start in plan.starts:
             assert start.seq_id not in self.known and start.sampling.logprobs is None
             self.known[start.seq_id], self.tables[start.seq_id] = list(start.token_ids), []
+            self.slots[start.seq_id] = start.state_slot
         for move in plan.moves:
-            assert move.kind == "copy"
             for source, dest in zip(move.source, move.dest, strict=True):
-                self.cells[dest] = dict(self.cells[source])
+                if move.kind == "copy_state":
+                    self.states[dest] = self.states[source]
+                else:
+                    assert move.kind == "copy"
+                    self.cells[dest] = dict(self.cells[source])
         for entry in plan.entries:
             self._write(entry)
         return BatchResult(plan.step_id, [self._sample(entry) for entry in plan.entries])
@@ -55,6 +62,11 @@ class FakeDraftModel:
         tokens[entry.begin :] = entry.new_tokens
         table[entry.first_block :] = entry.new_blocks
         assert all(0 <= block < self.num_blocks for block in table)
+        if self.num_states:
+            slot = self.slots[entry.seq_id]
+            assert 0 <= slot < self.num_states
+            assert not entry.begin or self.states[slot] == hash(tuple(tokens[: entry.begin])), "a state of other tokens"
+            self.states[slot] = hash(tuple(tokens))
         for index in range(entry.begin, len(tokens)):
             self.cells[table[index // BLOCK]][index % BLOCK] = hash(tuple(tokens[: index + 1]))
 
@@ -97,10 +109,11 @@ def test_sequences_are_drafted_for_together():
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("num_states", [0, 4, 20])
 @pytest.mark.parametrize(("num_blocks", "num_draft_blocks"), [(64, 64), (14, 64), (64, 14), (64, 7)])
-def test_answers_do_not_depend_on_the_draft_model(num_stages, share, num_blocks, num_draft_blocks):
-    """Through preemptions, and evictions of what it knows."""
-    model = FakeDraftModel(num_draft_blocks, share=share)
+def test_answers_do_not_depend_on_the_draft_model(num_stages, share, num_blocks, num_draft_blocks, num_states):
+    """Through preemptions, and evictions of what it knows, and where its layers keep states."""
+    model = FakeDraftModel(num_draft_blocks, share=share, num_states=num_states)
     bench = make_bench(model, num_blocks=num_blocks, num_stages=num_stages, max_num_seqs=5, chunked_prefill_size=5)
     for index in range(9):
         bench.add(7 + index, 20, shared=index % 2 * 6)
@@ -189,11 +202,12 @@ def test_sampling_of_a_sequence_is_that_of_its_drafts():
     assert start.sampling.processors == sequence.token_sampling.processors != []
 
 
-def test_ten_thousand_random_steps_leave_no_block_behind():
+@pytest.mark.parametrize("num_states", [0, 9])
+def test_random_steps_leave_no_block_behind(num_states):
     draw = random.Random(7)
-    model = FakeDraftModel(num_blocks=30, share=0.7, draw=draw)
+    model = FakeDraftModel(num_blocks=30, share=0.7, draw=draw, num_states=num_states)
     bench = make_bench(model, num_blocks=40, max_num_seqs=6)
-    for _ in range(draw.randint(1500, 1500)):
+    for _ in range(1500):
         if draw.random() < 0.2 and len(bench.scheduler.waiting) < 3:
             bench.add(draw.randint(1, 30), draw.randint(1, 30), shared=draw.choice([0, 8]))
         elif draw.random() < 0.05 and bench.scheduler.running:

@@ -30,23 +30,27 @@ std::vector<int8_t> some_inputs(int64_t count, bool extreme) {
 }
 
 // A panel of codes, and the product of a row with output, as whole numbers for each group.
-template <typename Form, int BITS, bool ZEROS>
+template <typename Coding, Offset OFFSET = NONE>
 void check_groups(int64_t inputs, int64_t group, bool extreme) {
+  using Form = Grouped<Coding, OFFSET>;
+  constexpr int BITS = Coding::BITS, SCALE_BYTES = Coding::SCALE_BYTES;
   Form form{inputs, group};
   int64_t padded = form.padded(), groups = form.groups(), code_bytes = group * BITS / 8 * PANEL;
   std::vector<uint8_t> panel(form.panel_bytes());
   int most = (1 << BITS) - 1;
-  std::vector<int> codes(PANEL * padded), scales(PANEL * groups), zeros(PANEL * groups);
+  std::vector<int> codes(PANEL * padded), scales(PANEL * groups), offsets(PANEL * groups);
   for (int& code : codes) code = extreme ? whole(0, 1) * most : whole(0, most);
-  for (int& scale : scales) scale = whole(-2, 2);
-  for (int& zero : zeros) zero = whole(0, most);
+  for (int& scale : scales) scale = SCALE_BYTES == 1 ? 1 << whole(0, 2) : whole(-2, 2);
+  for (int& offset : offsets) offset = whole(0, most);
   for (int64_t number = 0; number < groups; ++number) {
     uint8_t* at = &panel[number * form.group_bytes()];
     for (int output = 0; output < PANEL; ++output) {
-      store(at + 2 * output, narrow_float16(float(scales[output * groups + number])));
-      if (ZEROS) store(at + 2 * (PANEL + output), narrow_float16(float(zeros[output * groups + number])));
+      float scale = float(scales[output * groups + number]);
+      if (SCALE_BYTES == 2) store(at + 2 * output, narrow_float16(scale));
+      else at[output] = uint8_t(load<uint32_t>(&scale) >> 23);
+      if (OFFSET) store(at + SCALE_BYTES * PANEL + 2 * output, narrow_float16(float(offsets[output * groups + number])));
     }
-    at += (ZEROS ? 4 : 2) * PANEL;
+    at += Form::HEAD;
     for (int output = 0; output < PANEL; ++output)
       for (int64_t i = 0; i < group; ++i) {
         int code = codes[output * padded + number * group + i];
@@ -69,10 +73,14 @@ void check_groups(int64_t inputs, int64_t group, bool extreme) {
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
         for (int64_t number = 0; number < groups; ++number) {
-          int64_t sum = 0, zero = ZEROS ? zeros[output * groups + number] : Form::MIDDLE;
-          for (int64_t i = number * group; i < (number + 1) * group; ++i)
-            sum += (codes[output * padded + i] - zero) * x[row * padded + i];
+          int64_t sum = 0, added = 0, offset = offsets[output * groups + number];
+          int64_t zero = OFFSET == ZEROS ? offset : OFFSET == MINIMA ? 0 : Coding::MIDDLE;
+          for (int64_t i = number * group; i < (number + 1) * group; ++i) {
+            sum += (Coding::number(codes[output * padded + i]) - zero) * x[row * padded + i];
+            added += offset * x[row * padded + i];
+          }
           expected += float(sum) * float(scales[output * groups + number]);
+          if (OFFSET == MINIMA) expected += float(added);
         }
         CHECK(out[row * PANEL + output] == expected, "%d bits, group %d, row %d of %d, output %d: %f, not %f", BITS, int(group),
               row, rows, output, out[row * PANEL + output], expected);
@@ -188,16 +196,24 @@ void measure(const char* name, const Form& form, int64_t rows) {
 
 int main(int count, char** arguments) {
   if (count > 1 && std::string(arguments[1]) == "speed") {
-    for (int64_t rows : {1, 8, 64}) measure("int8", Int8{896}, rows), measure("int4", Int4{896, 32}, rows);
+    for (int64_t rows : {1, 8, 64}) {
+      measure("int8", Int8{896}, rows), measure("int4", Int4{896, 32}, rows);
+      measure("int8-groups", Grouped<Uniform<8>>{896, 32}, rows), measure("int4-minima", Grouped<Uniform<4>, MINIMA>{896, 32}, rows);
+      measure("e2m1", Grouped<E2m1>{896, 32}, rows), measure("iq4", Grouped<Iq4>{896, 32}, rows);
+    }
     return 0;
   }
   for (bool extreme : {false, true}) {
     for (int64_t inputs : {1, 4, 30, 516, 1100}) check_int8(inputs, extreme);
     for (int64_t group : {8, 32, 40, 128, 520}) {
-      check_groups<Grouped<4, false>, 4, false>(2 * group - 3, group, extreme);
-      check_groups<Grouped<4, true>, 4, true>(group, group, extreme);
-      check_groups<Grouped<8, false>, 8, false>(group, group, extreme);
-      check_groups<Grouped<8, true>, 8, true>(2 * group - 1, group, extreme);
+      check_groups<Uniform<4>>(2 * group - 3, group, extreme);
+      check_groups<Uniform<4>, ZEROS>(group, group, extreme);
+      check_groups<Uniform<4>, MINIMA>(2 * group, group, extreme);
+      check_groups<Uniform<8>>(group, group, extreme);
+      check_groups<Uniform<8>, ZEROS>(2 * group - 1, group, extreme);
+      check_groups<Uniform<8>, MINIMA>(group, group, extreme);
+      check_groups<E2m1>(2 * group - 3, group, extreme);
+      check_groups<Iq4>(2 * group - 3, group, extreme);
     }
   }
   for (int64_t inputs : {2, 64, 130}) {

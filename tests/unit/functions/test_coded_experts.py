@@ -13,14 +13,19 @@ from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.packed_experts import ExpertForm
+from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.protocols import ExpertFunctions, Functions
 from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.weights.codes import unpack
 
 CPU = torch.device("cpu")
 EXPERTS, CHOSEN = 5, 3
-FORMS = [(4, 32, False), (4, 16, True), (4, 128, False), (4, 64, True), (8, 32, False), (8, 128, True), (8, 0, False)]
-"""Bits, group, zero points."""
+FORMS = [
+    *((4, 32, ""), (4, 16, "zeros"), (4, 128, ""), (4, 64, "zeros"), (8, 32, ""), (8, 128, "zeros"), (8, 0, "")),
+    *((4, 32, "minima"), (8, 32, "minima"), (4, 32, "e2m1"), (4, 32, "iq4")),
+]
+"""Bits, group, and what groups have beside scales, or the table of their numbers."""
 SIZES = [(64, 32, 0), (96, 48, 16), (40, 24, 8), (33, 17, 0), (70, 130, 48), (8, 2, 5)]
 """Hidden size, columns, and inputs of down that are held before them."""
 
@@ -37,28 +42,34 @@ def _seed():
     torch.manual_seed(0)
 
 
-def random_codes(outputs: int, inputs: int, form: tuple[int, int, bool], lead: int = 0):
+def random_codes(outputs: int, inputs: int, form: tuple[int, int, str], lead: int = 0):
     """(codes, the values of the inputs behind ``lead``); what is held before and after them is random, too."""
-    bits, group, has_zeros = form
+    bits, group, kind = form
     groups = -(-(lead + inputs) // group) if group else 1
     size = groups * group if group else -(-inputs // 4) * 4
     numbers = torch.randint(0, 2**bits, (outputs, size))
-    zeros = (
-        torch.randint(0, 2**bits, (outputs, groups)) if has_zeros else torch.full((outputs, groups), 2 ** (bits - 1))
-    )
+    zeros = torch.full((outputs, groups), 2 ** (bits - 1))
+    if kind == "zeros":
+        zeros = torch.randint(0, 2**bits, (outputs, groups))
     scales = ((0.5 + torch.rand(outputs, groups)) * 2.0 ** (-bits - 1)).half().float()
+    minima = -(torch.rand(outputs, groups) * 0.5).half().float()
+    if kind == "e2m1":
+        scales = 2.0 ** torch.randint(-9, -5, (outputs, groups)).float()
     of_input = torch.arange(size) // group if group else torch.zeros(size).long()
-    values = (numbers - zeros[:, of_input]).double() * scales.double()[:, of_input]
-    kept = zeros.to(torch.uint8) if has_zeros else None
+    whole = torch.tensor(TABLES[kind])[numbers] if kind in TABLES and kind else numbers - zeros[:, of_input]
+    values = (numbers if kind == "minima" else whole).double() * scales.double()[:, of_input]
+    if kind == "minima":
+        values += minima.double()[:, of_input]
     packed = pack(numbers, bits, 1)
     words = torch.empty(packed.shape, dtype=torch.int32).copy_(packed)  # with the usual strides, also of a single word
-    codes = SimpleNamespace(words=words, scales=scales, zeros=kept)
+    kept = {"zeros": zeros.to(torch.uint8) if kind == "zeros" else None, "minima": minima if kind == "minima" else None}
+    codes = SimpleNamespace(words=words, scales=scales, **kept)
     return codes, values[:, lead : lead + inputs]
 
 
-def make(own: ExpertFunctions, form: tuple[int, int, bool], hidden: int, columns: int, lead: int, dtype=torch.float32):
+def make(own: ExpertFunctions, form: tuple[int, int, str], hidden: int, columns: int, lead: int, dtype=torch.float32):
     """(experts, their matrices as pairs)."""
-    bits, group, has_zeros = form
+    bits, group, kind = form
     lead = lead % group if group else 0
     packed = own.make_experts(
         num_experts=EXPERTS,
@@ -66,7 +77,14 @@ def make(own: ExpertFunctions, form: tuple[int, int, bool], hidden: int, columns
         columns=columns,
         dtype=dtype,
         device=CPU,
-        form=ExpertForm(bits=bits, group=group, has_zeros=has_zeros, down_lead=lead),
+        form=ExpertForm(
+            bits=bits,
+            group=group,
+            has_zeros=kind == "zeros",
+            has_minima=kind == "minima",
+            table=kind if kind in TABLES else "",
+            down_lead=lead,
+        ),
     )
     matrices = []
     for index in range(EXPERTS):
@@ -160,3 +178,81 @@ def test_registry_has_experts_for_codes_under_a_target_of_their_own():
     functions = reference_registry().select(CPU, torch.float32, quantization="int4")
     targets = {own.target: own.quantization for own in (functions.experts, *functions.coded_experts.values())}
     assert targets == {"experts": "int4", "int8.experts": "int8", "int4.experts": "int4"}
+
+
+@pytest.mark.parametrize("table", ["e2m1", "iq4"])
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_numbers_of_a_table_give_the_bits_of_the_same_numbers(compiled_functions, table, tokens):
+    """Experts and a matrix of whole groups, in codes of 4 bits, and in those of 8 bits for the same numbers."""
+    functions = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)]).select(CPU, torch.float32)
+    hidden, columns = 96, 64
+    few, many = (
+        functions.coded_experts[own].make_experts(
+            num_experts=EXPERTS, hidden_size=hidden, columns=columns, dtype=torch.float32, device=CPU, form=form
+        )
+        for own, form in (
+            ("int4", ExpertForm(bits=4, group=32, has_zeros=False, table=table, down_lead=0)),
+            ("int8", ExpertForm(bits=8, group=32, has_zeros=False, down_lead=0)),
+        )
+    )
+    for index in range(EXPERTS):
+        both = [random_codes(*sizes, (4, 32, table))[0] for sizes in ((2 * columns, hidden), (hidden, columns))]
+        few.pack_codes(index, *both)
+        many.pack_codes(index, *(in_8_bits(codes, table) for codes in both))
+    assert few.nbytes < 0.58 * many.nbytes
+    x, (ids, weights) = torch.randn(tokens, hidden), route(tokens)
+    got, wanted = (
+        functions.coded_experts[own].experts(x, ids, weights, packed) for own, packed in (("int4", few), ("int8", many))
+    )
+    assert torch.equal(got, wanted)
+    codes, _ = random_codes(70, hidden, (4, 32, table))
+    products = []
+    for own, given, name in (("int4", codes, table), ("int8", in_8_bits(codes, table), "")):
+        form = {"inputs": hidden, "group": 32, "lead": 0, "dtype": torch.float32, "table": name}
+        packed = functions.codes[own].pack_codes(given.words, given.scales, None, **form)
+        products.append(functions.codes[own].linear(x, packed))
+    assert torch.equal(*products)
+
+
+def in_8_bits(codes: SimpleNamespace, table: str) -> SimpleNamespace:
+    """The numbers that codes of a table stand for, as codes of 8 bits."""
+    numbers = torch.tensor(TABLES[table])[unpack(codes.words, 4).long()] + 128
+    words = numbers.to(torch.uint8).view(torch.int32)
+    return SimpleNamespace(words=words, scales=codes.scales, zeros=None, minima=None)
+
+
+OFFSETS = [
+    (4, 32, ""),
+    (4, 32, "zeros"),
+    (4, 32, "minima"),
+    (8, 32, "minima"),
+    (8, 16, ""),
+    (4, 32, "e2m1"),
+    (4, 32, "iq4"),
+]
+
+
+@pytest.mark.parametrize("form", OFFSETS, ids=str)
+def test_rows_and_products_of_a_matrix_in_codes_are_those_of_its_values(functions, form):
+    bits, group, kind = form
+    own, lead = functions.codes[f"int{bits}"], 16 % group
+    codes, values = random_codes(70, 90, form, lead)
+    packed = own.pack_codes(
+        codes.words,
+        codes.scales,
+        codes.zeros,
+        codes.minima,
+        inputs=90,
+        group=group,
+        lead=lead,
+        dtype=torch.float32,
+        table=kind if kind in TABLES else "",
+    )
+    ids = torch.tensor([5, 74, 3, 4, 73, 90])
+    rows = own.embedding(ids, packed, 5)
+    inside = (ids >= 5) & (ids < 75)
+    torch.testing.assert_close(rows[inside], values[ids[inside] - 5].float(), rtol=1e-6, atol=1e-7)
+    assert not rows[~inside].any()
+    for tokens in (1, 7, 30):
+        x = torch.randn(tokens, 90)
+        torch.testing.assert_close(own.linear(x, packed), (rounded(x) @ values.T).float(), rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from labinfer.native import compiler
 from labinfer.native.targets import TARGETS, X86_64_V3, X86_64_V4, Target, processor_features
 
 CHECKS = {
-    "kernel_check": ("team",),
+    "kernel_check": ("team", "group_panels"),
     "functions_check": ("team", "attention", "elementwise", "unpaired"),
 }
 """Programs of this folder, and files of the library that each is linked with."""
@@ -50,6 +50,7 @@ def compile_check(target: Target, folder: Path, name: str = "kernel_check", *, l
         run([found, *flags, "-S", str(source), "-o", str(out)])
     if name == "kernel_check" and "avx_vnni" in target.features and not target.runs_here():
         recode(assembly[0])
+        recode(assembly[2])
     program = folder / name
     run([found, *flags, "-static", *map(str, assembly), "-o", str(program)])
     return program

@@ -46,7 +46,7 @@ def test_implementations_nobody_knows_are_refused(given, message):
     ("function", "circumstances"),
     [
         ("linear", "cpu in bfloat16, weights in int4"),
-        ("embedding", "cpu in bfloat16, the vocabulary in int4"),
+        ("embedding", "cpu in bfloat16, weights in int4"),
         ("argmax", "cpu in bfloat16"),
     ],
 )

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from labinfer.layers.rope import ROPE_TYPES, RopeConfig, RotaryTable, inverse_frequencies
+from labinfer.layers.rope import COVERED_AT_ONCE, ROPE_TYPES, RopeConfig, RotaryTable, inverse_frequencies
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
 PARAMETERS = {
@@ -84,6 +84,25 @@ def test_tables_are_those_of_transformers(name):
     ).at(positions)
     for mine, their in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, their[0], rtol=1e-5, atol=1e-5)
+
+
+def test_table_grows_in_its_place_and_no_further_than_it_is_long():
+    length, positions = (
+        COVERED_AT_ONCE + 100,
+        torch.tensor([0, COVERED_AT_ONCE - 1, COVERED_AT_ONCE, COVERED_AT_ONCE + 99]),
+    )
+    config = RopeConfig(dim=8, parameters=PARAMETERS["default"], max_position=32768)
+    table = RotaryTable(config, length, torch.float32, torch.device("cpu"))
+    before = table._cos_SR.data_ptr()
+    table.cover(length)
+    cos_TR, sin_TR = table.at(positions)
+    frequencies_F, _ = inverse_frequencies(8, PARAMETERS["default"], 32768)
+    angles_TR = torch.outer(positions.double(), frequencies_F.double()).repeat(1, 2)
+    torch.testing.assert_close(cos_TR, angles_TR.cos().float(), rtol=0, atol=1e-3)  # float32 angles of some thousands
+    torch.testing.assert_close(sin_TR, angles_TR.sin().float(), rtol=0, atol=1e-3)
+    assert table._cos_SR.data_ptr() == before
+    with pytest.raises(AssertionError, match="is asked for"):
+        table.cover(length + 1)
 
 
 @pytest.mark.parametrize("given", [{}, {"factor": 8.0}, {"attention_factor": 1.25}, {"factor": 1.0}], ids=str)

@@ -62,7 +62,7 @@ def use(**fields) -> ToolUse:
 # Forced calls.
 
 
-@pytest.mark.parametrize("name", sorted(ONE_CALL))
+@pytest.mark.parametrize("name", sorted(set(ONE_CALL) - {"gemma4"}))  # whose arguments are not JSON
 def test_forced_call_is_one_as_models_write_it(tokenizer, name):
     form = load_built_in(name).call
     grammar = LLMatcher.grammar_from_lark(forced_calls(use(), form, tokenizer.added_tokens))
@@ -74,7 +74,7 @@ def test_forced_call_is_one_as_models_write_it(tokenizer, name):
     assert not takes(tokenizer, LLMatcher.grammar_from_lark(forced_calls(named, form, tokenizer.added_tokens)), text)
 
 
-@pytest.mark.parametrize("name", sorted(set(TWO_CALLS) - {"harmony"}))
+@pytest.mark.parametrize("name", sorted(set(TWO_CALLS) - {"harmony", "gemma4"}))
 def test_several_calls_are_forced_where_they_may_be(tokenizer, name):
     form, text = load_built_in(name).call, TWO_CALLS[name]
     assert takes(tokenizer, LLMatcher.grammar_from_lark(forced_calls(use(), form, tokenizer.added_tokens)), text)

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf_files import finish, write_gguf
+from gguf_files import code_values, finish, spread, write_gguf
 
 from labinfer.errors import UserError
+from labinfer.functions.packed_weight import TABLES
+from labinfer.functions.reference.quantized import dequantize, pack_codes
 from labinfer.spmd.topology import shard_range
 from labinfer.weights.checkpoint import open_checkpoint, read_model_formats
 from labinfer.weights.codes import CHUNK, CodeForm, Codes
+from labinfer.weights.formats.mxfp4 import E2M1
 from labinfer.weights.gguf import blocks as blocks_module
 from labinfer.weights.gguf.config import gguf_config, gguf_generation_config
 from labinfer.weights.gguf.file import GgufFile
+from labinfer.weights.gguf.forms import FORMS
 from labinfer.weights.gguf.types import TYPES
 from labinfer.weights.model_files import read_config
 from labinfer.weights.slices import MatrixSlice, TensorSlice
@@ -99,17 +103,17 @@ def test_any_slice_has_the_values_of_the_reference(tmp_path, kind):
                 torch.testing.assert_close(destination, part.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
-EXACT = ("Q4_0", "Q5_0", "Q8_0", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
-WITH_MINIMA = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+HALVES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
+"""Types whose scales and minima float16 holds; those of the others are products of two numbers."""
 
 
-@pytest.mark.parametrize("kind", [*EXACT, *WITH_MINIMA])
+@pytest.mark.parametrize("kind", FORMS)
 def test_codes_of_any_slice_have_the_values_of_the_reference(tmp_path, kind):
-    """Bit for bit where kernels have a form for a type's numbers, else within half a step of int8 by groups of 32."""
+    """Bit for bit; as products read them, but for the last bits of scales and minima that have more than float16."""
     path, rng = tmp_path / "a.gguf", random.Random(kind)
     values = write(path, GGMLQuantizationType[kind])
     checkpoint, formats = open_checkpoint(path), read_model_formats(path)
-    assert formats.method == "gguf" and bool(formats.warnings) == (kind in WITH_MINIMA)
+    assert formats.method == "gguf" and not formats.warnings
     for name, expected in ((UP, values[UP]), (QUERIES, unrotated(values[QUERIES]))):
         outputs, inputs = expected.shape
         form = formats(name).form("auto")
@@ -124,32 +128,33 @@ def test_codes_of_any_slice_have_the_values_of_the_reference(tmp_path, kind):
             checkpoint.load(
                 MatrixSlice(name=name, outputs=outputs, inputs=inputs, rows=rows, columns=columns, destination=codes)
             )
-            decoded = torch.empty(part.shape)
-            checkpoint.functions.decode(
-                codes.words.view(torch.uint8),
+            decoded = code_values(codes)
+            assert torch.equal(decoded, part), (rows, columns)
+            packed = pack_codes(
+                codes.words,
                 codes.scales,
-                None,
-                decoded,
+                codes.zeros,
+                codes.minima,
+                table=form.table,
                 bits=form.bits,
+                inputs=part.shape[1],
                 group=form.group,
                 lead=codes.lead,
-                skip=codes.lead,
+                dtype=torch.float32,
             )
-            if kind in EXACT:
-                assert torch.equal(decoded, part), (rows, columns)
-            else:
-                blocks = expected[slice(*rows), columns[0] // 32 * 32 : -(-columns[1] // 32) * 32].unflatten(
-                    1, (-1, 32)
-                )
-                steps = (blocks.abs().amax(2, keepdim=True) / 127).expand_as(blocks).flatten(1)[:, codes.lead :]
-                assert ((decoded - part).abs() <= 0.502 * steps[:, : part.shape[1]]).all(), (rows, columns)
+            if kind in HALVES:
+                assert torch.equal(dequantize(packed), part), (rows, columns)
+                continue
+            minima = 0 if codes.minima is None else spread(codes, codes.minima).abs()
+            off, most = (dequantize(packed) - part).abs(), 2.0**-11 * (part.abs() + 2 * minima)
+            assert (off <= most + 1e-6 * part.abs()).all(), (rows, columns)
 
 
-def test_table_of_embeddings_is_held_in_values(tmp_path):
+def test_table_of_embeddings_has_codes(tmp_path):
     for kind in ("Q8_0", "Q6_K", "Q4_0"):
         write(tmp_path / "a.gguf", GGMLQuantizationType[kind], table=GGMLQuantizationType[kind])
         formats = read_model_formats(tmp_path / "a.gguf")
-        assert formats("model.embed_tokens").form("auto") is None and formats(UP).form("auto") is not None
+        assert formats("model.embed_tokens").form("auto") == formats(UP).form("auto") == FORMS[kind]
     assert formats("model.layers.7.mlp.up_proj").form("auto") is None
 
 
@@ -291,3 +296,7 @@ def test_token_that_ends_a_turn_is_an_end(tmp_path):
     more = {"add_token_list": ["a", "<|im_end|>", "<|eot_id|>"], "add_token_types": [1, 3, 1], "add_eos_token_id": 0}
     write(tmp_path / "a.gguf", GGMLQuantizationType.F16, **more)
     assert gguf_config(GgufFile(tmp_path / "a.gguf"))["eos_token_id"] == [0, 1]
+
+
+def test_tables_of_kernels_are_those_of_the_types():
+    assert TABLES["e2m1"] == E2M1 and TABLES["iq4"] == blocks_module.FOUR_BITS

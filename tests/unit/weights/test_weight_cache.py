@@ -228,7 +228,7 @@ def test_starts_alike_know_their_files(cache, checkpoint, monkeypatch):
     assert cache.started_so(digest, "o") == [path]
     assert not cache.started_so(digest, "p") and not cache.started_so("x", "o")
     monkeypatch.setattr("labinfer.weights.weight_cache.code_digest", lambda: "2")
-    assert not cache.started_so(digest, "o")
+    assert not WeightCache(cache.folder, 1 << 30).started_so(digest, "o")
 
 
 def test_folders_on_networks_are_not_written_to(cache, checkpoint, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.layers import rope
 from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
@@ -79,10 +80,14 @@ def run(runner: ModelRunner, step: BatchPlan, hidden_TD: torch.Tensor | None = N
 
 @pytest.mark.parametrize("layers", [(0, 2), (1, 2)], ids=["whole model", "second stage"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
-def test_captured_steps_give_the_same_bits_while_contexts_grow(directory, compiled_functions, layers, dtype):
+def test_captured_steps_give_the_same_bits_while_contexts_grow(
+    directory, compiled_functions, layers, dtype, monkeypatch
+):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
-    plain, captured = (make_runner(directory, registry, each, layers, dtype) for each in (None, captures))
+    plain = make_runner(directory, registry, None, layers, dtype)
+    monkeypatch.setattr(rope, "COVERED_AT_ONCE", 4)  # so that rotary tables grow between replays
+    captured = make_runner(directory, registry, captures, layers, dtype)
     torch.manual_seed(0)
 
     def hidden(rows: int) -> torch.Tensor | None:
