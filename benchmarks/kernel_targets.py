@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from labinfer.functions.cpu import library  # noqa: E402
-from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot  # noqa: E402
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot  # noqa: E402
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings  # noqa: E402
 from labinfer.functions.cpu.quantized import CpuQuantized  # noqa: E402
 from labinfer.native.targets import TARGETS  # noqa: E402

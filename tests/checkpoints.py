@@ -378,10 +378,17 @@ SHARED_CACHES = "gemma4-shared-caches"
 """Its layers from the third on are all on the last stage, so that it does not go with every layout."""
 
 
-def make_checkpoint(directory: Path, kind: str, seed: int = 0) -> Path:
-    """Write one of the named checkpoints into ``directory``; seeded, so that every process makes the same."""
+def make_checkpoint(directory: Path, kind: str, seed: int = 0, **sizes: int) -> Path:
+    """Write one of the named checkpoints into ``directory``; seeded, so that every process makes the same.
+
+    Args:
+        sizes: fields of the config that are other than those of this kind.
+    """
     torch.manual_seed(sum(map(ord, kind)) + 10_000 * seed)
-    model = auto_class(kind).from_config(CONFIGS[kind]())
+    config = CONFIGS[kind]()
+    for name, size in sizes.items():
+        setattr(config, name, size)
+    model = auto_class(kind).from_config(config)
     randomize(model, norms=kind not in KINDS)
     model.save_pretrained(directory, max_shard_size="100KB" if "sharded" in kind else "5GB")
     write_tokenizer(directory)

@@ -73,3 +73,22 @@ def test_float32_model_draws_the_same_tokens(tmp_path):
             tokens.append([output.token_ids for output in llm.generate(mixed_prompts(5), params)])
     assert tokens[0] == tokens[1]
     assert type(in_use.__self__).__name__ == "CpuSampling"
+
+
+@pytest.mark.parametrize("kind", ["qwen2-tied", "llama-untied", "qwen2-windows"])
+def test_float32_model_gives_the_same_bits_whatever_is_computed_together(tmp_path, kind):
+    """Log-probabilities of every token alone on one thread, beside others, in chunks, and on several threads."""
+    directory, prompts = str(make_checkpoint(tmp_path / "model", kind)), mixed_prompts(7)
+
+    def numbers(batches: list[list[list[int]]], **options) -> list[list[float]]:
+        with LLM(directory, num_kv_blocks=400, dtype="float32", enable_prefix_caching=False, **options) as llm:
+            outputs = [output for batch in batches for output in llm.generate(batch, PARAMS)]
+        return [
+            [token.logprob for token in output.prompt_logprobs]
+            + [token.logprob for token in output.completions[0].logprobs]
+            for output in outputs
+        ]
+
+    alone = numbers([[prompt] for prompt in prompts], threads=1)
+    assert numbers([prompts], threads=1) == alone
+    assert numbers([prompts], threads=3, chunked_prefill_size=7, max_num_batched_tokens=16) == alone

@@ -55,9 +55,9 @@ class PoolLayout(Enum):
         return PoolLayout.ROWS if self == PoolLayout.ROWS else PoolLayout.HEADS_FIRST
 
 
-def can_tile(block_size: int, head_size: int, dtype: torch.dtype) -> bool:
-    """Whether blocks and heads are whole tiles, of a dtype that is read in them."""
-    return block_size % TILE == 0 and head_size % TILE == 0 and dtype in (torch.bfloat16, torch.int8)
+def can_tile(block_size: int, head_size: int) -> bool:
+    """Whether blocks and heads are whole tiles."""
+    return block_size % TILE == 0 and head_size % TILE == 0
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class LayerCache:
         tiled: bool = False,
     ) -> LayerCache:
         """A cache of zeros for ``heads`` (K, P); in rows where it cannot be in tiles."""
-        tiled = tiled and can_tile(block_size, heads[1], dtype)
+        tiled = tiled and can_tile(block_size, heads[1])
         layouts = (PoolLayout.KEY_TILES, PoolLayout.VALUE_TILES) if tiled else (PoolLayout.ROWS, PoolLayout.ROWS)
 
         def pool(layout: PoolLayout, entry: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -78,7 +78,7 @@ class CacheSpec:
     def token_pools(self, kv_dtype: torch.dtype, block_size: int) -> dict[str, BlockPool]:
         """Every pool in KV blocks by its name, scales included. All are in rows unless all can be in their layouts."""
         tiles = [tensor for tensor in self.per_token.values() if tensor.layout != PoolLayout.ROWS]
-        fits = all(can_tile(block_size, tensor.shape[-1], tensor.dtype or kv_dtype) for tensor in tiles)
+        fits = all(can_tile(block_size, tensor.shape[-1]) for tensor in tiles)
         pools: dict[str, BlockPool] = {}
         for name, tensor in self.per_token.items():
             layout = tensor.layout if fits else PoolLayout.ROWS

@@ -20,4 +20,25 @@ inline float gelu(float value) {
   return value / (1.0f + std::exp(GELU_SLOPE * (value + GELU_CUBIC * value * value * value)));
 }
 
+// e to the power of x for what becomes a number of a type.
+inline floats exponential(floats x, const bf16*) { return exponential(x); }
+inline floats exponential(floats x, const half*) { return exponential(x); }
+inline floats exponential(floats x, const float*) { return exact_exponential(x); }
+
+// The same activations, as exact as numbers of a type are.
+struct Silu {
+  template <typename Number>
+  static floats many(floats value, const Number* kind) { return value / (1.0f + exponential(-value, kind)); }
+  static float one(float value) { return silu(value); }
+};
+
+struct Gelu {
+  template <typename Number>
+  static floats many(floats value, const Number* kind) {
+    value = larger(same(-30.0f), value);
+    return value / (1.0f + exponential(GELU_SLOPE * (value + GELU_CUBIC * value * value * value), kind));
+  }
+  static float one(float value) { return gelu(value); }
+};
+
 }  // namespace

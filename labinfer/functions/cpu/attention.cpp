@@ -21,29 +21,17 @@ struct Whole {
 // A thread's own memory, kept from call to call.
 template <typename Kernel>
 struct Scratch {
-  UnitMemory units;
+  UnitMemory<typename Kernel::Element> units;
   std::vector<typename Kernel::Input> query, weights;
   std::vector<float> total, part, scores;
 };
 
-// 2 to the power of x, which is 0 below the smallest normal float; for weights in bfloat16 to 8 parts in 100,000.
-inline floats weight_of(floats x, const float*) { return from_on(-126.0f, x, power_of_two(x)); }
-inline floats weight_of(floats x, const bf16*) {
-  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
-  floats rest = x - (rounded - 12582912.0f);
-  floats value = same(5.517164e-2f);  // fitted to [-1/2, 1/2] by the largest relative error
-  value = value * rest + 2.4261113e-1f;
-  value = value * rest + 6.9326097e-1f;
-  value = value * rest + 9.9992806e-1f;
-  value = (floats)((words)value + ((words)rounded << 23));
-  return from_on(-126.0f, x, value);
-}
-
 // Scores of one row to weights (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: its largest score and the
 // sum of its weights. Only keys from ... to are seen; the others up to width get no weight.
-template <typename Input>
-void soften(float* score, Input* weight, int64_t width, int64_t from, int64_t to, float scale,
+template <typename Kernel>
+void soften(float* score, typename Kernel::Input* weight, int64_t width, int64_t from, int64_t to, float scale,
             const float* key_scales, const float* value_scales, float& top, float& mass) {
+  using Input = typename Kernel::Input;
   top = -INFINITY, mass = 0.0f;
   if (from >= to) {
     std::fill_n(weight, width, Input(0));
@@ -65,7 +53,7 @@ void soften(float* score, Input* weight, int64_t width, int64_t from, int64_t to
   if (begin) std::fill_n(weight, begin, Input(0));
   floats sum_here{};
   for (int64_t key = begin; key < seen; key += WIDTH) {
-    floats value = weight_of(load<floats>(score + key) * scale - top, weight);
+    floats value = Kernel::power_of_two(load<floats>(score + key) * scale - top);
     sum_here += value;
     if (value_scales) value *= load<floats>(value_scales + key);
     store_floats(weight + key, value);
@@ -93,19 +81,26 @@ __attribute__((noinline)) void join(float* total, float& top, float& mass, const
 }
 
 inline void copy_pair(bf16* to, const bf16* from) { std::memcpy(to, from, 2 * sizeof(bf16)); }
-inline void copy_pair(float* to, const bf16* from) { to[0] = widen(from[0]), to[1] = widen(from[1]); }
+template <typename To, typename From>
+inline void copy_pair(To* to, const From* from) {
+  set(to[0], as_float(from[0])), set(to[1], as_float(from[1]));
+}
 
 // A tile's queries, so many rows at once as the kernel takes them.
 template <typename Kernel>
 typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t at_once, Scratch<Kernel>& scratch) {
   int64_t group = batch.group(tile.kv), rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
-  typename Kernel::Input* query = room(scratch.query, rows * batch.size);
-  for (int64_t row = 0; row < rows; ++row) {
-    int64_t pass = row / at_once * at_once, some = std::min(at_once, rows - pass);
-    const bf16* from = batch.q + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * batch.size;
-    typename Kernel::Input* to = query + pass * batch.size + (row - pass) * 2;
-    for (int64_t i = 0; i < batch.size; i += 2, to += 2 * some) copy_pair(to, from + i);
-  }
+  int64_t size = batch.size;
+  typename Kernel::Input* query = room(scratch.query, rows * batch.even_size());
+  with_dtype(batch.dtype, (void*)batch.q, [&](auto* q) {
+    for (int64_t row = 0; row < rows; ++row) {
+      int64_t pass = row / at_once * at_once, some = std::min(at_once, rows - pass), i = 0;
+      auto* from = q + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * size;
+      typename Kernel::Input* to = query + pass * batch.even_size() + (row - pass) * 2;
+      for (; i + 2 <= size; i += 2, to += 2 * some) copy_pair(to, from + i);
+      if (i < size) set(to[0], as_float(from[i])), to[1] = 0;
+    }
+  });
   return query;
 }
 
@@ -114,7 +109,7 @@ typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t
 template <typename Kernel, typename Take>
 void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
   using Input = typename Kernel::Input;
-  int64_t size = batch.size, width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
+  int64_t size = batch.even_size(), width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
   int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
   int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
   int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS, at_once = (rows + passes - 1) / passes;
@@ -122,7 +117,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   Input* weights = room(scratch.weights, Kernel::ROWS * SPAN);
   float *scores = room(scratch.scores, Kernel::ROWS * SPAN), *part = room(scratch.part, Kernel::ROWS * width);
   float top[Kernel::ROWS], mass[Kernel::ROWS];
-  Span span;
+  Span<typename Kernel::Element> span;
   for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
     int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
     span.find(batch, tile, begin, end, scratch.units);
@@ -132,7 +127,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
       Multiply<Kernel> multiply_keys = multiply_of<Kernel, Rows::QUERIES>(some);
       Multiply<Kernel> multiply_values = multiply_of<Kernel, Rows::WEIGHTS>(some);
-      bool few = some <= FEW;
+      bool few = some <= Kernel::FEW;
       if (few) multiply_keys = straight_of<Kernel, Rows::QUERIES, 1>(some);
       for (int64_t unit = 0; unit < units; unit += few ? 1 : 2)
         multiply_keys(query + row * size, {span.keys() + unit, span.keys() + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT},
@@ -140,7 +135,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
-        soften(scores + r * SPAN, weights + r * SPAN, units * UNIT, from, std::min(end - begin, own + 1),
+        soften<Kernel>(scores + r * SPAN, weights + r * SPAN, units * UNIT, from, std::min(end - begin, own + 1),
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
@@ -162,12 +157,14 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
 void write(const Batch& batch, const Tile& tile, int64_t row, const float* total, float top, float mass) {
   int64_t token = batch.row_ptr[tile.sequence] + tile.first, group = batch.group(tile.kv);
   int64_t head = batch.head_ptr[tile.kv] + row % group;
-  bf16* to = batch.out + ((token + row / group) * batch.heads + head) * batch.value_size;
   if (batch.sinks) mass += std::exp2(batch.sinks[head] * LOG2_E - top);  // may be infinite: nothing is left of the values then
-  int64_t i = 0;
   float factor = 1.0f / mass;
-  for (; i + WIDTH <= batch.value_size; i += WIDTH) store(to + i, narrow(load<floats>(total + i) * factor));
-  for (; i < batch.value_size; ++i) to[i] = narrow(total[i] * factor);
+  with_dtype(batch.dtype, batch.out, [&](auto* out) {
+    auto* to = out + ((token + row / group) * batch.heads + head) * batch.value_size;
+    int64_t i = 0;
+    for (; i + WIDTH <= batch.value_size; i += WIDTH) store_floats(to + i, load<floats>(total + i) * factor);
+    for (; i < batch.value_size; ++i) set(to[i], total[i] * factor);
+  });
 }
 
 // All spans of a tile, one after another.
@@ -263,20 +260,24 @@ void attend_all(const Batch& batch, int64_t sequences, int threads) {
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
+// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types.
 extern "C" {
 
 // Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them, see Cache. The
 // tokens of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its blocks tables[table_ptr[b]] ...; head_ptr says which query
-// heads read each KV head.
+// heads read each KV head. What is all in bfloat16, or in int8 beside it, has a kernel for that; all else is multiplied in float32.
 #define ATTEND(NAME, KERNEL)                                                                                             \
-  void NAME(const bf16* q, const void* k_cache, const float* k_scales, const void* v_cache, const float* v_scales,       \
+  void NAME(const void* q, const void* k_cache, const float* k_scales, const void* v_cache, const float* v_scales,       \
             const int64_t* tables, const int64_t* table_ptr, const int64_t* row_ptr, const int64_t* context_lens,        \
-            const int64_t* head_ptr, const float* sinks, bf16* out, int64_t sequences, int64_t heads, int64_t kv_heads,  \
-            int64_t size, int64_t block_size, int tiled, float scale, int64_t window, int threads) {                     \
-    Batch batch{q, {k_cache, k_scales}, {v_cache, v_scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out,    \
-                heads, kv_heads, size, block_size, bool(tiled), scale, window, size, false, sinks};                      \
-    attend_all<KERNEL>(batch, sequences, threads);                                                                       \
+            const int64_t* head_ptr, const float* sinks, void* out, int64_t sequences, int64_t heads, int64_t kv_heads,  \
+            int64_t size, int64_t block_size, int dtype, int cache_dtype, int tiled, float scale, int64_t window,        \
+            int threads) {                                                                                               \
+    Cache keys{k_cache, k_scales, Dtype(cache_dtype)}, values{v_cache, v_scales, Dtype(cache_dtype)};                    \
+    Batch batch{q, keys, values, tables, table_ptr, row_ptr, context_lens, head_ptr, out, Dtype(dtype), heads, kv_heads, \
+                size, block_size, bool(tiled), scale, window, size, false, sinks};                                       \
+    bool is_narrow = keys.dtype == Dtype::BFLOAT16 || keys.dtype == Dtype::INT8;                                         \
+    if (batch.dtype == Dtype::BFLOAT16 && is_narrow) attend_all<KERNEL>(batch, sequences, threads);                      \
+    else attend_all<FloatUnits>(batch, sequences, threads);                                                              \
   }                                                                                                                      \
   REPLAYABLE(NAME)
 
@@ -287,7 +288,8 @@ extern "C" {
             const int64_t* row_ptr, const int64_t* context_lens, bf16* out, int64_t sequences, int64_t heads,            \
             int64_t size, int64_t rank, int64_t block_size, float scale, int threads) {                                  \
     int64_t head_ptr[] = {0, heads};                                                                                     \
-    Batch batch{q, {cache, scales}, {cache, scales}, tables, table_ptr, row_ptr, context_lens, head_ptr, out, heads, 1,  \
+    Cache rows{cache, scales, scales ? Dtype::INT8 : Dtype::BFLOAT16};                                                   \
+    Batch batch{q, rows, rows, tables, table_ptr, row_ptr, context_lens, head_ptr, out, Dtype::BFLOAT16, heads, 1,       \
                 size, block_size, false, scale, 0, rank, true, nullptr};                                                 \
     attend_all<KERNEL>(batch, sequences, threads);                                                                       \
   }                                                                                                                      \

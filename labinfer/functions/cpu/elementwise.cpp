@@ -1,5 +1,6 @@
 // One pass over the activations each.
 #include <cfloat>
+#include <type_traits>
 #include <vector>
 
 #include "activations.h"
@@ -9,22 +10,23 @@
 
 namespace {
 
-inline void rotate(const bf16* from, const bf16* cos, const bf16* sin, bf16* to, int64_t size) {
-  int64_t half = size / 2, i = 0;
-  for (; i + WIDTH <= half; i += WIDTH) {
-    floats low = load_floats(from + i), high = load_floats(from + i + half);
+template <typename Number>
+inline void rotate(const Number* from, const Number* cos, const Number* sin, Number* to, int64_t size) {
+  int64_t middle = size / 2, i = 0;
+  for (; i + WIDTH <= middle; i += WIDTH) {
+    floats low = load_floats(from + i), high = load_floats(from + i + middle);
     store_floats(to + i, low * load_floats(cos + i) - high * load_floats(sin + i));
-    store_floats(to + i + half, high * load_floats(cos + i + half) + low * load_floats(sin + i + half));
+    store_floats(to + i + middle, high * load_floats(cos + i + middle) + low * load_floats(sin + i + middle));
   }
-  for (; i < half; ++i) {
-    float low = widen(from[i]), high = widen(from[i + half]);
-    to[i] = narrow(low * widen(cos[i]) - high * widen(sin[i]));
-    to[i + half] = narrow(high * widen(cos[i + half]) + low * widen(sin[i + half]));
+  for (; i < middle; ++i) {
+    float low = as_float(from[i]), high = as_float(from[i + middle]);
+    set(to[i], low * as_float(cos[i]) - high * as_float(sin[i]));
+    set(to[i + middle], high * as_float(cos[i + middle]) + low * as_float(sin[i + middle]));
   }
 }
 
-// Norms of all heads over their dimensions, with weights (size) in bfloat16, or in float32 where they are wide; those of values
-// have none.
+// Norms of all heads over their dimensions, with weights (size) in the dtype of the heads, or in float32 where they are wide; those
+// of values have none.
 struct HeadNorms {
   const void *q, *k;
   float eps;
@@ -32,13 +34,15 @@ struct HeadNorms {
 };
 
 // Positions of the heads of all tokens: angles (tokens, rotated) of their first dimensions.
+template <typename Number>
 struct Positions {
-  const bf16 *cos, *sin;
+  const Number *cos, *sin;
   const HeadNorms* norms;  // null for none
   int64_t size, rotated;
   bool interleaved;  // pairs (2i, 2i + 1) instead of (i, i + rotated / 2)
 };
 
+template <typename Number>
 inline void normalize(float* head, const HeadNorms& norms, const void* weight, int64_t size) {
   float squares = 0;
   for (int64_t i = 0; i < size; ++i) squares += head[i] * head[i];
@@ -48,50 +52,54 @@ inline void normalize(float* head, const HeadNorms& norms, const void* weight, i
   else if (norms.is_wide)
     for (int64_t i = 0; i < size; ++i) head[i] *= scale * ((const float*)weight)[i];
   else
-    for (int64_t i = 0; i < size; ++i) head[i] *= scale * widen(((const bf16*)weight)[i]);
+    for (int64_t i = 0; i < size; ++i) head[i] *= scale * as_float(((const Number*)weight)[i]);
 }
 
-inline void rotate_pairs(float* head, const bf16* cos, const bf16* sin, int64_t size, int64_t step, int64_t apart) {
+template <typename Number>
+inline void rotate_pairs(float* head, const Number* cos, const Number* sin, int64_t size, int64_t step, int64_t apart) {
   for (int64_t i = 0, low = 0; i < size / 2; ++i, low += step) {
     float a = head[low], b = head[low + apart];
-    head[low] = a * widen(cos[low]) - b * widen(sin[low]);
-    head[low + apart] = b * widen(cos[low + apart]) + a * widen(sin[low + apart]);
+    head[low] = a * as_float(cos[low]) - b * as_float(sin[low]);
+    head[low + apart] = b * as_float(cos[low + apart]) + a * as_float(sin[low + apart]);
   }
 }
 
 // One head, of the queries or of the keys. What is not only rotated is computed in wide and rounded once.
-inline void position(const bf16* from, const Positions& at, bool is_key, int64_t token, float* wide, bf16* to) {
-  const bf16 *cos = at.cos + token * at.rotated, *sin = at.sin + token * at.rotated;
+template <typename Number>
+inline void position(const Number* from, const Positions<Number>& at, bool is_key, int64_t token, float* wide, Number* to) {
+  const Number *cos = at.cos + token * at.rotated, *sin = at.sin + token * at.rotated;
   if (!at.norms && !at.interleaved) {
     rotate(from, cos, sin, to, at.rotated);
-    if (at.rotated < at.size) std::memcpy(to + at.rotated, from + at.rotated, (at.size - at.rotated) * sizeof(bf16));
+    if (at.rotated < at.size) std::memcpy(to + at.rotated, from + at.rotated, (at.size - at.rotated) * sizeof(Number));
     return;
   }
-  for (int64_t i = 0; i < at.size; ++i) wide[i] = widen(from[i]);
+  for (int64_t i = 0; i < at.size; ++i) wide[i] = as_float(from[i]);
   const void* weight = !at.norms ? nullptr : is_key ? at.norms->k : at.norms->q;
-  if (at.norms && !at.norms->after_rotation) normalize(wide, *at.norms, weight, at.size);
+  if (at.norms && !at.norms->after_rotation) normalize<Number>(wide, *at.norms, weight, at.size);
   if (at.interleaved) rotate_pairs(wide, cos, sin, at.rotated, 2, 1);
   else rotate_pairs(wide, cos, sin, at.rotated, 1, at.rotated / 2);
-  if (at.norms && at.norms->after_rotation) normalize(wide, *at.norms, weight, at.size);
-  for (int64_t i = 0; i < at.size; ++i) to[i] = narrow(wide[i]);
+  if (at.norms && at.norms->after_rotation) normalize<Number>(wide, *at.norms, weight, at.size);
+  for (int64_t i = 0; i < at.size; ++i) set(to[i], wide[i]);
 }
 
-inline void normalize_value(const bf16* from, const HeadNorms& norms, int64_t size, float* wide, bf16* to) {
-  for (int64_t i = 0; i < size; ++i) wide[i] = widen(from[i]);
-  normalize(wide, norms, nullptr, size);
-  for (int64_t i = 0; i < size; ++i) to[i] = narrow(wide[i]);
+template <typename Number>
+inline void normalize_value(const Number* from, const HeadNorms& norms, int64_t size, float* wide, Number* to) {
+  for (int64_t i = 0; i < size; ++i) wide[i] = as_float(from[i]);
+  normalize<Number>(wide, norms, nullptr, size);
+  for (int64_t i = 0; i < size; ++i) set(to[i], wide[i]);
 }
 
 // A head in whole numbers within 127 of 0; returns its scale. See layer_cache.py.
-inline float round_head(const bf16* from, int8_t* to, int64_t size) {
+template <typename Number>
+inline float round_head(const Number* from, int8_t* to, int64_t size) {
   float peak = 0;
   for (int64_t i = 0; i < size; ++i) {
-    float value = std::fabs(widen(from[i]));
+    float value = std::fabs(as_float(from[i]));
     peak = value <= peak ? peak : value;  // what is no number stays
   }
   float scale = peak / 127.0f;
   if (scale < FLT_MIN) scale = FLT_MIN;
-  for (int64_t i = 0; i < size; ++i) to[i] = int8_t(std::isfinite(scale) ? std::nearbyint(widen(from[i]) / scale) : 0.0f);
+  for (int64_t i = 0; i < size; ++i) to[i] = int8_t(std::isfinite(scale) ? std::nearbyint(as_float(from[i]) / scale) : 0.0f);
   return scale;
 }
 
@@ -106,92 +114,94 @@ inline void write_head(T* cache, const T* numbers, int64_t row, int64_t key, int
     for (int64_t i = 0; i < size; ++i) unit[(key / 2 * size + i) * 2 + key % 2] = numbers[i];
 }
 
+// Rounded to a type of numbers, and still floats.
+template <typename Number>
+inline floats rounded(floats value) {
+  Number numbers[WIDTH];
+  store_floats(numbers, value);
+  return load_floats(numbers);
+}
+template <>
+inline floats rounded<bf16>(floats value) { return widen(narrow(value)); }
+template <>
+inline floats rounded<float>(floats value) { return value; }
+template <typename Number>
+inline float rounded(float value) {
+  Number number;
+  set(number, value);
+  return as_float(number);
+}
+
 // hidden += delta (if there is one); out = hidden / rms(hidden) * weight, rounded where torch rounds: before the product with
-// a weight in bfloat16, only after that with one in float32.
-template <typename Weight>
-void add_norm(bf16* hidden, const bf16* delta, const Weight* weight, bf16* out, int64_t tokens, int64_t size, float eps,
+// a weight of 16 bits, only after that with one in float32.
+template <typename Number, typename Weight>
+void add_norm(Number* hidden, const Number* delta, const Weight* weight, Number* out, int64_t tokens, int64_t size, float eps,
               int threads) {
-  auto rounded = [](floats value) { return sizeof(Weight) == sizeof(bf16) ? widen(narrow(value)) : value; };
-  auto rounded_one = [](float value) { return sizeof(Weight) == sizeof(bf16) ? widen(narrow(value)) : value; };
   for_each(threads, tokens, [&](int64_t token) {
-    bf16 *at = hidden + token * size, *to = out + token * size;
-    const bf16* add = delta ? delta + token * size : nullptr;
+    Number *at = hidden + token * size, *to = out + token * size;
+    const Number* add = delta ? delta + token * size : nullptr;
     floats squares{};
     float rest = 0;
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH) {
-      floats value = widen(load<halves>(at + i));
+      floats value = load_floats(at + i);
       if (add) {
-        halves rounded = narrow(value + widen(load<halves>(add + i)));
-        store(at + i, rounded);
-        value = widen(rounded);
+        value = rounded<Number>(value + load_floats(add + i));
+        store_floats(at + i, value);
       }
       squares += value * value;
     }
     for (; i < size; ++i) {
-      if (add) at[i] = narrow(widen(at[i]) + widen(add[i]));
-      rest += widen(at[i]) * widen(at[i]);
+      if (add) set(at[i], as_float(at[i]) + as_float(add[i]));
+      rest += as_float(at[i]) * as_float(at[i]);
     }
     float scale = 1.0f / std::sqrt((sum(squares) + rest) / size + eps);
     for (i = 0; i + WIDTH <= size; i += WIDTH) {
-      floats value = rounded(widen(load<halves>(at + i)) * scale);
-      store(to + i, narrow(load_floats(weight + i) * value));
+      floats value = rounded<Weight>(load_floats(at + i) * scale);
+      store_floats(to + i, load_floats(weight + i) * value);
     }
-    for (; i < size; ++i) to[i] = narrow(as_float(weight[i]) * rounded_one(widen(at[i]) * scale));
+    for (; i < size; ++i) set(to[i], as_float(weight[i]) * rounded<Weight>(as_float(at[i]) * scale));
   });
 }
 
 // out (tokens, size) = activate(gate) * up of the halves of (tokens, 2 size).
-template <typename Activate>
-void gate_by(Activate activate, const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
+template <typename Activate, typename Number>
+void gate_by(const Number* gate_up, Number* out, int64_t tokens, int64_t size, int threads) {
   for_each(threads, tokens, [&](int64_t token) {
-    const bf16 *gate = gate_up + token * 2 * size, *up = gate + size;
-    bf16* to = out + token * size;
+    const Number *gate = gate_up + token * 2 * size, *up = gate + size;
+    Number* to = out + token * size;
     int64_t i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) {
-      floats value = widen(narrow(activate(widen(load<halves>(gate + i)))));
-      store(to + i, narrow(value * widen(load<halves>(up + i))));
-    }
-    for (; i < size; ++i) to[i] = narrow(widen(narrow(activate(widen(gate[i])))) * widen(up[i]));
+    for (; i + WIDTH <= size; i += WIDTH)
+      store_floats(to + i, rounded<Number>(Activate::many(load_floats(gate + i), gate)) * load_floats(up + i));
+    for (; i < size; ++i) set(to[i], rounded<Number>(Activate::one(as_float(gate[i]))) * as_float(up[i]));
   });
 }
 
-}  // namespace
-
-// Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
-extern "C" {
-
-void add_rms_norm(bf16* hidden, const bf16* delta, const void* weight, bf16* out, int64_t tokens, int64_t size, float eps,
-                  int is_wide, int threads) {
-  if (is_wide) add_norm(hidden, delta, (const float*)weight, out, tokens, size, eps, threads);
-  else add_norm(hidden, delta, (const bf16*)weight, out, tokens, size, eps, threads);
+// A head of keys or values to its row of the cache in the cache's dtype.
+template <typename Number, typename T>
+inline void convert_head(T* cache, const Number* from, T* memory, int64_t row, int64_t key, int64_t size, bool tiled,
+                         bool is_key) {
+  if constexpr (std::is_same_v<Number, T>) {
+    write_head(cache, from, row, key, size, tiled, is_key);
+  } else {
+    for (int64_t i = 0; i < size; ++i) set(memory[i], as_float(from[i]));
+    write_head(cache, memory, row, key, size, tiled, is_key);
+  }
 }
-REPLAYABLE(add_rms_norm)
-
-void silu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
-  gate_by([](auto value) { return silu(value); }, gate_up, out, tokens, size, threads);
-}
-REPLAYABLE(silu_and_mul)
-
-void gelu_and_mul(const bf16* gate_up, bf16* out, int64_t tokens, int64_t size, int threads) {
-  gate_by([](auto value) { return gelu(value); }, gate_up, out, tokens, size, threads);
-}
-REPLAYABLE(gelu_and_mul)
 
 // From qkv (tokens, (heads + 2 kv_heads) size): rotated queries to q (tokens, heads, size), rotated keys and values to
-// their slots of (slots, kv_heads, size): in bfloat16, or in int8 where there are scales (slots, kv_heads); or in tiles, see
-// units.h. See Positions.
-void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const HeadNorms* norms, const int64_t* slots,
-                      bf16* q, void* k_cache, float* k_scales, void* v_cache, float* v_scales, int64_t tokens,
-                      int64_t heads, int64_t kv_heads, int64_t size, int64_t rotated, int interleaved,
-                      int64_t block_size, int tiled, int threads) {
-  Positions positions{cos, sin, norms, size, rotated, bool(interleaved)};
+// their slots of (slots, kv_heads, size) in the cache's dtype, in int8 with scales (slots, kv_heads); or in tiles, see units.h.
+// See Positions.
+template <typename Number>
+void rotate_all(const Number* qkv, const Positions<Number>& positions, const int64_t* slots, Number* q, void* k_cache,
+                float* k_scales, void* v_cache, float* v_scales, int64_t tokens, int64_t heads, int64_t kv_heads,
+                Dtype cache_dtype, int64_t block_size, bool tiled, int threads) {
+  int64_t size = positions.size;
   for_each(threads, tokens, [&](int64_t token) {
-    static thread_local std::vector<bf16> turned;  // kept from call to call, so that nothing is allocated
-    static thread_local std::vector<int8_t> rounded;
+    static thread_local std::vector<Number> turned;  // kept from call to call, so that nothing is allocated
     static thread_local std::vector<float> wide;
-    if (int64_t(turned.size()) < size) turned.resize(size), rounded.resize(size), wide.resize(size);
-    const bf16* from = qkv + token * (heads + 2 * kv_heads) * size;
+    if (int64_t(turned.size()) < size) turned.resize(size), wide.resize(size);
+    const Number* from = qkv + token * (heads + 2 * kv_heads) * size;
     for (int64_t head = 0; head < heads; ++head, from += size)
       position(from, positions, false, token, wide.data(), q + (token * heads + head) * size);
     for (int64_t head = 0; head < 2 * kv_heads; ++head, from += size) {
@@ -200,20 +210,55 @@ void rotate_and_write(const bf16* qkv, const bf16* cos, const bf16* sin, const H
       int64_t row = slot * kv_heads + kv;
       if (tiled) row = (slot / block_size * kv_heads + kv) * block_size + slot % block_size;
       void* cache = is_key ? k_cache : v_cache;
-      float* scales = is_key ? k_scales : v_scales;
-      bool is_normal_value = !is_key && norms && norms->values;
+      bool is_normal_value = !is_key && positions.norms && positions.norms->values;
       if (is_key) position(from, positions, true, token, wide.data(), turned.data());
-      if (is_normal_value) normalize_value(from, *norms, size, wide.data(), turned.data());
-      const bf16* numbers = is_key || is_normal_value ? turned.data() : from;
-      if (scales) {
-        scales[row] = round_head(numbers, rounded.data(), size);
-        write_head((int8_t*)cache, rounded.data(), row, key, size, tiled, is_key);
+      if (is_normal_value) normalize_value(from, *positions.norms, size, wide.data(), turned.data());
+      const Number* numbers = is_key || is_normal_value ? turned.data() : from;
+      float* memory = wide.data();  // is free again, and large enough for numbers of any dtype
+      if (cache_dtype == Dtype::INT8) {
+        (is_key ? k_scales : v_scales)[row] = round_head(numbers, (int8_t*)memory, size);
+        write_head((int8_t*)cache, (const int8_t*)memory, row, key, size, tiled, is_key);
       } else {
-        write_head((bf16*)cache, numbers, row, key, size, tiled, is_key);
+        with_dtype(cache_dtype, cache, [&](auto* typed) {
+          convert_head(typed, numbers, (decltype(typed))memory, row, key, size, tiled, is_key);
+        });
       }
     }
   });
 }
-REPLAYABLE(rotate_and_write)
+
+}  // namespace
+
+// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types.
+extern "C" {
+
+#define ELEMENTWISE(NAME, NUMBER)                                                                                            \
+  void add_rms_norm##NAME(NUMBER* hidden, const NUMBER* delta, const void* weight, NUMBER* out, int64_t tokens,               \
+                          int64_t size, float eps, int is_wide, int threads) {                                               \
+    if (is_wide) add_norm(hidden, delta, (const float*)weight, out, tokens, size, eps, threads);                             \
+    else add_norm(hidden, delta, (const NUMBER*)weight, out, tokens, size, eps, threads);                                    \
+  }                                                                                                                          \
+  REPLAYABLE(add_rms_norm##NAME)                                                                                             \
+  void silu_and_mul##NAME(const NUMBER* gate_up, NUMBER* out, int64_t tokens, int64_t size, int threads) {                   \
+    gate_by<Silu>(gate_up, out, tokens, size, threads);                                                                      \
+  }                                                                                                                          \
+  REPLAYABLE(silu_and_mul##NAME)                                                                                             \
+  void gelu_and_mul##NAME(const NUMBER* gate_up, NUMBER* out, int64_t tokens, int64_t size, int threads) {                   \
+    gate_by<Gelu>(gate_up, out, tokens, size, threads);                                                                      \
+  }                                                                                                                          \
+  REPLAYABLE(gelu_and_mul##NAME)                                                                                             \
+  void rotate_and_write##NAME(const NUMBER* qkv, const NUMBER* cos, const NUMBER* sin, const HeadNorms* norms,               \
+                              const int64_t* slots, NUMBER* q, void* k_cache, float* k_scales, void* v_cache,                \
+                              float* v_scales, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size,                \
+                              int64_t rotated, int interleaved, int cache_dtype, int64_t block_size, int tiled,              \
+                              int threads) {                                                                                 \
+    rotate_all(qkv, {cos, sin, norms, size, rotated, bool(interleaved)}, slots, q, k_cache, k_scales, v_cache, v_scales,     \
+               tokens, heads, kv_heads, Dtype(cache_dtype), block_size, bool(tiled), threads);                               \
+  }                                                                                                                          \
+  REPLAYABLE(rotate_and_write##NAME)
+
+ELEMENTWISE(_bfloat16, bf16)
+ELEMENTWISE(_float32, float)
+ELEMENTWISE(_float16, half)
 
 }  // extern "C"

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from labinfer.functions.clamped_gate import ClampedGate
-from labinfer.functions.cpu.bfloat16 import has_dot
+from labinfer.functions.cpu.floats import has_dot
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.cpu.quantized import CODINGS, PANEL, code_unit, offset_kind
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts

@@ -87,9 +87,6 @@ def load(path: Path) -> Library:
     arguments = {
         "pack_weight": [pointer, size, size, count],
         "linear": [pointer] * 4 + [size] * 3 + [count],
-        "pack_float16": [pointer, size, size, count],
-        "linear_float16": [pointer] * 4 + [size] * 3 + [count],
-        "embedding_float16": [pointer] * 3 + [size] * 4 + [count],
         "linear12": [pointer] * 4 + [size] * 3 + [count],
         "pack12": [pointer] * 4 + [size] * 2 + [count],
         "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,
@@ -112,17 +109,21 @@ def load(path: Path) -> Library:
         "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
         "experts": [pointer] * 2 + [count],
         "route": [pointer] * 8 + [size] * 2 + [count] * 3,
-        "add_rms_norm": [pointer] * 4 + [size] * 2 + [real] + [count] * 2,
-        "silu_and_mul": [pointer] * 2 + [size] * 2 + [count],
-        "gelu_and_mul": [pointer] * 2 + [size] * 2 + [count],
-        "rotate_and_write": [pointer] * 10 + [size] * 5 + [count, size, count, count],
         "write_latent": [pointer] * 8 + [size] * 6 + [real, count, count],
         "absorb_queries": [pointer] * 3 + [size] * 6 + [count],
         "expand_values": [pointer] * 3 + [size] * 5 + [count],
         "attend_latent": [pointer] * 8 + [size] * 5 + [real, count],
-        "attend": [pointer] * 12 + [size] * 5 + [count, real, size, count],
+        "attend": [pointer] * 12 + [size] * 5 + [count] * 3 + [real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
+    for dtype in ("bfloat16", "float32", "float16"):
+        arguments[f"add_rms_norm_{dtype}"] = [pointer] * 4 + [size] * 2 + [real] + [count] * 2
+        arguments[f"silu_and_mul_{dtype}"] = arguments[f"gelu_and_mul_{dtype}"] = [pointer] * 2 + [size] * 2 + [count]
+        arguments[f"rotate_and_write_{dtype}"] = [pointer] * 10 + [size] * 5 + [count] * 2 + [size] + [count] * 2
+    for dtype in ("float32", "float16"):
+        arguments[f"pack_{dtype}"] = arguments["pack_weight"]
+        arguments[f"linear_{dtype}"] = arguments["linear"]
+        arguments[f"embedding_{dtype}"] = arguments["embedding"]
     for dtype in ("bfloat16", "float32"):
         arguments[f"causal_conv_{dtype}"] = [pointer] * 7 + [size] * 4 + [count]
         arguments[f"delta_rule_{dtype}"] = [pointer] * 10 + [size] * 5 + [count]

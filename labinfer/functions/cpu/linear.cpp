@@ -49,7 +49,7 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: bfloat16.py checks shapes and types.
+// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types.
 extern "C" {
 
 // weight (outputs, inputs) is put into panels where it stands; inputs is even.

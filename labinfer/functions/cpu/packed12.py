@@ -1,4 +1,4 @@
-"""bfloat16 held in 12 bits, bit for bit: products with the same bits as those of ``bfloat16.py``, from three quarters of the
+"""bfloat16 held in 12 bits, bit for bit: products with the same bits as those of ``floats.py``, from three quarters of the
 bytes."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from labinfer.functions.cpu.bfloat16 import CpuFunctions
 from labinfer.functions.cpu.dense import look_up, multiply
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes
 from labinfer.functions.cpu.quantized import PANEL
 from labinfer.functions.packed_weight import DenseWeight, PackedWeight

@@ -10,7 +10,7 @@ namespace {
 
 // Weights are held in panels of 32 outputs: for each pair of inputs the 32 pairs of weights one after another, so that a
 // step of the inner loop reads one straight stream. The last rows, fewer than a panel, stay as they were. In float16 and
-// float32 inputs stand alone, not in pairs.
+// float32 inputs stand alone, not in pairs, see unpaired.cpp.
 
 // Columns of 16 vectors become vectors.
 inline void transpose(words* rows) {
@@ -124,12 +124,13 @@ struct FloatKernel {
   static const float* inputs(const float* x, int64_t) { return x; }
 
   // The inputs once in float32, so that the inner loop takes them from memory as they are. Each thread has its own.
-  static const float* inputs(const bf16* x, int64_t size) {
+  template <typename Number>
+  static const float* inputs(const Number* x, int64_t size) {
     static thread_local std::vector<float> wide;  // kept from call to call, so that nothing is allocated
     if (int64_t(wide.size()) < size) wide.resize(size);
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH) store(&wide[i], load_floats(x + i));
-    for (; i < size; ++i) wide[i] = widen(x[i]);
+    for (; i < size; ++i) wide[i] = as_float(x[i]);
     return wide.data();
   }
 

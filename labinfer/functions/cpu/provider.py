@@ -11,11 +11,10 @@ import torch
 
 from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu import library
-from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
-from labinfer.functions.cpu.float16 import CpuFloat16
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.latent import CpuLatent
@@ -39,6 +38,7 @@ from labinfer.native import compiler
 
 logger = logging.getLogger(__name__)
 
+BFLOAT16 = (torch.bfloat16,)
 PANEL_FUNCTIONS = ("linear", "paged_attention")
 """Functions whose inner loop is a product with panels, for which there are two kernels (``panel.h``)."""
 
@@ -66,17 +66,16 @@ class CpuProvider(Provider):
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._library is None:
             return
-        common = CpuFunctions(self._library).calls()
         quantized = CpuQuantized(self._library)
-        _add(registry, common, name="cpu", dtypes=CpuFunctions.dtypes)
+        for dtype in CpuFunctions.dtypes:
+            _add(registry, CpuFunctions(self._library, dtype=dtype).calls(), name="cpu", dtypes=(dtype,))
         if has_dot(self._library):
             calls = CpuFunctions(self._library, dot=True).calls()
-            _add(registry, {name: calls[name] for name in PANEL_FUNCTIONS}, name="cpu-dot", dtypes=CpuFunctions.dtypes)
+            _add(registry, {name: calls[name] for name in PANEL_FUNCTIONS}, name="cpu-dot", dtypes=BFLOAT16)
         _add(registry, CpuLatent(self._library).calls(), name="cpu", dtypes=CpuLatent.dtypes)
         if has_dot(self._library):
             attention = {"latent_attention": CpuLatent(self._library, dot=True).latent_attention}
             _add(registry, attention, name="cpu-dot", dtypes=CpuLatent.dtypes)
-        _add(registry, CpuFloat16(self._library).calls(), name="cpu", dtypes=CpuFloat16.dtypes)
         packed12 = {"weights": "packed12", "dtypes": CpuPacked12.dtypes}
         _add(registry, CpuPacked12(self._library).calls(), name="cpu-packed12", **packed12)
         if has_dot(self._library):
@@ -111,7 +110,7 @@ class CpuProvider(Provider):
             _add(registry, calls | mixture, name="cpu", dtypes=CpuQuantized.dtypes, quantization=quantization)
         if has_dot(self._library):
             dot = {"experts": CpuExperts(self._library, dot=True).experts}
-            _add(registry, dot, name="cpu-dot", dtypes=CpuFunctions.dtypes)
+            _add(registry, dot, name="cpu-dot", dtypes=BFLOAT16)
 
     def _add_previews(self, registry: FunctionRegistry, quantized: CpuQuantized) -> None:
         """Add those of heads in bfloat16, in 12 bits, and in int8, under the names of the products with these."""
@@ -120,7 +119,7 @@ class CpuProvider(Provider):
                 continue
             plain, packed12 = CpuFunctions(self._library, dot), CpuPacked12(self._library, dot)
             dense = CpuHeadPreview(self._library, plain.linear, dot=dot).calls()
-            _add(registry, dense, name=name, dtypes=CpuFunctions.dtypes)
+            _add(registry, dense, name=name, dtypes=BFLOAT16)
             dense12 = CpuHeadPreview(self._library, packed12.linear, dot=dot).calls()
             _add(registry, dense12, name=f"{name}-packed12", dtypes=CpuPacked12.dtypes, weights="packed12")
         int8 = CpuHeadPreview(self._library, quantized.linear, round_head=quantized.quantize_int8).calls()

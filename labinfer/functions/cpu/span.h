@@ -1,6 +1,7 @@
 // The keys and values of a span as attention multiplies them: where the cache holds them, or laid out for it.
 #pragma once
 
+#include <type_traits>
 #include <vector>
 
 #include "units.h"
@@ -9,20 +10,22 @@ namespace {
 
 constexpr int64_t UNITS = SPAN / UNIT;
 
-// (slots, KV heads, size), or in tiles (blocks, KV heads, units of a block; see units.h); in bfloat16, or in int8 with scales
+// (slots, KV heads, size), or in tiles (blocks, KV heads, units of a block; see units.h); in any dtype, in int8 with scales
 // (slots, KV heads), or (blocks, KV heads, keys of a block). Where values are part of keys there is one KV head, and scales are
 // (slots, 2): of the values, and of what is behind them.
 struct Cache {
   const void* data;
   const float* scales;
+  Dtype dtype;
 };
 
 // What all sequences have in common.
 struct Batch {
-  const bf16* q;
+  const void* q;
   Cache keys, values;
   const int64_t *tables, *table_ptr, *row_ptr, *context_lens, *head_ptr;
-  bf16* out;
+  void* out;
+  Dtype dtype;  // of queries and of what comes out
   int64_t heads, kv_heads, size, block_size;
   bool tiled;
   float scale;
@@ -30,6 +33,7 @@ struct Batch {
   bool shared;         // values are the first numbers of the keys
   const float* sinks;  // of each head: a logit that counts without a value; null for none
 
+  int64_t even_size() const { return up_to(size, 2); }
   bool has_scales() const { return keys.scales && !shared; }  // that are not in the numbers already, as they are laid out
   int64_t group(int64_t kv) const { return head_ptr[kv + 1] - head_ptr[kv]; }
   int64_t width() const { return up_to(value_size, PANEL); }  // of a row of sums
@@ -49,12 +53,25 @@ T* room(std::vector<T>& memory, int64_t size) {
   return memory.data();
 }
 
-// Whole numbers in bfloat16, which has them all.
-inline halves narrow_exact(few_bytes whole) {
-  return low_halves((words)__builtin_convertvector(widen_bytes(whole), floats) >> 16);
+// Numbers of a cache as numbers that are multiplied; bfloat16 has all whole ones of int8.
+inline floats widen_whole(few_bytes whole) { return __builtin_convertvector(widen_bytes(whole), floats); }
+inline void convert(bf16* to, const int8_t* from) { store(to, low_halves((words)widen_whole(load<few_bytes>(from)) >> 16)); }
+inline void convert(float* to, const int8_t* from) { store(to, widen_whole(load<few_bytes>(from))); }
+template <typename To, typename From>
+inline void convert(To* to, const From* from) {
+  store_floats(to, load_floats(from));
+}
+inline float as_float(int8_t whole) { return whole; }
+
+// use(numbers) with the type of those of a cache.
+template <typename Use>
+inline void with_numbers(const Cache& cache, Use use) {
+  if (cache.dtype == Dtype::INT8) use((const int8_t*)cache.data);
+  else with_dtype(cache.dtype, (void*)cache.data, use);
 }
 
 // The units of a tile's span, of a KV head's keys or values.
+template <typename Element>
 struct Units {
   const Batch& batch;
   const Cache& cache;
@@ -68,42 +85,43 @@ struct Units {
     return (table()[unit / units] * batch.kv_heads + tile.kv) * batch.block_size + unit % units * UNIT;
   }
 
-  const bf16* in_place(int64_t unit) const { return (const bf16*)cache.data + key_of(unit) * batch.size; }
+  const Element* in_place(int64_t unit) const { return (const Element*)cache.data + key_of(unit) * batch.size; }
 
-  // A unit of an int8 cache as numbers in bfloat16, without the scales, which are exact.
-  void widen_unit(int64_t unit, int64_t next, bf16* to, float* scales) const {
-    const int8_t* from = (const int8_t*)cache.data + key_of(unit) * batch.size;
-    const int8_t* soon = (const int8_t*)cache.data + key_of(next) * batch.size;
-    for (int64_t i = 0; i < UNIT * batch.size; i += WIDTH) {
-      if (i % 64 == 0) __builtin_prefetch(soon + i);
-      store(to + i, narrow_exact(load<few_bytes>(from + i)));
-    }
-    std::memcpy(scales, cache.scales + key_of(unit), UNIT * sizeof(float));
+  // A unit of a cache in tiles of another dtype; of int8 without the scales, which are exact.
+  void convert_unit(int64_t unit, int64_t next, Element* to, float* scales) const {
+    with_numbers(cache, [&](auto* numbers) {
+      auto* from = numbers + key_of(unit) * batch.size;
+      auto* soon = (const char*)(numbers + key_of(next) * batch.size);
+      for (int64_t i = 0; i < UNIT * batch.size; i += WIDTH) {
+        int64_t bytes = i * sizeof(*from);
+        if (bytes % 64 == 0) __builtin_prefetch(soon + bytes);
+        convert(to + i, from + i);
+      }
+    });
+    if (cache.scales) std::memcpy(scales, cache.scales + key_of(unit), UNIT * sizeof(float));
   }
 
-  // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, in bfloat16. Zeros, too, before
-  // the first key that is seen: the table need not say where those are.
-  void stage(int64_t unit, int64_t count, bf16* rows, float* scales) const {
+  // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, each with a zero behind it if its size is
+  // odd. Zeros, too, before the first key that is seen: the table need not say where those are.
+  void stage(int64_t unit, int64_t count, Element* rows, float* scales) const {
     for (int64_t key = 0; key < UNIT; ++key) {
-      bf16* to = rows + key * batch.size;
-      if (scales) scales[key] = 0.0f;
+      Element* to = rows + key * batch.even_size();
       int64_t at = unit * UNIT + key;
-      if (key >= count || at < tile.begin) {
-        std::fill_n(to, batch.size, bf16(0));
-        continue;
-      }
+      bool is_seen = key < count && at >= tile.begin;
+      if (scales) scales[key] = 0.0f;
+      std::fill(to + (is_seen ? batch.size : 0), to + batch.even_size(), Element(0));
+      if (!is_seen) continue;
       int64_t row = (table()[at / batch.block_size] * batch.block_size + at % batch.block_size) * batch.kv_heads + tile.kv;
-      if (!cache.scales) {
-        std::memcpy(to, (const bf16*)cache.data + row * batch.size, batch.size * sizeof(bf16));
-        continue;
-      }
-      const int8_t* from = (const int8_t*)cache.data + row * batch.size;
-      if (batch.shared) {
-        for (int64_t i = 0; i < batch.size; ++i) to[i] = narrow(from[i] * cache.scales[2 * row + (i >= batch.value_size)]);
-        continue;
-      }
-      for (int64_t i = 0; i < batch.size; ++i) to[i] = narrow(float(from[i]));
-      scales[key] = cache.scales[row];
+      with_numbers(cache, [&](auto* numbers) {
+        auto* from = numbers + row * batch.size;
+        if (batch.shared && cache.scales)
+          for (int64_t i = 0; i < batch.size; ++i) set(to[i], as_float(from[i]) * cache.scales[2 * row + (i >= batch.value_size)]);
+        else if (std::is_same_v<const Element*, decltype(from)> || std::is_same_v<Element*, decltype(from)>)
+          std::memcpy(to, from, batch.size * sizeof(Element));
+        else
+          for (int64_t i = 0; i < batch.size; ++i) set(to[i], as_float(from[i]));
+      });
+      if (scales) scales[key] = cache.scales[row];
     }
   }
 };
@@ -112,54 +130,69 @@ inline void pack_keys(const bf16* rows, int64_t size, bf16* to) {
   transpose_rows((const uint32_t*)rows, size / 2, UNIT, size / 2,
                  [&](int64_t pair, words column) { store(to + pair * 2 * UNIT, column); });
 }
+inline void pack_keys(const float* rows, int64_t size, float* to) {
+  for (int64_t i = 0; i < size; i += 2, to += 2 * UNIT)
+    for (int64_t key = 0; key < UNIT; ++key) std::memcpy(to + 2 * key, rows + key * size + i, 2 * sizeof(float));
+}
+
+// 16 numbers of each of two keys as pairs.
+inline void pair_up(const bf16* even, const bf16* odd, bf16* to) {
+  store(to, widen_words(load<halves>(even)) | widen_words(load<halves>(odd)) << 16);
+}
+inline void pair_up(const float* even, const float* odd, float* to) {
+  for (int64_t i = 0; i < WIDTH; ++i) to[2 * i] = even[i], to[2 * i + 1] = odd[i];
+}
 
 // Of rows of any length the first size numbers, and zeros up to width.
-inline void pack_values(const bf16* rows, int64_t length, int64_t size, int64_t width, bf16* to) {
+template <typename Element>
+inline void pack_values(const Element* rows, int64_t length, int64_t size, int64_t width, Element* to) {
   for (int64_t key = 0; key < UNIT; key += 2, rows += 2 * length, to += 2 * width) {
     int64_t i = 0;
-    for (; i + WIDTH <= size; i += WIDTH)
-      store(to + 2 * i, widen_words(load<halves>(rows + i)) | widen_words(load<halves>(rows + length + i)) << 16);
+    for (; i + WIDTH <= size; i += WIDTH) pair_up(rows + i, rows + length + i, to + 2 * i);
     for (; i < width; ++i)
-      for (int odd = 0; odd < 2; ++odd) to[2 * i + odd] = i < size ? rows[odd * length + i] : bf16(0);
+      for (int odd = 0; odd < 2; ++odd) to[2 * i + odd] = i < size ? rows[odd * length + i] : Element(0);
   }
 }
 
 // Units that cannot be read where they are.
+template <typename Element>
 struct UnitMemory {
-  std::vector<bf16> rows, keys, values;
+  std::vector<Element> rows, keys, values;
 };
 
 // Where the units of a span are: keys, then values, then the first keys of the next span.
+template <typename Element>
 struct Span {
-  const bf16* units[2 * (UNITS + 1) + AHEAD_UNITS];
+  const Element* units[2 * (UNITS + 1) + AHEAD_UNITS];
   float key_scales[SPAN], value_scales[SPAN];
   int64_t count, width;  // units, and numbers of a row of values
 
   // The units of keys begin ... end; begin is the first of one, what is past the end is zero among the values.
-  void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, UnitMemory& memory) {
+  void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, UnitMemory<Element>& memory) {
     int64_t first = begin / UNIT, last = (tile.end - 1) / UNIT, even = up_to(end - begin, 2 * UNIT) / UNIT;
+    int64_t size = batch.even_size();
     count = up_to(end - begin, UNIT) / UNIT, width = up_to(batch.value_size, WIDTH);
-    Units keys{batch, batch.keys, tile}, values{batch, batch.values, tile};
-    bool in_place = batch.tiled && !batch.keys.scales;
-    bf16 *own_keys = nullptr, *own_values = room(memory.values, SPAN * width), *rows = nullptr;
-    if (!in_place) own_keys = room(memory.keys, SPAN * batch.size), rows = room(memory.rows, UNIT * batch.size);
+    Units<Element> keys{batch, batch.keys, tile}, values{batch, batch.values, tile};
+    bool in_place = batch.tiled && batch.keys.dtype == dtype_of((const Element*)nullptr);
+    Element *own_keys = nullptr, *own_values = room(memory.values, SPAN * width), *rows = nullptr;
+    if (!in_place) own_keys = room(memory.keys, SPAN * size), rows = room(memory.rows, UNIT * size);
     for (int64_t i = 0; i < count; ++i) {
-      const bf16 *&key_unit = units[i], *&value_unit = units[even + i];
+      const Element *&key_unit = units[i], *&value_unit = units[even + i];
       int64_t here = std::min<int64_t>(UNIT, end - begin - i * UNIT), next = std::min(last, first + i + AHEAD_UNITS);
-      bf16 *to_keys = own_keys + i * UNIT * batch.size, *to_values = own_values + i * UNIT * width;
+      Element *to_keys = own_keys + i * UNIT * size, *to_values = own_values + i * UNIT * width;
       if (in_place) {
         key_unit = keys.in_place(first + i), value_unit = values.in_place(first + i);
         if (here == UNIT) continue;
-        std::memcpy(to_values, value_unit, UNIT * width * sizeof(bf16));
+        std::memcpy(to_values, value_unit, UNIT * width * sizeof(Element));
       } else if (batch.tiled) {
-        keys.widen_unit(first + i, next, to_keys, key_scales + i * UNIT);
-        values.widen_unit(first + i, next, to_values, value_scales + i * UNIT);
+        keys.convert_unit(first + i, next, to_keys, key_scales + i * UNIT);
+        values.convert_unit(first + i, next, to_values, value_scales + i * UNIT);
         key_unit = to_keys;
       } else {
         keys.stage(first + i, here, rows, batch.has_scales() ? key_scales + i * UNIT : nullptr);
-        pack_keys(rows, batch.size, to_keys);
+        pack_keys(rows, size, to_keys);
         if (!batch.shared) values.stage(first + i, here, rows, batch.has_scales() ? value_scales + i * UNIT : nullptr);
-        pack_values(rows, batch.size, batch.value_size, width, to_values);
+        pack_values(rows, size, batch.value_size, width, to_values);
         key_unit = to_keys;
       }
       value_unit = to_values;
@@ -173,8 +206,8 @@ struct Span {
       units[even + count + i] = in_place ? keys.in_place(std::min(last, first + count + i)) : own_keys;
   }
 
-  const bf16* const* keys() const { return units; }
-  const bf16* const* values() const { return units + up_to(count, 2); }
+  const Element* const* keys() const { return units; }
+  const Element* const* values() const { return units + up_to(count, 2); }
 };
 
 }  // namespace

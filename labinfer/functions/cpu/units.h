@@ -12,6 +12,20 @@ constexpr int UNIT = WIDTH;
 // lines that are awaited.
 constexpr int AHEAD_UNITS = 4;
 
+// Dtypes of activations and of a cache. INT8 has scales.
+enum class Dtype : int { BFLOAT16, FLOAT32, FLOAT16, INT8 };
+
+constexpr Dtype dtype_of(const bf16*) { return Dtype::BFLOAT16; }
+constexpr Dtype dtype_of(const float*) { return Dtype::FLOAT32; }
+
+// use(pointer) with the type of numbers that it points at, which are no whole ones.
+template <typename Use>
+inline void with_dtype(Dtype dtype, void* pointer, Use use) {
+  if (dtype == Dtype::BFLOAT16) use((bf16*)pointer);
+  else if (dtype == Dtype::FLOAT16) use((half*)pointer);
+  else use((float*)pointer);
+}
+
 // Keys of a step of the softmax. Spans begin at multiples of it, each is computed for itself, and they are joined in their
 // order: so a token comes to the same bits whatever else is computed with it, and by whom.
 constexpr int64_t SPAN = 256;
@@ -26,17 +40,36 @@ struct Distance {
 
 // What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Entries of first
 // and second go on for AHEAD_UNITS past the end, to what is read next.
+template <typename Element>
 struct Columns {
-  const bf16 *const *first, *const *second;
+  const Element *const *first, *const *second;
   int64_t first_offset, second_offset;  // of the columns from there, in numbers
   int64_t pairs, group;                 // in all, and of each group but the last
   int64_t stride;                       // numbers from pair to pair
 };
 
+// Up to so many rows are multiplied with one straight stream, by processors that have the registers.
+constexpr int FEW_ROWS = REGISTER == 64 ? 7 : 0;
+
+// 2 to the power of x, which is 0 below the smallest normal float, to 8 parts in 100,000: for weights in bfloat16.
+inline floats rough_power_of_two(floats x) {
+  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+  floats rest = x - (rounded - 12582912.0f);
+  floats value = same(5.517164e-2f);  // fitted to [-1/2, 1/2] by the largest relative error
+  value = value * rest + 2.4261113e-1f;
+  value = value * rest + 6.9326097e-1f;
+  value = value * rest + 9.9992806e-1f;
+  value = (floats)((words)value + ((words)rounded << 23));
+  return from_on(-126.0f, x, value);
+}
+
 // Keys and values become float32 on the way in; any processor can do that.
 struct FmaUnits {
   using Input = float;
-  static constexpr int ROWS = REGISTER == 64 ? 13 : 6;
+  using Element = bf16;
+  static constexpr int ROWS = REGISTER == 64 ? 13 : 6, FEW = FEW_ROWS;
+
+  static floats power_of_two(floats x) { return from_on(-126.0f, x, ::power_of_two(x)); }
 
   static lanes add(lanes total, lane_words both, const float* pair) {
     total += (lanes)(both << 16) * pair[0];
@@ -44,7 +77,7 @@ struct FmaUnits {
   }
 
   template <Rows KIND, int COUNT>
-  static void multiply(const float* x, const Columns& columns, float* out, int64_t out_stride) {
+  static void multiply(const float* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
     constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
     constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
@@ -86,18 +119,69 @@ struct FmaUnits {
   }
 };
 
+// Keys and values in float32: products of a pair's numbers are summed apart from each other, and added at the end.
+struct FloatUnits {
+  using Input = float;
+  using Element = float;
+  static constexpr int ROWS = REGISTER == 64 ? 13 : 6, FEW = 0;
+  typedef uint64_t lane_pairs __attribute__((vector_size(REGISTER)));
+
+  static floats power_of_two(floats x) { return exact_power_of_two(x); }
+
+  template <Rows KIND, int COUNT>
+  static void multiply(const float* x, const Columns<float>& columns, float* out, int64_t out_stride) {
+    using At = Distance<KIND, COUNT>;
+    constexpr int ACROSS = 2 * PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
+    constexpr int MOST = std::min(4, 2 * UNIT / LANES);  // those of one unit
+    constexpr int TOGETHER = COUNT * MOST <= HELD ? MOST : COUNT * 2 <= HELD ? 2 : 1;
+    for (int column = 0; column < ACROSS; column += TOGETHER) {
+      lanes total[COUNT][TOGETHER] = {};
+      const float* input = x;
+      int64_t left = columns.pairs, from = column * LANES % (2 * UNIT);
+      bool is_first = column * LANES < 2 * UNIT;
+      const float* const* units = is_first ? columns.first : columns.second;
+      from += is_first ? columns.first_offset : columns.second_offset;
+      for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
+        const float *at = units[i] + from, *soon = units[i + AHEAD_UNITS] + from;
+        int64_t pairs = std::min(left, columns.group);
+        for (int64_t pair = 0; pair < pairs; ++pair, at += columns.stride, soon += columns.stride, input += At::PAIR) {
+          for (int byte = 0; byte < TOGETHER * REGISTER; byte += 64) __builtin_prefetch((const char*)soon + byte, 0, 2);
+          lanes both[TOGETHER];
+#pragma GCC unroll 4
+          for (int j = 0; j < TOGETHER; ++j) both[j] = load<lanes>(at + j * LANES);
+#pragma GCC unroll 16
+          for (int row = 0; row < COUNT; ++row) {
+            lanes factor = (lanes)(load<uint64_t>(input + row * At::ROW) - lane_pairs{});
+#pragma GCC unroll 4
+            for (int j = 0; j < TOGETHER; ++j) total[row][j] += both[j] * factor;
+          }
+        }
+      }
+      for (int row = 0; row < COUNT; ++row) {
+        float apart[TOGETHER * LANES];
+        std::memcpy(apart, total[row], sizeof(apart));
+        float* to = out + row * out_stride + column * LANES / 2;
+        for (int j = 0; j < TOGETHER * LANES / 2; ++j) to[j] = apart[2 * j] + apart[2 * j + 1];
+      }
+    }
+  }
+};
+
 #ifdef HAS_BFLOAT16_DOT
 // The processor's dot product of pairs in bfloat16, summed in float32.
 struct DotUnits {
   using Input = bf16;
-  static constexpr int ROWS = Dot::ROWS;
+  using Element = bf16;
+  static constexpr int ROWS = Dot::ROWS, FEW = FEW_ROWS;
+
+  static floats power_of_two(floats x) { return rough_power_of_two(x); }
 
   static lanes add(lanes total, lane_words both, const bf16* pair) {
     return Dot::add(total, both, load<uint32_t>(pair) - lane_words{});
   }
 
   template <Rows KIND, int COUNT>
-  static void multiply(const bf16* x, const Columns& columns, float* out, int64_t out_stride) {
+  static void multiply(const bf16* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
     constexpr int ACROSS = PANEL / LANES, HELD = 26;  // registers of a row, and for sums
     constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : ACROSS / 2;
@@ -136,12 +220,10 @@ struct DotUnits {
 };
 #endif
 
-// The same for FEW rows at most, with one unit of keys or up to 64 numbers of values at once: what is read is one straight
+// The same for a kernel's FEW rows at most, with one unit of keys or up to 64 numbers of values at once: what is read is one straight
 // stream, which the processor fetches ahead of itself. For those that have the registers.
-constexpr int FEW = REGISTER == 64 ? 7 : 0;
-
 template <typename Kernel, Rows KIND, int COUNT, int ACROSS>
-void multiply_straight(const typename Kernel::Input* x, const Columns& columns, float* out, int64_t out_stride) {
+void multiply_straight(const typename Kernel::Input* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
   using At = Distance<KIND, COUNT>;
   lanes total[COUNT][ACROSS] = {};
   const typename Kernel::Input* input = x;
@@ -169,7 +251,7 @@ void multiply_straight(const typename Kernel::Input* x, const Columns& columns, 
 
 // Rows times 32 columns to out (rows, out_stride), for a number of rows up to the kernel's.
 template <typename Kernel>
-using Multiply = void (*)(const typename Kernel::Input*, const Columns&, float*, int64_t);
+using Multiply = void (*)(const typename Kernel::Input*, const Columns<typename Kernel::Element>&, float*, int64_t);
 
 template <typename Kernel, Rows KIND, int... COUNT>
 constexpr Multiply<Kernel> multiply_among(int rows, std::integer_sequence<int, COUNT...>) {
@@ -190,7 +272,7 @@ constexpr Multiply<Kernel> straight_among(int rows, std::integer_sequence<int, C
 
 template <typename Kernel, Rows KIND, int ACROSS>
 constexpr Multiply<Kernel> straight_of(int rows) {
-  return straight_among<Kernel, KIND, ACROSS>(rows, std::make_integer_sequence<int, FEW>{});
+  return straight_among<Kernel, KIND, ACROSS>(rows, std::make_integer_sequence<int, Kernel::FEW>{});
 }
 
 }  // namespace

@@ -180,6 +180,31 @@ inline float widen_float16(uint16_t value) {
   return std::copysign(magnitude * 0x1p112f, value & 0x8000 ? -1.0f : 1.0f);
 }
 
+// A number in float16 as activations are: it need not be finite.
+struct half {
+  uint16_t bits;
+};
+
+inline float widen(half value) {
+#ifdef __F16C__
+  return _cvtsh_ss(value.bits);
+#else
+  if ((value.bits & 0x7c00) != 0x7c00) return widen_float16(value.bits);
+  return std::copysign(value.bits & 0x3ff ? NAN : INFINITY, value.bits & 0x8000 ? -1.0f : 1.0f);
+#endif
+}
+
+inline half narrow_half(float value) {
+#ifdef __F16C__
+  return {_cvtss_sh(value, 0)};
+#else
+  uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (value != value) return {uint16_t(sign | 0x7e00)};
+  if (std::fabs(value) >= 65520.0f) return {uint16_t(sign | 0x7c00)};
+  return {narrow_float16(value)};
+#endif
+}
+
 inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 inline floats same(float value) { return value - floats{}; }
@@ -195,7 +220,40 @@ inline ints nearest(floats value) {
 #endif
 }
 
-// Numbers of either type, as floats.
+// Numbers of any type, as floats.
+inline floats load_floats(const half* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__F16C__)
+  __m256 wide[2] = {_mm256_cvtph_ps(load<__m128i>(from)), _mm256_cvtph_ps(load<__m128i>(from + 8))};
+  return load<floats>(wide);
+#elif defined(__aarch64__)
+  float32x4_t wide[4];
+  for (int i = 0; i < 4; ++i) wide[i] = vcvt_f32_f16(vreinterpret_f16_u16(load<uint16x4_t>(from + 4 * i)));
+  return load<floats>(wide);
+#else
+  floats wide;
+  for (int i = 0; i < WIDTH; ++i) wide[i] = widen(from[i]);
+  return wide;
+#endif
+}
+inline void store_floats(half* to, floats value) {
+#if defined(__AVX512F__)
+  store(to, _mm512_cvtps_ph((__m512)value, 0));
+#elif defined(__F16C__)
+  __m256 part[2];
+  std::memcpy(part, &value, sizeof(value));
+  for (int i = 0; i < 2; ++i) store(to + 8 * i, _mm256_cvtps_ph(part[i], 0));
+#elif defined(__aarch64__)
+  float32x4_t part[4];
+  std::memcpy(part, &value, sizeof(value));
+  for (int i = 0; i < 4; ++i) store(to + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(part[i])));
+#else
+  for (int i = 0; i < WIDTH; ++i) to[i] = narrow_half(value[i]);
+#endif
+}
+inline float as_float(half value) { return widen(value); }
+inline void set(half& to, float value) { to = narrow_half(value); }
 inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
 inline floats load_floats(const float* from) { return load<floats>(from); }
 inline void store_floats(bf16* to, floats value) { store(to, narrow(value)); }
@@ -298,6 +356,32 @@ inline floats power_of_two(floats x) {
 inline floats exponential(floats x) {
   floats power = x * 1.44269504f;
   return power_of_two(smaller(same(126.0f), power));
+}
+
+// 2 to the power of x between -1/2 and 1/2, to half a unit in the last place of a float.
+inline floats exact_root(floats x) {
+  floats value = same(1.534581159e-4f);  // fitted by the largest relative error
+  value = value * x + 1.339993122e-3f;
+  value = value * x + 9.618488959e-3f;
+  value = value * x + 5.550328777e-2f;
+  value = value * x + 2.402264689e-1f;
+  value = value * x + 6.931472057e-1f;
+  return value * x + 1.0f;
+}
+
+// 2 to the power of x for what stays in float32; 0 below the smallest normal float.
+inline floats exact_power_of_two(floats x) {
+  floats bounded = larger(same(-126.0f), x), rounded = bounded + 12582912.0f;
+  floats value = exact_root(bounded - (rounded - 12582912.0f));
+  return from_on(-126.0f, x, (floats)((words)value + ((words)rounded << 23)));
+}
+
+// e to the power of x for what stays in float32, of the nearest x that the powers of a float allow.
+inline floats exact_exponential(floats x) {
+  x = smaller(same(87.0f), larger(same(-87.0f), x));
+  floats rounded = x * 1.44269504f + 12582912.0f, whole = rounded - 12582912.0f;
+  floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts, of which the first has few digits
+  return (floats)((words)exact_root(rest * 1.44269504f) + ((words)rounded << 23));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention
 from labinfer.native import compiler
@@ -155,6 +155,83 @@ def test_bits_do_not_depend_on_what_is_computed_together(functions, context, win
             together = attend(case.batch([new, 1, 30]), torch.cat([q, others]))
             assert torch.equal(together[:new], expected), threads
     assert expected.isfinite().all()
+
+
+WIDE = [
+    (torch.float32, torch.float32),
+    (torch.float32, torch.float16),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.int8),
+    (torch.float16, torch.float16),
+    (torch.float16, torch.int8),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.float16),
+]
+"""Dtypes of activations and of a cache that are multiplied in float32."""
+NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), WIDE, ids=str)
+@pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 4, 6), (0, 33)], ids=str)
+@pytest.mark.parametrize(("block", "size"), [(4, 38), (16, 64), (32, 80), (16, 112), (16, 7), (8, 33), (16, 16)])
+@pytest.mark.parametrize("window", [0, 9])
+def test_attention_in_float32_is_that_of_the_reference(
+    compiled_functions, dtype, kv_dtype, head_ptr, block, size, window
+):
+    """Contexts around the vector's length, single tokens and chunks mixed, blocks in any order, sizes of heads that are odd, too."""
+    case = Case([1, 15, 16, 17, 70, 33, 9, 300], (len(head_ptr) - 1, size), block, kv_dtype)
+    assert case.cache.is_tiled == (block % 16 == 0 and size % 16 == 0)
+    batch = case.batch([1, 1, 1, 1, 1, 6, 9, 2])
+    q, pointers = torch.randn(22, head_ptr[-1], size, dtype=dtype), torch.tensor(head_ptr)
+    functions = CpuFunctions(compiled_functions, dtype=dtype)
+    got = functions.paged_attention(q, case.cache, batch, pointers, size**-0.5, window=window)
+    exact = case.exact(q, batch, pointers, window=window)
+    torch.testing.assert_close(got.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.int8)], ids=str
+)
+@pytest.mark.parametrize("size", [7, 33])
+def test_heads_of_an_odd_size_attend(functions, size, dtype, kv_dtype):
+    case, head_ptr = Case([1, 16, 70, 300], (2, size), 16, kv_dtype), torch.tensor([0, 3, 4])
+    batch, q = case.batch([1, 1, 6, 40]), random(48, 4, size)
+    got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5)
+    torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [WIDE[0], WIDE[3], WIDE[4], WIDE[6]], ids=str)
+@pytest.mark.parametrize(("block", "size"), [(16, 48), (8, 33)])
+def test_bits_in_float32_do_not_depend_on_what_is_computed_together(compiled_functions, dtype, kv_dtype, block, size):
+    functions, kept, new = CpuFunctions(compiled_functions, dtype=dtype), [700, 90, 1100], 40
+    case, head_ptr = Case(kept, (2, size), block, kv_dtype), torch.tensor([0, 7, 10])
+    q, others = (torch.randn(count, 10, size, dtype=dtype) * 3 for count in (new, 31))
+
+    def attend(batch: AttentionBatch, q: torch.Tensor) -> torch.Tensor:
+        return functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5)
+
+    with threads_of_torch(1):
+        expected = torch.cat([attend(case.batch([1], [660 + 1 + i], [0]), q[i : i + 1]) for i in range(new)])
+    for threads in (1, 2, 5):
+        with threads_of_torch(threads):
+            for chunk in (3, 7, new):
+                for begin in range(0, new, chunk):
+                    end = min(new, begin + chunk)
+                    batch = case.batch([end - begin], [660 + end], [0])
+                    assert torch.equal(attend(batch, q[begin:end]), expected[begin:end]), (threads, chunk, begin)
+            assert torch.equal(attend(case.batch([new, 1, 30]), torch.cat([q, others]))[:new], expected), threads
+    assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize("threads", [1, 9])
+def test_sinks_and_long_chunks_in_float32(compiled_functions, threads):
+    functions, size = CpuFunctions(compiled_functions, dtype=torch.float32), 32
+    case, head_ptr = Case([600, 1100, 40], (2, size), 16, torch.float32), torch.tensor([0, 3, 4])
+    batch, q, sinks = case.batch([400, 1, 1]), torch.randn(402, 4, size) * 3, torch.tensor([2.0, -90.0, 90.0, 5.0])
+    for options in ({}, {"sinks_H": sinks}, {"window": 33, "sinks_H": sinks}):
+        with threads_of_torch(threads):
+            got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, **options)
+        torch.testing.assert_close(got, case.exact(q, batch, head_ptr, **options), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("level", ["x86-64-v3", pytest.param("x86-64", marks=pytest.mark.slow)])

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch_threads import threads_of_torch
 
 from labinfer.functions.clamped_gate import ClampedGate
-from labinfer.functions.cpu.bfloat16 import has_dot
 from labinfer.functions.cpu.experts import CpuExperts, CpuPackedExperts
+from labinfer.functions.cpu.floats import has_dot
 from labinfer.functions.reference import linear, quantized
 from labinfer.native import compiler
 

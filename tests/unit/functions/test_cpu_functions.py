@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference import attention, elementwise, linear

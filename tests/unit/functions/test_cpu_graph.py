@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.functions.cpu.bfloat16 import CpuFunctions
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling

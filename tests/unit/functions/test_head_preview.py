@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch_threads import threads_of_torch
 
-from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.quantized import CpuQuantized

@@ -1,4 +1,5 @@
-"""The inner loops of products, compiled for every kind of processor: exact on each, and quick on one with vectors of 8 floats."""
+"""Products' inner loops and whole functions, compiled for every kind of processor: right on each, and quick on one with vectors
+of 8 floats."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from labinfer.functions.cpu import library
 from labinfer.native import compiler
 from labinfer.native.targets import TARGETS, X86_64_V3, X86_64_V4, Target, processor_features
 
-CHECK = Path(__file__).with_name("kernel_check.cpp")
+CHECKS = {
+    "kernel_check": ("team", "group_panels"),
+    "functions_check": ("team", "attention", "elementwise", "unpaired"),
+}
+"""Programs of this folder, and files of the library that each is linked with."""
 EMULATORS = {"aarch64": "qemu-aarch64"}
 OTHERS = (
     Target("x86-64", "x86_64", ("-march=x86-64",), frozenset()),
@@ -27,8 +32,8 @@ FLOORS = {("int8", 1): 30.0, ("int8", 64): 75.0, ("int4", 1): 30.0, ("int4", 64)
 """Billions of products and sums a second on one thread, by weights and rows: of half of the machine that it is meant for."""
 
 
-def compile_check(target: Target, folder: Path, *, level: str = "-O1") -> Path:
-    """The program for a target.
+def compile_check(target: Target, folder: Path, name: str = "kernel_check", *, level: str = "-O1") -> Path:
+    """A program for a target.
 
     Raises:
         Skipped: there is no compiler for it.
@@ -38,19 +43,16 @@ def compile_check(target: Target, folder: Path, *, level: str = "-O1") -> Path:
     except compiler.NoCompiler as error:
         pytest.skip(str(error))
     folder.mkdir(exist_ok=True)
-    others = [folder / name for name in ("team.cpp", "group_panels.cpp")]
-    for other in others:
-        other.write_text((library.SOURCES / other.name).read_text(encoding="utf-8"))
+    sources = [Path(__file__).with_name(f"{name}.cpp"), *(library.SOURCES / f"{part}.cpp" for part in CHECKS[name])]
     flags = [*compiler.FLAGS, *target.flags, *library.FLAGS, level, f"-I{library.SOURCES}"]
-    sources = [CHECK, *others]
-    assembly = [str(folder / f"{source.stem}.s") for source in sources]
+    assembly = [folder / f"{source.stem}.s" for source in sources]
     for source, out in zip(sources, assembly, strict=True):
-        run([found, *flags, "-S", str(source), "-o", out])
-    if "avx_vnni" in target.features and not target.runs_here():
-        recode(Path(assembly[0]))
-        recode(Path(assembly[2]))
-    program = folder / "kernel_check"
-    run([found, *flags, "-static", *assembly, "-o", str(program)])
+        run([found, *flags, "-S", str(source), "-o", str(out)])
+    if name == "kernel_check" and "avx_vnni" in target.features and not target.runs_here():
+        recode(assembly[0])
+        recode(assembly[2])
+    program = folder / name
+    run([found, *flags, "-static", *map(str, assembly), "-o", str(program)])
     return program
 
 
@@ -94,6 +96,19 @@ def starter(target: Target) -> list[str]:
 def test_products_are_exact_on_every_kind_of_processor(target, tmp_path):
     start = starter(target)
     assert run([*start, str(compile_check(target, tmp_path))]) == "0 wrong\n"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, id=target.name, marks=() if target.name == "armv8.6" else pytest.mark.slow)
+        for target in (*TARGETS, *OTHERS)
+    ],
+)
+def test_functions_are_right_on_every_kind_of_processor(target, tmp_path):
+    """In every run of the tests on ARM, where there is an emulator: on this machine's own processor other tests run them."""
+    start = starter(target)
+    assert run([*start, str(compile_check(target, tmp_path, "functions_check"))]) == "0 wrong\n"
 
 
 @pytest.mark.timing

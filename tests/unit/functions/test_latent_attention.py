@@ -11,7 +11,7 @@ import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cpu.bfloat16 import has_dot
+from labinfer.functions.cpu.floats import has_dot
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import SCALE_DTYPE

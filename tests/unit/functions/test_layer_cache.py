@@ -163,7 +163,7 @@ def test_block_bytes_are_the_bytes_of_the_pools(dtype, block):
     pointers = {tensor.data_ptr() for layer in manager.layers for tensor in layer.tensors()}
     assert len(pointers) == sum(len(layer.tensors()) for layer in manager.layers)
     for layer in manager.layers:
-        tiled = block > 4 and dtype in (torch.bfloat16, torch.int8)
+        tiled = block > 4
         assert layer.is_tiled == tiled and layer.block_size == block
         assert layer.k.shape == ((3, NUM_KV, block // 16, HEAD // 2, 16, 2) if tiled else (3, block, NUM_KV, HEAD))
         assert layer.v.shape == ((3, NUM_KV, block // 2, HEAD, 2) if tiled else (3, block, NUM_KV, HEAD))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labinfer.errors import UserError
-from labinfer.functions.cpu.bfloat16 import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions, has_dot
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.cpu.packed12 import CpuPacked12, CpuPacked12Weight
 from labinfer.functions.cpu.provider import CpuProvider

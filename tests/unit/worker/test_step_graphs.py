@@ -38,15 +38,15 @@ def directory(tmp_path_factory):
     return write(tmp_path_factory.mktemp("graphs"), intermediate_size=96)[0]
 
 
-def make_runner(directory, registry, captures, layers=None) -> ModelRunner:
-    model, _ = load(directory, dtype=DTYPE, registry=registry, layers=layers)
+def make_runner(directory, registry, captures, layers=None, dtype=DTYPE) -> ModelRunner:
+    model, _ = load(directory, dtype=dtype, registry=registry, layers=layers)
     specs = model.cache_specs()
     cache = KVCacheManager(
-        specs, num_blocks=32, block_size=BLOCK, dtype=DTYPE, device=CPU, rotary_table=model.rotary_table
+        specs, num_blocks=32, block_size=BLOCK, dtype=dtype, device=CPU, rotary_table=model.rotary_table
     )
     model.make_rotary_tables(64, CPU)
-    functions = registry.select(CPU, DTYPE)
-    return ModelRunner(model, cache, device=CPU, dtype=DTYPE, functions=functions, capture=captures)
+    functions = registry.select(CPU, dtype)
+    return ModelRunner(model, cache, device=CPU, dtype=dtype, functions=functions, capture=captures)
 
 
 def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
@@ -79,16 +79,19 @@ def run(runner: ModelRunner, step: BatchPlan, hidden_TD: torch.Tensor | None = N
 
 
 @pytest.mark.parametrize("layers", [(0, 2), (1, 2)], ids=["whole model", "second stage"])
-def test_captured_steps_give_the_same_bits_while_contexts_grow(directory, compiled_functions, layers, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+def test_captured_steps_give_the_same_bits_while_contexts_grow(
+    directory, compiled_functions, layers, dtype, monkeypatch
+):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
-    plain = make_runner(directory, registry, None, layers)
+    plain = make_runner(directory, registry, None, layers, dtype)
     monkeypatch.setattr(rope, "COVERED_AT_ONCE", 4)  # so that rotary tables grow between replays
-    captured = make_runner(directory, registry, captures, layers)
+    captured = make_runner(directory, registry, captures, layers, dtype)
     torch.manual_seed(0)
 
     def hidden(rows: int) -> torch.Tensor | None:
-        return torch.randn(rows, 48).to(DTYPE) if layers[0] else None
+        return torch.randn(rows, 48).to(dtype) if layers[0] else None
 
     prompts = {0: (0, 5), 1: (0, 2), 2: (0, 3)}
     lengths = {seq: end for seq, (_, end) in prompts.items()}

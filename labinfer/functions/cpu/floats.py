@@ -1,4 +1,4 @@
-"""Functions over compiled ones for bfloat16; sizes and caches that these do not take go to the reference."""
+"""Functions over compiled ones for models in floating point; the odd sizes that bfloat16's products do not take go to the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from labinfer.functions.cpu.library import Library
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import DenseWeight
-from labinfer.functions.reference import attention, linear
+from labinfer.functions.reference import linear
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int8)
+"""Dtypes of activations and caches in the order of their numbers in units.h; int8 is for caches."""
 
 
 def has_dot(library: Library) -> bool:
@@ -44,15 +47,26 @@ class CpuFunctions:
 
     Args:
         library: see ``library.load``.
-        dot: products take the processor's dot product in bfloat16, if ``has_dot``, instead of float32 arithmetic.
+        dot: products of bfloat16 take the processor's dot product, if ``has_dot``, instead of float32 arithmetic.
+        dtype: that of activations and weights. All sums are in float32.
     """
 
-    dtypes = (torch.bfloat16,)
+    dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
-    def __init__(self, library: Library, dot: bool = False):
-        self._library = library
-        self._linear = library.linear_dot if dot else library.linear
+    def __init__(self, library: Library, dot: bool = False, dtype: torch.dtype = torch.bfloat16):
+        self._library, self._dtype = library, DTYPES.index(dtype)
         self._attend = library.attend_dot if dot else library.attend
+        name = str(dtype).removeprefix("torch.")
+        self._norm = getattr(library, f"add_rms_norm_{name}")
+        self._silu, self._gelu = getattr(library, f"silu_and_mul_{name}"), getattr(library, f"gelu_and_mul_{name}")
+        self._rotate = getattr(library, f"rotate_and_write_{name}")
+        self._are_pairs = dtype == torch.bfloat16
+        if self._are_pairs:
+            self._pack, self._look_up = library.pack_weight, library.embedding
+            self._linear = library.linear_dot if dot else library.linear
+        else:
+            self._pack, self._look_up = getattr(library, f"pack_{name}"), getattr(library, f"embedding_{name}")
+            self._linear = getattr(library, f"linear_{name}")
 
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""
@@ -60,26 +74,30 @@ class CpuFunctions:
         return {name: getattr(self, name) for name in (*names, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:
-        if weight_OI.shape[1] % 2 == 0:
-            self._library.pack_weight(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
+        if not self._is_odd(weight_OI.shape[1]):
+            self._pack(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
         return DenseWeight(weight_OI, *weight_OI.shape)
 
     def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        if weight.inputs % 2:
+        if self._is_odd(weight.inputs):
             return linear.linear(x_TI, weight, bias_O)
         return multiply(self._linear, x_TI, weight, bias_O)
 
     def embedding(self, token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
-        if table.inputs % 2:
+        if self._is_odd(table.inputs):
             return linear.embedding(token_ids_T, table, first)
-        return look_up(self._library.embedding, token_ids_T, table, first)
+        return look_up(self._look_up, token_ids_T, table, first)
+
+    def _is_odd(self, inputs: int) -> bool:
+        """Whether a matrix with so many inputs cannot be held in panels."""
+        return self._are_pairs and inputs % 2 == 1
 
     def add_rms_norm(
         self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_TD = hidden_TD.contiguous()
         out_TD = torch.empty_like(hidden_TD)
-        self._library.add_rms_norm(
+        self._norm(
             hidden_TD.data_ptr(),
             None if delta_TD is None else delta_TD.data_ptr(),
             weight_D.data_ptr(),
@@ -92,10 +110,10 @@ class CpuFunctions:
         return hidden_TD, out_TD
 
     def silu_and_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        return _gate(self._library.silu_and_mul, gate_up_TF)
+        return _gate(self._silu, gate_up_TF)
 
     def gelu_and_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        return _gate(self._library.gelu_and_mul, gate_up_TF)
+        return _gate(self._gelu, gate_up_TF)
 
     def rotate_and_write(
         self,
@@ -109,10 +127,6 @@ class CpuFunctions:
         interleaved: bool = False,
         norms: HeadNorms | None = None,
     ) -> torch.Tensor:
-        if cache.k.dtype not in (torch.bfloat16, torch.int8):
-            return attention.rotate_and_write(
-                qkv_THP, cache, slots_T, cos_TR, sin_TR, num_kv=num_kv, interleaved=interleaved, norms=norms
-            )
         tokens, heads, size = qkv_THP.shape
         q_THP = qkv_THP.new_empty(tokens, heads - 2 * num_kv, size)
         cos = sin = compiled_norms = None
@@ -121,7 +135,7 @@ class CpuFunctions:
             cos, sin, rotated = cos_TR.data_ptr(), sin_TR.data_ptr(), cos_TR.shape[1]
         if norms is not None:
             compiled_norms = ctypes.byref(CompiledNorms.convert(norms))
-        self._library.rotate_and_write(
+        self._rotate(
             qkv_THP.data_ptr(),
             cos,
             sin,
@@ -135,6 +149,7 @@ class CpuFunctions:
             size,
             rotated,
             interleaved,
+            DTYPES.index(cache.k.dtype),
             cache.block_size,
             cache.is_tiled,
             torch.get_num_threads(),
@@ -152,8 +167,6 @@ class CpuFunctions:
         window: int = 0,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if cache.k.dtype not in (torch.bfloat16, torch.int8) or q_THP.shape[2] % 2:
-            return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window=window, sinks_H=sinks_H)
         q_THP = q_THP.contiguous()
         out_THP = torch.empty_like(q_THP)
         self._attend(
@@ -171,6 +184,8 @@ class CpuFunctions:
             len(head_ptr) - 1,
             q_THP.shape[2],
             cache.block_size,
+            self._dtype,
+            DTYPES.index(cache.k.dtype),
             cache.is_tiled,
             scale,
             window,

@@ -1,0 +1,134 @@
+// Products with packed weights in float32 and float16, computed in float32, and rows of packed tables.
+#include "panel.h"
+#include "replay.h"
+#include "team.h"
+
+namespace {
+
+// Inputs that are summed at once; such sums are then added. So a sum is as long for one row as for many, its rounding errors grow
+// with the square root of the inputs at most, and a part of a panel stays in the cache for all rows.
+constexpr int64_t CHUNK = 256;
+constexpr int64_t MOST_ROWS = 240;  // that go through a panel together
+
+// Outputs after the last whole panel have stayed as they were: rows of inputs.
+template <typename Number>
+inline float dot(const float* a, const Number* b, int64_t size) {
+  float total = 0.0f;
+  for (int64_t begin = 0; begin < size; begin += CHUNK) {
+    int64_t end = std::min(begin + CHUNK, size), i = begin;
+    floats sums{};
+    for (; i + WIDTH <= end; i += WIDTH) sums += load<floats>(a + i) * load_floats(b + i);
+    float rest = sum(sums);
+    for (; i < end; ++i) rest += a[i] * as_float(b[i]);
+    total += rest;
+  }
+  return total;
+}
+
+// weight (outputs, inputs) is put into panels where it stands.
+template <typename Stored>
+void pack(Stored* weight, int64_t outputs, int64_t inputs, int threads) {
+  in_parallel(threads, outputs / PANEL, [&](Pieces& pieces) {
+    std::vector<Stored> rows(PANEL * inputs);
+    for (int64_t number; pieces.next(number);) {
+      Stored* to = weight + number * PANEL * inputs;
+      std::memcpy(rows.data(), to, rows.size() * sizeof(Stored));
+      for (int64_t i = 0; i < inputs; ++i)
+        for (int row = 0; row < PANEL; ++row) to[i * PANEL + row] = rows[row * inputs + i];
+    }
+  });
+}
+
+// Some rows times a panel, chunk by chunk of the inputs: sums (rows, PANEL).
+template <typename Kernel>
+void multiply_panel(const float* x, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
+  alignas(64) float part[Kernel::ROWS * PANEL];
+  int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
+  int64_t step = (rows + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
+  for (int64_t begin = 0; begin < inputs; begin += CHUNK)
+    for (int64_t row = 0; row < rows; row += step) {
+      int count = int(std::min(step, rows - row));
+      float* to = sums + row * PANEL;
+      panel_of<Kernel>(count)(x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
+                              begin ? part : to, {});
+      for (int64_t i = 0; begin && i < count * PANEL; i += WIDTH) store(to + i, load<floats>(to + i) + load<floats>(part + i));
+    }
+}
+
+// A row's sums are in the same order whatever stands beside it.
+template <typename Dtype, typename Number>
+void multiply(const Number* x, const typename Dtype::Stored* weight, const Number* bias, Number* out, int64_t tokens,
+              int64_t outputs, int64_t inputs, int threads) {
+  using Kernel = FloatKernel<Dtype>;
+  constexpr int64_t TOGETHER = MOST_ROWS / Kernel::ROWS * Kernel::ROWS;
+  int64_t panels = outputs / PANEL, blocks = (tokens + TOGETHER - 1) / TOGETHER;
+  int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
+  in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
+    alignas(64) float sums[TOGETHER * PANEL];
+    const float* rows = nullptr;
+    int64_t taken = -1;  // the first of those
+    for (int64_t piece; pieces.next(piece);) {
+      int64_t first = piece / parts * TOGETHER, count = std::min(TOGETHER, tokens - first), output = piece % parts * PANEL;
+      if (first != taken) rows = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
+      Number* to = out + first * outputs;
+      if (output == panels * PANEL) {
+        for (int64_t row = 0; row < count; ++row)
+          for (int64_t rest = output; rest < outputs; ++rest)
+            set(to[row * outputs + rest],
+                dot(rows + row * inputs, (const Number*)weight + rest * inputs, inputs) + (bias ? as_float(bias[rest]) : 0.0f));
+        continue;
+      }
+      multiply_panel<Kernel>(rows, weight + output * inputs, count, inputs, sums);
+      for (int64_t row = 0; row < count; ++row)
+        for (int side = 0; side < PANEL; side += WIDTH) {
+          floats value = load<floats>(sums + row * PANEL + side);
+          store_floats(to + row * outputs + output + side, bias ? value + load_floats(bias + output + side) : value);
+        }
+    }
+  });
+}
+
+// out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.
+template <typename Stored>
+void look_up(const int64_t* ids, const Stored* table, Stored* out, int64_t tokens, int64_t outputs, int64_t inputs,
+             int64_t first, int threads) {
+  int64_t packed = outputs / PANEL * PANEL;
+  for_each(threads, tokens, [&](int64_t token) {
+    int64_t row = ids[token] - first;
+    Stored* to = out + token * inputs;
+    if (row < 0 || row >= outputs) {
+      std::memset(to, 0, inputs * sizeof(Stored));
+    } else if (row >= packed) {
+      std::memcpy(to, table + row * inputs, inputs * sizeof(Stored));
+    } else {
+      const Stored* at = table + row / PANEL * PANEL * inputs + row % PANEL;
+      for (int64_t i = 0; i < inputs; ++i) to[i] = at[i * PANEL];
+    }
+  });
+}
+
+}  // namespace
+
+// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types. Linear
+// is out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
+extern "C" {
+
+#define UNPAIRED(DTYPE, KIND, NUMBER)                                                                                     \
+  void pack_##DTYPE(KIND::Stored* weight, int64_t outputs, int64_t inputs, int threads) {                                 \
+    pack(weight, outputs, inputs, threads);                                                                               \
+  }                                                                                                                       \
+  void linear_##DTYPE(const NUMBER* x, const KIND::Stored* weight, const NUMBER* bias, NUMBER* out, int64_t tokens,       \
+                      int64_t outputs, int64_t inputs, int threads) {                                                     \
+    multiply<KIND>(x, weight, bias, out, tokens, outputs, inputs, threads);                                               \
+  }                                                                                                                       \
+  REPLAYABLE(linear_##DTYPE)                                                                                              \
+  void embedding_##DTYPE(const int64_t* ids, const KIND::Stored* table, KIND::Stored* out, int64_t tokens,                \
+                         int64_t outputs, int64_t inputs, int64_t first, int threads) {                                   \
+    look_up(ids, table, out, tokens, outputs, inputs, first, threads);                                                    \
+  }                                                                                                                       \
+  REPLAYABLE(embedding_##DTYPE)
+
+UNPAIRED(float32, Float32, float)
+UNPAIRED(float16, Float16, half)
+
+}  // extern "C"

@@ -1,0 +1,231 @@
+// Whole functions of models in each dtype against plain ones, for the processor that they are compiled for: products, norms,
+// activations, and attention over what was written to a cache.
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "units.h"
+
+extern "C" {
+#define DECLARE(DTYPE, NUMBER)                                                                                            \
+  void add_rms_norm_##DTYPE(NUMBER*, const NUMBER*, const void*, NUMBER*, int64_t, int64_t, float, int, int);             \
+  void silu_and_mul_##DTYPE(const NUMBER*, NUMBER*, int64_t, int64_t, int);                                               \
+  void gelu_and_mul_##DTYPE(const NUMBER*, NUMBER*, int64_t, int64_t, int);                                               \
+  void rotate_and_write_##DTYPE(const NUMBER*, const NUMBER*, const NUMBER*, const void*, const int64_t*, NUMBER*, void*, \
+                                float*, void*, float*, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, int64_t,    \
+                                int, int);
+DECLARE(bfloat16, bf16)
+DECLARE(float32, float)
+DECLARE(float16, half)
+void pack_float32(float*, int64_t, int64_t, int);
+void pack_float16(half*, int64_t, int64_t, int);
+void linear_float32(const float*, const float*, const float*, float*, int64_t, int64_t, int64_t, int);
+void linear_float16(const half*, const half*, const half*, half*, int64_t, int64_t, int64_t, int);
+#define ATTEND(NAME)                                                                                                      \
+  void NAME(const void*, const void*, const float*, const void*, const float*, const int64_t*, const int64_t*,            \
+            const int64_t*, const int64_t*, const int64_t*, const float*, void*, int64_t, int64_t, int64_t, int64_t,      \
+            int64_t, int, int, int, float, int64_t, int);
+ATTEND(attend)
+#ifdef HAS_BFLOAT16_DOT
+ATTEND(attend_dot)
+#endif
+}
+
+namespace {
+
+constexpr int THREADS = 2;
+int failures = 0;
+std::mt19937 random_bits(1);
+
+int whole(int low, int high) { return low + int(random_bits() % uint32_t(high - low + 1)); }
+
+void check(double got, double expected, double bound, const std::string& what) {
+  if (std::fabs(got - expected) <= bound * (1.0 + std::fabs(expected))) return;
+  if (++failures < 10) std::printf("wrong: %s: %g, not %g\n", what.c_str(), got, expected);
+}
+
+struct Bfloat16Functions {
+  using Number = bf16;
+  static constexpr Dtype DTYPE = Dtype::BFLOAT16;
+  static constexpr double NEAR = 0x1p-6;
+  static constexpr const char* NAME = "bfloat16";
+  static constexpr auto norm = add_rms_norm_bfloat16;
+  static constexpr auto silu = silu_and_mul_bfloat16, gelu = gelu_and_mul_bfloat16;
+  static constexpr auto rotate = rotate_and_write_bfloat16;
+};
+struct Float32Functions {
+  using Number = float;
+  static constexpr Dtype DTYPE = Dtype::FLOAT32;
+  static constexpr double NEAR = 4e-6;
+  static constexpr const char* NAME = "float32";
+  static constexpr auto norm = add_rms_norm_float32;
+  static constexpr auto silu = silu_and_mul_float32, gelu = gelu_and_mul_float32;
+  static constexpr auto rotate = rotate_and_write_float32;
+  static constexpr auto pack = pack_float32;
+  static constexpr auto linear = linear_float32;
+};
+struct Float16Functions {
+  using Number = half;
+  static constexpr Dtype DTYPE = Dtype::FLOAT16;
+  static constexpr double NEAR = 0x1p-9;
+  static constexpr const char* NAME = "float16";
+  static constexpr auto norm = add_rms_norm_float16;
+  static constexpr auto silu = silu_and_mul_float16, gelu = gelu_and_mul_float16;
+  static constexpr auto rotate = rotate_and_write_float16;
+  static constexpr auto pack = pack_float16;
+  static constexpr auto linear = linear_float16;
+};
+
+// Numbers with so few bits that every dtype holds them; int8, too, where the largest of a head is 127 / 64.
+template <typename Number>
+std::vector<Number> some(int64_t count, int most = 127, float unit = 1.0f / 64) {
+  std::vector<Number> numbers(count);
+  for (Number& number : numbers) set(number, float(whole(-most, most)) * unit);
+  return numbers;
+}
+
+// Sums of few bits, which are exact.
+template <typename Functions>
+void check_linear(int64_t tokens, int64_t outputs, int64_t inputs) {
+  using Number = typename Functions::Number;
+  auto x = some<Number>(tokens * inputs, 1, 1.0f), weight = some<Number>(outputs * inputs, 1, 1.0f);
+  auto bias = some<Number>(outputs, 9, 1.0f), packed = weight;
+  std::vector<Number> out(tokens * outputs);
+  Functions::pack(packed.data(), outputs, inputs, THREADS);
+  Functions::linear(x.data(), packed.data(), bias.data(), out.data(), tokens, outputs, inputs, THREADS);
+  for (int64_t token = 0; token < tokens; ++token)
+    for (int64_t output = 0; output < outputs; ++output) {
+      float sum = as_float(bias[output]);
+      for (int64_t i = 0; i < inputs; ++i) sum += as_float(x[token * inputs + i]) * as_float(weight[output * inputs + i]);
+      check(as_float(out[token * outputs + output]), sum, 0, std::string(Functions::NAME) + " product");
+    }
+}
+
+template <typename Functions>
+void check_elementwise(int64_t tokens, int64_t size) {
+  using Number = typename Functions::Number;
+  auto hidden = some<Number>(tokens * size), delta = some<Number>(tokens * size), weight = some<Number>(size), before = hidden;
+  std::vector<Number> out(tokens * size);
+  Functions::norm(hidden.data(), delta.data(), weight.data(), out.data(), tokens, size, 1e-5f, sizeof(Number) == 4, THREADS);
+  for (int64_t token = 0; token < tokens; ++token) {
+    double squares = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      double sum = as_float(hidden[token * size + i]);
+      check(sum, as_float(before[token * size + i]) + as_float(delta[token * size + i]), Functions::NEAR, "sum");
+      squares += sum * sum;
+    }
+    for (int64_t i = 0; i < size; ++i)
+      check(as_float(out[token * size + i]),
+            as_float(hidden[token * size + i]) / std::sqrt(squares / size + 1e-5) * as_float(weight[i]), Functions::NEAR,
+            std::string(Functions::NAME) + " norm");
+  }
+  auto gate_up = some<Number>(tokens * 2 * size, 127, 1.0f / 8);
+  for (bool is_silu : {true, false}) {
+    (is_silu ? Functions::silu : Functions::gelu)(gate_up.data(), out.data(), tokens, size, THREADS);
+    for (int64_t token = 0; token < tokens; ++token)
+      for (int64_t i = 0; i < size; ++i) {
+        double gate = as_float(gate_up[token * 2 * size + i]), up = as_float(gate_up[token * 2 * size + size + i]);
+        double slope = is_silu ? gate : 1.5957691216 * (gate + 0.044715 * gate * gate * gate);
+        check(as_float(out[token * size + i]), gate / (1 + std::exp(-slope)) * up, Functions::NEAR,
+              std::string(Functions::NAME) + (is_silu ? " silu" : " gelu"));
+      }
+  }
+}
+
+// Bytes of a cache's numbers.
+int64_t number_bytes(Dtype dtype) { return dtype == Dtype::FLOAT32 ? 4 : dtype == Dtype::INT8 ? 1 : 2; }
+
+// The last tokens of one sequence, whose keys and values are written first.
+template <typename Functions, typename Attend>
+void check_attention(Attend attend, Dtype cache_dtype, bool tiled, int64_t size, int64_t context, int64_t tokens) {
+  using Number = typename Functions::Number;
+  constexpr int64_t HEADS = 3, KV = 2, ROW = HEADS + 2 * KV, BLOCK = 16;
+  int64_t blocks = (context + BLOCK - 1) / BLOCK;
+  auto qkv = some<Number>(context * ROW * size);
+  for (int64_t head = 0; head < context * ROW; ++head) set(qkv[head * size], 127.0f / 64);
+  std::vector<int64_t> slots(context), table(blocks);
+  for (int64_t i = 0; i < blocks; ++i) table[i] = blocks - 1 - i;
+  for (int64_t i = 0; i < context; ++i) slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
+  std::vector<Number> q(context * HEADS * size), out(tokens * HEADS * size);
+  std::vector<char> keys(blocks * BLOCK * KV * size * number_bytes(cache_dtype), 0x7f), values = keys;
+  std::vector<float> key_scales(blocks * BLOCK * KV), value_scales = key_scales;
+  bool has_scales = cache_dtype == Dtype::INT8;
+  float *k_scales = has_scales ? key_scales.data() : nullptr, *v_scales = has_scales ? value_scales.data() : nullptr;
+  Functions::rotate(qkv.data(), nullptr, nullptr, nullptr, slots.data(), q.data(), keys.data(), k_scales, values.data(), v_scales,
+                    context, HEADS, KV, size, 0, 0, int(cache_dtype), BLOCK, tiled, THREADS);
+  int64_t table_ptr[] = {0, blocks}, row_ptr[] = {0, tokens}, lengths[] = {context}, head_ptr[] = {0, 1, 3};
+  const Number* from = q.data() + (context - tokens) * HEADS * size;
+  attend(from, keys.data(), k_scales, values.data(), v_scales, table.data(), table_ptr, row_ptr, lengths, head_ptr, nullptr,
+         out.data(), 1, HEADS, KV, size, BLOCK, int(Functions::DTYPE), int(cache_dtype), tiled, 0.3f, 0, THREADS);
+  auto number = [&](int64_t token, int64_t head, int64_t i) { return double(as_float(qkv[(token * ROW + head) * size + i])); };
+  std::string what = std::string(Functions::NAME) + " attention over dtype " + std::to_string(int(cache_dtype)) +
+                     (tiled ? " in tiles of " : " in rows of ") + std::to_string(size);
+  for (int64_t row = 0; row < tokens; ++row)
+    for (int64_t head = 0; head < HEADS; ++head) {
+      int64_t token = context - tokens + row, kv = head > 0;
+      std::vector<double> sums(size), weights(token + 1);
+      double mass = 0;
+      for (int64_t key = 0; key <= token; ++key) {
+        double score = 0;
+        for (int64_t i = 0; i < size; ++i) score += number(token, head, i) * number(key, HEADS + kv, i);
+        mass += weights[key] = std::exp(0.3 * score);
+      }
+      for (int64_t key = 0; key <= token; ++key)
+        for (int64_t i = 0; i < size; ++i) sums[i] += weights[key] / mass * number(key, HEADS + KV + kv, i);
+      for (int64_t i = 0; i < size; ++i)
+        check(as_float(out[(row * HEADS + head) * size + i]), sums[i], Functions::NEAR, what);
+    }
+}
+
+template <typename Functions, typename Attend>
+void check_caches(Attend attend) {
+  for (Dtype cache_dtype : {Dtype::BFLOAT16, Dtype::FLOAT32, Dtype::FLOAT16, Dtype::INT8}) {
+    for (int64_t size : {32, 48}) check_attention<Functions>(attend, cache_dtype, true, size, 40, 9);
+    check_attention<Functions>(attend, cache_dtype, true, 16, 300, 1);
+    for (int64_t size : {7, 38}) check_attention<Functions>(attend, cache_dtype, false, size, 40, 9);
+  }
+}
+
+// Every number of float16 comes back, infinite ones and those that are none, too, one by one and many at once.
+void check_halves() {
+  for (uint32_t first = 0; first < 0x10000; first += WIDTH) {
+    half numbers[WIDTH], back[WIDTH];
+    for (int i = 0; i < WIDTH; ++i) numbers[i].bits = uint16_t(first + i);
+    store_floats(back, load_floats(numbers));
+    for (int i = 0; i < WIDTH; ++i) {
+      bool is_none = (numbers[i].bits & 0x7fff) > 0x7c00;
+      uint16_t alone = narrow_half(widen(numbers[i])).bits;
+      for (uint16_t got : {back[i].bits, alone})
+        if (is_none ? (got & 0x7fff) <= 0x7c00 : got != numbers[i].bits) check(got, numbers[i].bits, 0, "float16");
+    }
+  }
+  for (float value : {65519.0f, 65520.0f, 1e9f, 0x1p-25f, 0x1.8p-25f, 1.00048828125f, 1.00146484375f}) {
+    half numbers[WIDTH];
+    store_floats(numbers, same(value));
+    check(numbers[0].bits, narrow_half(value).bits, 0, "float16 of a float");
+  }
+  check(narrow_half(65519.0f).bits, 0x7bff, 0, "largest float16");
+  check(narrow_half(65520.0f).bits, 0x7c00, 0, "infinite float16");
+}
+
+}  // namespace
+
+int main() {
+  check_halves();
+  for (int64_t tokens : {1, 14, 250}) {
+    check_linear<Float32Functions>(tokens, 70, 300);
+    check_linear<Float16Functions>(tokens, 70, 300);
+  }
+  check_elementwise<Bfloat16Functions>(3, 39);
+  check_elementwise<Float32Functions>(3, 39);
+  check_elementwise<Float16Functions>(3, 39);
+  check_caches<Bfloat16Functions>(attend);
+  check_caches<Float32Functions>(attend);
+  check_caches<Float16Functions>(attend);
+#ifdef HAS_BFLOAT16_DOT
+  check_caches<Bfloat16Functions>(attend_dot);
+#endif
+  std::printf("%d wrong\n", failures);
+  return failures != 0;
+}
