@@ -26,6 +26,9 @@ MAX_DRAFTED = 64
 HOPELESS = 0.02
 """Chance of being right under which no token is drafted."""
 
+LEAST_GAIN = 1.05
+"""Tokens a second that drafts have to promise, as a multiple of those without: a step with drafts costs the engine more than rows."""
+
 StepSeconds = Callable[[int], float]
 """Seconds until a step that runs so many rows has brought its tokens."""
 
@@ -98,7 +101,7 @@ class DraftLengths:
             for index, sequence in enumerate(order)
         ]
         heapq.heapify(likeliest)
-        expected, best_rate = float(rows), rows / seconds(rows)
+        expected, best_rate = float(rows), LEAST_GAIN * rows / seconds(rows)
         taken: list[int] = []  # places in ``order``, as tokens were added
         num_best = longest = 0
         while likeliest and len(taken) < MAX_DRAFTED and -likeliest[0][0] >= HOPELESS:
