@@ -83,7 +83,7 @@ def make_scheduler(
         vocab_size=facts.vocab_size,
         clock=clock,
         draft_time=micro_batches.draft_time if facts.step_times else None,
-        chooses_lengths=speculation is None or scheduling.chooses_drafts,
+        chooses_lengths=scheduling.chooses_drafts,
     )
     return Scheduler(
         scheduling,

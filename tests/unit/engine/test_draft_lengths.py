@@ -11,6 +11,7 @@ from scheduler_bench import Bench, RandomProposer
 
 from labinfer.engine.draft_lengths import PLACES_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
 from labinfer.rank_stats import StepTimes
+from labinfer.speculative_options import SpeculativeOptions
 
 FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
 """Rows are nearly free."""
@@ -106,7 +107,13 @@ def test_bad_drafts_end_and_come_back_when_they_are_good_again():
 def drafted_share(share: float, times: StepTimes, num_sequences: int, num_stages: int = 1) -> float:
     """Drafted tokens for each generated one, in the second half of a run."""
     proposer = RandomProposer(random.Random(0), share, full=True)
-    bench = Bench(num_blocks=2000, num_stages=num_stages, times=times, proposer=proposer)
+    bench = Bench(
+        num_blocks=2000,
+        num_stages=num_stages,
+        times=times,
+        proposer=proposer,
+        speculative_config=SpeculativeOptions(),
+    )
     for _ in range(2):
         for _ in range(num_sequences):
             bench.add(3, 100)

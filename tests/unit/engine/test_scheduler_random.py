@@ -21,6 +21,7 @@ from labinfer.cache_capacity import least_window_blocks
 from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from labinfer.engine.request import FinishReason
 from labinfer.rank_stats import StepTimes
+from labinfer.speculative_options import SpeculativeOptions
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 10, 3, 6
 ROOM = NUM_BLOCKS * BLOCK_SIZE
@@ -288,7 +289,12 @@ def test_blocks_of_windowed_layers_are_counted_and_freed_in_thousands_of_steps(s
     "shape",
     [
         {"preemption_mode": "recompute"},
-        {"preemption_mode": "auto", "num_host_blocks": 10, "times": FAST_SWAP},
+        {
+            "preemption_mode": "auto",
+            "num_host_blocks": 10,
+            "times": FAST_SWAP,
+            "speculative_config": SpeculativeOptions(),
+        },
         {"preemption_mode": "swap", "num_host_blocks": 6, "num_states": 5, "num_host_states": 3},
     ],
     ids=["recompute", "chosen lengths and swaps", "states"],
