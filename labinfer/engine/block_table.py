@@ -41,16 +41,14 @@ class BlockTable:
     def num_missing(self, pool: BlockManager, num_tokens: int, count: int) -> int:
         """Blocks to be allocated before ``count`` tokens are written behind the first ``num_tokens``: new ones, and one for a copy
         of the last one if it has begun and is shared."""
-        missing = max(0, pool.blocks_for(num_tokens + count) - len(self.blocks))
-        return missing + (
-            num_tokens % pool.block_size > 0 and pool.is_shared(self.blocks[num_tokens // pool.block_size])
-        )
+        size = pool.block_size
+        missing = max(0, -(-(num_tokens + count) // size) - len(self.blocks))
+        return missing + (num_tokens % size > 0 and pool.is_shared(self.blocks[num_tokens // size]))
 
     def reserve(self, pool: BlockManager, num_tokens: int, num_missing: int) -> tuple[int, int] | None:
         """Allocate what ``num_missing`` has counted, which must be free; returns a block to copy and its copy, if one is shared."""
-        index = num_tokens // pool.block_size
-        begun = num_tokens % pool.block_size > 0
-        copied = begun and num_missing > 0 and pool.is_shared(self.blocks[index])
+        index, begun = divmod(num_tokens, pool.block_size)
+        copied = begun > 0 and num_missing > 0 and pool.is_shared(self.blocks[index])
         if begun and not copied:
             pool.unregister(self.blocks[index])
         if not num_missing:

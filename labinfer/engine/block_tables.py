@@ -111,15 +111,18 @@ class BlockTables:
 
     def reserve(self, cache: SequenceCache, count: int) -> bool:
         """Room to write ``count`` more tokens: new blocks, and an own copy of the last one if it is shared."""
-        needs = []
-        for group, table in self._tables(cache):
-            needs.append(table.num_missing(group.blocks, cache.num_tokens, count))
-            if needs[-1] > group.blocks.num_free:
+        missing = cache.num_missing(self.blocks, cache.num_tokens, count)
+        if missing > self.blocks.num_free:
+            return False
+        if self.windows is not None:
+            group, table = self.windows.group, cache.windowed
+            missing_windows = table.num_missing(group.blocks, cache.num_tokens, count)
+            if missing_windows > group.blocks.num_free:
                 return False
-        for (group, table), num_missing in zip(self._tables(cache), needs, strict=True):
-            copy = table.reserve(group.blocks, cache.num_tokens, num_missing)
-            if copy is not None:
+            if (copy := table.reserve(group.blocks, cache.num_tokens, missing_windows)) is not None:
                 self._copy(group.copy, *copy)
+        if (copy := cache.reserve(self.blocks, cache.num_tokens, missing)) is not None:
+            self._copy("copy", *copy)
         return True
 
     def catch_up(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:

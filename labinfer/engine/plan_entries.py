@@ -34,7 +34,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         first_block=cache.num_known,
         new_blocks=cache.blocks[cache.num_known :],
         first_window_block=windowed.num_known,
-        new_window_blocks=windowed.blocks[windowed.num_known :],
+        new_window_blocks=windowed.blocks[windowed.num_known :] if windowed.blocks else [],
         new_tokens=(*sequence.token_ids[sequence.num_told : num_told], *sequence.draft),
         num_samples=num_samples,
         masks=sequence.masks if num_samples and sequence.guide is not None else (),
