@@ -185,7 +185,8 @@ class RequestState:
             answer.first_token_time = answer.first_token_time or now
         if update.index == 0 and not answer.token_ids:  # one that goes on finds its own tokens in the cache as well
             self.num_cached_tokens = update.num_cached_tokens
-        answer.num_drafted, answer.num_accepted = update.num_drafted, update.num_accepted
+        answer.num_drafted += update.num_drafted
+        answer.num_accepted += update.num_accepted
         answer.token_ids += update.token_ids
         answer.logprobs += update.logprobs
         if update.queue_seconds is not None:

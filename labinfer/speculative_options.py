@@ -55,7 +55,7 @@ class SpeculativeOptions:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise UserError(
                     f'{FLAG} {value:.60} is no JSON; give an object, as in \'{{"method": "ngram"}}\''
                 ) from None

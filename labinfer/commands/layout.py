@@ -82,7 +82,9 @@ def run(session: Session, own: PlanOptions) -> int:
                 if state := draft.meta(place).bytes_per_sequence:
                     notes[-1] += f", {format_bytes(state)} a sequence"
             complaints = [
-                _describe_shortfall(session, layout, everyone, rank, free[rank], blocks=blocks)
+                _describe_shortfall(
+                    session, layout, everyone, rank, free[rank], blocks=blocks, draft=draft if rank == 0 else None
+                )
                 for rank in layout.devices
             ]
             OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
@@ -173,9 +175,20 @@ def _count_blocks(session: Session, layout: Layout, rooms: list[BlockRoom]) -> t
 
 
 def _describe_shortfall(
-    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, *, blocks: BlockCounts
+    session: Session,
+    layout: Layout,
+    everyone: list[RankInfo],
+    rank: int,
+    free: int,
+    *,
+    blocks: BlockCounts,
+    draft: Layout | None,
 ) -> str:
-    """The sums of a rank that has no room for what it has to hold; empty for one that has."""
+    """The sums of a rank that has no room for what it has to hold; empty for one that has.
+
+    Args:
+        draft: the layout of a draft model that the rank holds, too.
+    """
     cache, place = session.options.cache, layout.topology.place(rank)
     num_sharing = layout.sharing_device(rank, everyone)
     share, weights = free // num_sharing, layout.weight_bytes(place)
@@ -184,6 +197,10 @@ def _describe_shortfall(
         num_blocks, num_window_blocks = cache.num_kv_blocks, blocks.num_window_blocks
     least = layout.cache_bytes(place, cache.block_size, num_blocks, num_window_blocks)
     least += layout.meta(place).bytes_per_sequence
+    if draft is not None:
+        own = draft.topology.place(0)
+        weights += draft.weight_bytes(own)
+        least += num_blocks * draft.block_bytes(own, cache.block_size) + draft.meta(own).bytes_per_sequence
     used = 1.0 if cache.num_kv_blocks else cache.memory_utilization
     if int(max(0, share - weights) * used) >= least:
         return ""

@@ -69,30 +69,40 @@ class DraftLengths:
     _sequences: dict[Sequence, Share] = field(default_factory=dict)
     _steps_without: int = 0
     _probe_steps: int = PROBE_STEPS
+    _num_probes: int = 0
+    _probed: Sequence | None = None
     _draft_seconds: float = 0.0  # of a token in the longest draft of a step
 
     def __post_init__(self) -> None:
         self.places = [Share() for _ in range(self.num_places)]
 
-    def choose(self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds) -> dict[Sequence, int]:
+    def choose(
+        self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int = 1
+    ) -> dict[Sequence, int]:
         """Lengths of the sequences that are to have a draft, at most those of ``limits``.
 
         Args:
             num_others: rows of the step beside one for each of these sequences.
+            num_micro_batches: steps whose drafts are made while ``seconds`` pass.
         """
-        chosen = self._best(limits, num_others, seconds)
+        chosen = self._best(limits, num_others, seconds, num_micro_batches)
         if chosen:
             self._steps_without = 0
             return chosen
         self._steps_without += 1
         if self._steps_without < self._probe_steps:
             return {}
-        self._steps_without, self._probe_steps = 0, min(2 * self._probe_steps, MAX_PROBE_STEPS)
+        self._steps_without = 0
         self._draft_seconds *= KEPT  # a drafter that was too slow is measured again some day
-        least_tried = min(limits, key=lambda sequence: self._share(sequence).tried)
-        return {least_tried: min(PROBE_TOKENS, limits[least_tried])}
+        self._probed = list(limits)[
+            self._num_probes % len(limits)
+        ]  # in turn: one may never have a draft to be verified
+        self._num_probes += 1
+        return {self._probed: min(PROBE_TOKENS, limits[self._probed])}
 
-    def _best(self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds) -> dict[Sequence, int]:
+    def _best(
+        self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int
+    ) -> dict[Sequence, int]:
         priors = [place.estimate(PRIOR) for place in self.places]
         rows = len(limits) + num_others
         order = list(limits)
@@ -109,7 +119,7 @@ class DraftLengths:
             taken.append(index)
             expected -= chance
             longest = max(longest, place + 1)
-            rate = expected / (seconds(rows + len(taken)) + longest * self._draft_seconds)
+            rate = expected / (seconds(rows + len(taken)) + num_micro_batches * longest * self._draft_seconds)
             if rate > best_rate:
                 best_rate, num_best = rate, len(taken)
             if place + 1 < min(limits[order[index]], self.num_places):
@@ -134,6 +144,9 @@ class DraftLengths:
         """A draft of which the first ``num_right`` tokens were right."""
         if num_right:
             self._probe_steps = PROBE_STEPS
+        elif sequence is self._probed:
+            self._probe_steps = min(2 * self._probe_steps, MAX_PROBE_STEPS)
+        self._probed = None if sequence is self._probed else self._probed
         num_tried = min(num_drafted, num_right + 1)
         for place in range(min(num_tried, self.num_places)):
             self.places[place].add(int(place < num_right), 1, KEPT)
@@ -143,3 +156,4 @@ class DraftLengths:
         """Forget sequences that have ended."""
         for sequence in sequences:
             self._sequences.pop(sequence, None)
+            self._probed = None if sequence is self._probed else self._probed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, MutableMapping
+from functools import cache
 
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_lengths import DraftLengths
@@ -45,69 +46,78 @@ class Drafts:
         self.proposer = proposer
         self._tables, self._vocab_size = tables, vocab_size
         self._max_tokens, self._max_chunk = max_tokens, max_chunk
-        self._clock, self._draft_time = clock, draft_time
+        self._clock = clock
+        self._draft_time = None if draft_time is None else cache(draft_time)  # asked up to 64 times a step
         self.counts: Counter[str] = Counter()
         """Since the start: drafts (of a sequence in a step), drafted (their tokens), accepted (how many of them were right), both also
         by the token's place in its draft (accepted_0 for the first one), draft_seconds (time of the proposer), saved_seconds (time of
         the steps that right tokens made needless, less what all drafts cost), drafter_failures."""
-        self._lengths, self._chooses_lengths = (
-            DraftLengths(num_places=max_tokens),
-            chooses_lengths and draft_time is not None,
-        )
-        self._asked_before: set[Sequence] = set()  # by the last step that had drafts
+        self._lengths = DraftLengths(num_places=max_tokens)
+        self._chooses_lengths = chooses_lengths and draft_time is not None
+        self._asked_before: set[Sequence] = set()  # those that the proposer knows
         self._token_seconds = 0.0  # of the last step with drafts, if it had had none
 
     def extend(
-        self, chosen: MutableMapping[Sequence, int], room: int, eos_token_ids: frozenset[int], num_micro_batches: int
-    ) -> int:
-        """Let the decodes that were chosen run drafted tokens, too. Returns how many.
+        self,
+        chosen: MutableMapping[Sequence, int],
+        decodes: list[Sequence],
+        room: int,
+        eos_token_ids: frozenset[int],
+        num_micro_batches: int,
+    ) -> None:
+        """Let decodes that were chosen run drafted tokens, too.
 
         A draft takes free blocks only, nobody is preempted for it; and it stays in front of where the context is shifted,
         which so happens between the same tokens as without drafts.
 
         Args:
             chosen: tokens to run by sequence; counted up.
-            room: tokens that the step has room for.
+            decodes: those of them that may.
+            room: tokens that the step has room for beside what was chosen.
             num_micro_batches: so many like this one are in flight at once.
         """
         if self.proposer is None:
-            return 0
-        num_decodes = len(chosen)
-        limits = {seq: limit for seq, count in chosen.items() if (limit := self._limit(seq, count, room)) > 0}
+            return
+        num_decodes = len(decodes)
+        limits = {seq: limit for seq in decodes if (limit := self._limit(seq, chosen[seq], room)) > 0}
         if limits and self._chooses_lengths:
             limits = self._lengths.choose(
                 limits,
                 num_decodes - len(limits),
                 lambda rows: self._draft_time(num_micro_batches, num_micro_batches * num_decodes, rows - num_decodes),
+                num_micro_batches,
             )
         if not limits:
-            return 0
+            return
         begin = self._clock()
         proposals = self._propose(limits)
         draft_seconds = self._clock() - begin
         if self._asked_before.issuperset(limits):  # others take longer the first time, for all that is before
             self._lengths.add_draft_time(draft_seconds, max(limits.values()))
-        self._asked_before = set(limits)
+        self._asked_before |= limits.keys()
         num_drafted = 0
         for (sequence, limit), proposed in zip(limits.items(), proposals, strict=True):
-            cache = sequence.cache
             sequence.set_draft(proposed[: min(limit, room - num_drafted)], eos_token_ids)
-            count = len(sequence.draft)
-            if not count:
-                continue
-            if self._tables.draft_limit(cache) == 0 or not self._tables.reserve(cache, count):
+            if not self._take_blocks(sequence, chosen[sequence]):
                 sequence.set_draft((), eos_token_ids)
-                continue
-            self._tables.save_state(cache, cache.num_tokens - chosen[sequence])
-            self._tables.advance(cache, sequence.token_ids, count)
+            count = len(sequence.draft)
             chosen[sequence] += count
             num_drafted += count
-            self.counts["drafts"] += count > 0
+            self.counts["drafts"] += bool(count)
             for place in range(count):
                 self.counts[f"drafted_{place}"] += 1
         self.counts["drafted"] += num_drafted
         self._count_cost(num_decodes, num_drafted, num_micro_batches, draft_seconds)
-        return num_drafted
+
+    def _take_blocks(self, sequence: Sequence, num_chosen: int) -> bool:
+        """Take room for a draft behind the ``num_chosen`` tokens that are run without, and for a state to go back to. Returns
+        whether there is any."""
+        cache, count = sequence.cache, len(sequence.draft)
+        if not count or self._tables.draft_limit(cache) == 0 or not self._tables.reserve(cache, count):
+            return False
+        self._tables.save_state(cache, cache.num_tokens - num_chosen)
+        self._tables.advance(cache, sequence.token_ids, count)
+        return True
 
     def _limit(self, sequence: Sequence, count: int, room: int) -> int:
         """Tokens that may be drafted for a sequence of which ``count`` are run without."""
@@ -126,7 +136,7 @@ class Drafts:
     def _propose(self, limits: dict[Sequence, int]) -> list[list[int]]:
         """The proposer's guesses; none from when on it has failed."""
         try:
-            proposals = self.proposer.propose(list(limits), list(limits.values()))
+            proposals = [list(draft) for draft in self.proposer.propose(list(limits), list(limits.values()))]
             if len(proposals) != len(limits):
                 raise ValueError(f"{len(proposals)} drafts for {len(limits)} sequences")
             for token in (token for proposed in proposals for token in proposed):
@@ -180,6 +190,7 @@ class Drafts:
     def forget(self, sequences: list[Sequence]) -> None:
         """Forget sequences that have ended."""
         self._lengths.forget(sequences)
+        self._asked_before.difference_update(sequences)
         if self.proposer is not None:
             try:
                 self.proposer.forget(sequences)

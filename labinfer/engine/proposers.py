@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,11 +34,14 @@ def find_proposer(options: SpeculativeOptions) -> MakeProposer:
         return PROPOSERS[path]
     if not Path(path).is_file():
         raise UserError(f"{FLAG}: there is no file {path}; give the path of a drafter of your own, or another method")
-    spec = importlib.util.spec_from_file_location(f"labinfer_drafter_{Path(path).stem}", path)
+    digest = hashlib.blake2b(bytes(Path(path).resolve()), digest_size=8).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"labinfer_drafter_{digest}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the module of a class
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 - it may be anybody's code
+        del sys.modules[spec.name]
         raise UserError(f"{FLAG}: {path} cannot be imported: {error!r:.200}") from None
     make = getattr(module, OWN_FUNCTION, None)
     if not callable(make):

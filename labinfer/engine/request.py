@@ -84,7 +84,7 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     embedding: list[float] | None = None
     """At the end of a request that is pooled."""
     num_drafted: int = 0
-    """Tokens that were drafted for the answer so far."""
+    """Tokens that were drafted for the answer since the last update."""
     num_accepted: int = 0
     """Number of these that were right."""
     queue_seconds: float | None = None

@@ -218,14 +218,14 @@ class Scheduler:
         budget = split(self._load(len(decoding) + num_on_their_way, prefilling))
         left = self._options.max_num_batched_tokens
         left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
-        num_decodes = len(chosen)
-        num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
-        left -= self.drafts.extend(chosen, left, self.eos_token_ids, num_micro_batches)
+        decodes = list(chosen)
         room = min(budget.num_prefill_tokens, left)
-        room -= self._choose_from(prefilling, chosen, room)
+        used = self._choose_from(prefilling, chosen, room)
         if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
-            self._admit(chosen, room)
-        self._is_prefilling = len(chosen) > num_decodes
+            used += self._admit(chosen, room - used)
+        self._is_prefilling = len(chosen) > len(decodes)
+        num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
+        self.drafts.extend(chosen, decodes, left - used, self.eos_token_ids, num_micro_batches)
         return chosen
 
     def _load(self, num_decoding: int, prefilling: list[Sequence]) -> Load:
@@ -259,14 +259,17 @@ class Scheduler:
                 used += self._choose(chosen, sequence, budget - used)
         return used
 
-    def _admit(self, chosen: dict[Sequence, int], budget: int) -> None:
+    def _admit(self, chosen: dict[Sequence, int], budget: int) -> int:
+        """Returns how many tokens are run."""
+        used = 0
         if not self.waiting or budget <= 0 or len(self.running) >= self._options.max_num_seqs:
-            return
+            return used
         for sequence in self._queues.candidates():
-            if budget == 0 or not self._queues.has_slot(sequence) or not self._take_blocks(sequence):
-                return
+            if used == budget or not self._queues.has_slot(sequence) or not self._take_blocks(sequence):
+                break
             self._queues.run(sequence)
-            budget -= self._choose(chosen, sequence, budget)
+            used += self._choose(chosen, sequence, budget - used)
+        return used
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""

@@ -45,7 +45,7 @@ class Sequence:
     draft: tuple[int, ...] = ()
     """Tokens that were guessed to come next, on their way through the model to be verified."""
     num_drafted: int = 0
-    """Tokens that were drafted so far, and verified."""
+    """Tokens that were drafted since the last update, and verified."""
     num_accepted: int = 0
     """Number of these that were right."""
     finish_reason: FinishReason | None = None
@@ -205,6 +205,8 @@ class Sequence:
         if self.beams is None:
             num_resumed = len(self.request.output_token_ids)
             begin, self._num_reported = self._num_reported, self.num_output_tokens
+            num_drafted, num_accepted = self.num_drafted, self.num_accepted
+            self.num_drafted = self.num_accepted = 0
             is_first = begin == num_resumed
             return AnswerUpdate(
                 index=self.choice,
@@ -212,8 +214,8 @@ class Sequence:
                 logprobs=self.logprobs[begin - num_resumed :],
                 finish_reason=self.finish_reason,
                 num_cached_tokens=self.num_cached_tokens,
-                num_drafted=self.num_drafted,
-                num_accepted=self.num_accepted,
+                num_drafted=num_drafted,
+                num_accepted=num_accepted,
                 prompt_logprobs=prompt_logprobs if is_first else None,
                 queue_seconds=self.queue_seconds if is_first else None,
             )

@@ -217,7 +217,7 @@ def build_placed(
     layout = dataclasses.replace(layout, loaded_bytes=_gather_weight_bytes(group, model))
     draft_model, speculative = None, options.scheduler.speculative_config
     with group.together(), memory_for("the draft model's weights", device):
-        if speculative is not None and speculative.model and group.rank == 0 and is_whole:
+        if speculative is not None and speculative.model and group.rank == 0:
             draft_model = load_draft_model(
                 options,
                 speculative.model,

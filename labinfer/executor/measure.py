@@ -62,14 +62,17 @@ class StepMeter:
     worker: Worker
     pipeline: PipelineCommunicator | None
     cache: KVCacheManager
-    """Holds nothing that matters yet."""
+    """Of the model; nothing in it has to be kept."""
 
     def measure(self, group: RankGroup, options: SchedulerOptions, capacity: KVCapacity) -> StepTimes:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
         most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
         room = min(
-            options.chunked_prefill_size, options.max_num_batched_tokens, capacity.num_blocks * self.cache.block_size
+            options.chunked_prefill_size,
+            options.max_num_batched_tokens,
+            capacity.num_blocks * self.cache.block_size,
+            capacity.max_model_len,
         )
         rows = [count for count in DRAFT_ROWS if count <= room] if options.chooses_drafts else []
         drafts = [

@@ -171,6 +171,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
             max_num_seqs=max(DECODE_ROWS),
             preemption_mode="recompute",
             max_inflight=1,
+            speculative_config=None,
             # Made-up steps of any size: all layers hold all tokens.
             max_num_batched_tokens=layout.max_model_len,
             chunked_prefill_size=layout.max_model_len,

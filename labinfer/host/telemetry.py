@@ -179,7 +179,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
         drafted_tokens=counts["drafted"],
         accepted_by_place=list(itertools.takewhile(bool, (counts[f"accepted_{place}"] for place in range(MAX_TOKENS)))),
         draft_seconds=counts["draft_seconds"],
-        draft_failures=counts["drafter_failures"],
+        drafter_failures=counts["drafter_failures"],
         drift=model.drift_watch.drift if model.drift_watch else None,
         ranks=[
             RankStats(

@@ -120,7 +120,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Drafted tokens that were right, by their place in a draft."""
     draft_seconds: float = 0.0
     """Time of the drafter."""
-    draft_failures: int = 0
+    drafter_failures: int = 0
 
     @property
     def has_work(self) -> bool:

@@ -38,6 +38,7 @@ SAMPLING = [
     "ignore_eos",
     "min_tokens",
     "structured_outputs",
+    "speculate",
 ]
 """Fields of ``SamplingParams`` that a response may have under their own names."""
 

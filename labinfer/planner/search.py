@@ -36,7 +36,8 @@ def _find_best(problem: Problem, level: FormLevel, layer_room: LayerRoom) -> Sol
     least = problem.least_room(num_seqs=1)
     for classes in choose_units(problem.cluster, problem.dtypes, level).choices:
         num_layers = len(classes[0].costs.layers)
-        if sum(layer_room.count(each.costs, least) * each.count for each in classes) < num_layers:
+        most = [max(layer_room.count(each.costs, least, is_last=last) for last in (False, True)) for each in classes]
+        if sum(count * each.count for count, each in zip(most, classes, strict=True)) < num_layers:
             continue  # there are hundreds of choices, and a search takes seconds
         best = ClassSearch(problem=problem, classes=classes, known=best, layer_room=layer_room).run() or best
     return best

@@ -59,7 +59,7 @@ class StepGraphs:
                 self._seen.add(places)
                 return self._part(batch, hidden_TD)
             return self._capture_step(places, batch, hidden_TD)
-        step = self._steps[places]
+        step = self._steps[places] = self._steps.pop(places)
         if step is None:
             return self._part(batch, hidden_TD)
         if hidden_TD is not None:
@@ -73,7 +73,7 @@ class StepGraphs:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
         out, graph = self._capture(lambda: self._part(batch, own_TD))
         if len(self._steps) == MAX_STEPS:
-            self._steps.clear()
+            del self._steps[next(iter(self._steps))]  # the one that was not used for the longest time
             self._seen.clear()
         self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         return out

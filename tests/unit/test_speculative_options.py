@@ -39,6 +39,7 @@ def test_nothing_is_drafted_unless_it_is_asked_for():
     ("given", "says"),
     [
         ("ngram", "ngram is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[1]", r"must be an object, as in .*, not \[1\]"),
         (3, "must be an object"),
         ({"tokens": 3}, "has no 'tokens'; its keys are method, "),

@@ -105,6 +105,14 @@ def test_bad_drafts_end_and_come_back_when_they_are_good_again():
     assert lengths.choose({sequence: 8}, 0, seconds)[sequence] >= 3
 
 
+def test_sequences_without_guesses_leave_probes_to_others():
+    silent, other, lengths = Named("silent"), Named("other"), DraftLengths(num_places=8)
+    for _ in range(30):
+        lengths.add_verified(other, 8, 0)
+    probed = [lengths.choose({silent: 8, other: 8}, 0, lambda rows: float(rows)) for _ in range(4 * PROBE_STEPS)]
+    assert [list(chosen) for chosen in probed if chosen] == [[silent], [other]] * 2
+
+
 def drafted_share(share: float, times: StepTimes, num_sequences: int, num_stages: int = 1) -> float:
     """Drafted tokens for each generated one, in the second half of a run."""
     proposer = RandomProposer(random.Random(0), share, full=True)

@@ -189,6 +189,48 @@ def test_draft_that_is_too_long_is_cut():
     assert max(plan.num_tokens for plan in bench.plans if plan.num_decodes) == 14
 
 
+@pytest.mark.parametrize("kind", [iter, tuple, dict.fromkeys])
+def test_drafts_may_be_any_series_of_tokens(kind):
+    @dataclass
+    class Lenient(FixedProposer):
+        def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+            return [kind(draft) for draft in super().propose(sequences, limits)]
+
+    bench = Bench(proposer=Lenient(1))
+    bench.add(5, 9)
+    bench.finish_all()
+    assert bench.scheduler.counts["accepted"] == 4 and not bench.scheduler.counts["drafter_failures"]
+
+
+def test_prompts_come_before_drafts():
+    bench = Bench(proposer=FixedProposer(8), num_blocks=500, max_num_batched_tokens=16)
+    for _ in range(4):
+        bench.add(4, 60)
+    while any(sequence.num_output_tokens < 2 for sequence in bench.scheduler.running) or bench.scheduler.waiting:
+        bench.launch_all()
+        bench.update()
+    late = bench.add(4, 10)
+    bench.launch_all()
+    assert late in bench.scheduler.running
+    assert bench.plans[-1].num_tokens == 16  # drafts have what the prompt leaves
+    bench.finish_all()
+
+
+def test_time_of_the_drafter_is_known_with_several_micro_batches():
+    @dataclass
+    class Slow(FixedProposer):
+        def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+            bench.clock.now += 0.5
+            return super().propose(sequences, limits)
+
+    bench = Bench(proposer=Slow(2), num_stages=2)
+    for _ in range(4):
+        bench.add(4, 20)
+    bench.finish_all()
+    assert bench.scheduler.drafts._lengths._draft_seconds > 0.0
+    assert not bench.scheduler.drafts._asked_before
+
+
 def test_request_can_do_without_drafts():
     bench = Bench(proposer=FixedProposer(3))
     prompts = ([-1] * 5, [-2] * 5)
