@@ -40,9 +40,10 @@ TOLERANCE = 1e-4
 OWN_ERROR = 4e-5
 """The same between two orders of sums in the reference itself, at most, for a model to be one that is tested with. Processors without AVX-512
 come to 2e-5 and 3e-5 with models that have 1e-5 and 2e-5 elsewhere."""
-MOST_GROWTH = 100
+MOST_GROWTH, MOST_GROWTH_OF_HYBRIDS = 100, 300
 """How much more the logits of such a model may change than the embeddings do, at most: a model that lets noise grow 170 times
-makes 1e-4 of what float32 rounds. Hybrids, of which some let it grow 400 times, have no such limits."""
+makes 1e-4 of what float32 rounds. Hybrids do better, in some of which it grows 250 times; with 380 the reference differs from itself
+by 9e-5."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def answer_with_transformers(directory: Path, is_exact: bool) -> bool:
     noisy_choices, noisy = transformers_choices(directory, ran, NOISE)
     if choices != noisy_choices or [noisy_TV[-NUM_TOKENS:].argmax(1).tolist() for noisy_TV in noisy] != tokens:
         return False
-    if is_exact and max(map(worst_error, noisy, logits)) > MOST_GROWTH * NOISE:
+    if max(map(worst_error, noisy, logits)) > (MOST_GROWTH if is_exact else MOST_GROWTH_OF_HYBRIDS) * NOISE:
         return False
     beams = transformers_beams(directory, BEAM_PROMPTS, BEAMS["num_beams"], BEAMS["max_tokens"])
     (directory / "reference.json").write_text(json.dumps({"tokens": tokens, "beams": beams, "choices": choices}))
