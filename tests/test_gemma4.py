@@ -160,6 +160,11 @@ def test_config_is_read_as_by_transformers(name, tmp_path):
         ({"num_kv_shared_layers": 35}, "num_kv_shared_layers 35 of 35 layers leaves no cache"),
         ({"num_kv_shared_layers": 31}, "num_kv_shared_layers 31 of 35 layers leaves no cache"),
         ({"per_layer_config": {"0": {"sliding_window": 3}}}, "per_layer_config of layer 0 should have head_dim"),
+        (
+            {"per_layer_config": {"20": {"num_key_value_heads": 4}}},
+            "layer 20 reads the cache of layer 13, which has 1 heads of 256, not 4",
+        ),
+        ({"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input 5 is less than vocab_size"),
         ({"enable_moe_block": True}, "has no 'num_experts'"),
     ],
 )

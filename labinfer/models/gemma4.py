@@ -102,6 +102,14 @@ class Gemma4ForCausalLM(Decoder):
             )
             for number, (window, source) in enumerate(zip(windows, sources, strict=True))
         ]
+        for number, source in enumerate(sources):
+            own = layers[number].mixer
+            other = own if source is None else layers[source].mixer
+            file.require(
+                (own.num_kv_heads, own.head_size) == (other.num_kv_heads, other.head_size),
+                f"layer {number} reads the cache of layer {source}, which has {other.num_kv_heads} heads of {other.head_size}, "
+                f"not {own.num_kv_heads} of {own.head_size}",
+            )
         return read_model(
             file,
             layers,
@@ -204,8 +212,13 @@ def _read_mlp(file: ConfigFile, columns: int, eps: float) -> MLPConfig:
 def _read_layer_inputs(file: ConfigFile) -> LayerInputsConfig | None:
     if not file.get("hidden_size_per_layer_input", int, 256):
         return None
+    vocab_size = file.size("vocab_size_per_layer_input")
+    file.require(
+        vocab_size >= file.size("vocab_size"),
+        f"vocab_size_per_layer_input {vocab_size} is less than vocab_size {file.size('vocab_size')}",
+    )
     return LayerInputsConfig(
         size=file.size("hidden_size_per_layer_input", 256),
-        vocab_size=file.size("vocab_size_per_layer_input"),
+        vocab_size=vocab_size,
         num_layers=file.size("num_hidden_layers"),
     )

@@ -39,6 +39,7 @@ HARMONY_ENDS = ("<|return|>", "<|call|>")
 """The same of gpt-oss."""
 CONTROL = 3
 """Kind of tokens in ``tokenizer.ggml.token_type`` that are no text."""
+MAX_BLOCKS = 1024
 MAX_FLOATS = 1 << 12
 """Numbers of a tensor that belongs to the config."""
 DTYPES = {"F32": "float32", "F16": "float16"}
@@ -54,11 +55,13 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     table = file.tensors.get("token_embd.weight")
     if table is None:
         raise UserError(f"{file.path} has no tensor token_embd.weight; is it a whole model?")
-    drafts = file.size(f"{prefix}.nextn_predict_layers", 0)
+    drafts, num_blocks = file.size(f"{prefix}.nextn_predict_layers", 0), file.size(f"{prefix}.block_count")
+    if not 0 < num_blocks <= MAX_BLOCKS:
+        raise UserError(f"{file.path}: {prefix}.block_count is {num_blocks}; models have 1 to {MAX_BLOCKS} layers")
     values = {
         "architectures": [family.architecture],
         "vocab_size": table.shape[0],
-        "num_hidden_layers": file.size(f"{prefix}.block_count") - drafts,
+        "num_hidden_layers": num_blocks - drafts,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rms_norm_eps": file.get(f"{prefix}.attention.layer_norm_rms_epsilon", float),
         "dtype": _dtype(file),
@@ -84,6 +87,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         raise UserError(f"{file.path}: {prefix}.attention.value_length differs from key_length, which is not supported")
     if not any("experts" in name for name in family.parts) and file.size(f"{prefix}.expert_count", 0):
         raise UserError(f"{file.path}: architecture {prefix!r} with experts is not supported")
+    if head_size < 1:
+        raise UserError(f"{file.path}: its attention heads have a size of {head_size}; is the file complete?")
     values["rope_parameters"] = _rope(file, prefix, head_size)
     return values | (family.read_config(file, values) if family.read_config else {})
 

@@ -174,7 +174,9 @@ class GgufFile:
             numbers = self.numbers(key)
             if not numbers:
                 raise
-            if len(set(numbers)) > 1 or type(numbers[0]) is not int:
+            if len(set(numbers)) == 1 and type(numbers[0]) is not int:
+                raise
+            if len(set(numbers)) > 1:
                 raise UserError(f"{self.path}: {key} differs between layers, which is not supported") from None
             return numbers[0]
 
