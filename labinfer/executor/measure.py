@@ -62,7 +62,7 @@ class StepMeter:
     worker: Worker
     pipeline: PipelineCommunicator | None
     cache: KVCacheManager
-    """Of the model; nothing in it has to be kept."""
+    """KV cache of the model, in which nothing has to be kept yet."""
 
     def measure(self, group: RankGroup, options: SchedulerOptions, capacity: KVCapacity) -> StepTimes:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
