@@ -71,9 +71,13 @@ def answers(directory: Path) -> tuple[list, dict]:
         return [output.token_ids for output in greedy(llm, SOME, 8)], dict(rows)
 
 
-@pytest.mark.parametrize(
-    "kind", [*MIXTURES, *HYBRIDS, "deepseek-v2", "deepseek-v3", "glm-4.7-flash", "qwen3.5-moe-pictures"]
+OLDER = sorted(
+    {*MIXTURES, *HYBRIDS, "deepseek-v2", "deepseek-v3", "glm-4.7-flash", "qwen3.5-moe-pictures"} - {"gemma4-moe"}
 )
+"""Kinds that there were before Transformers 5."""
+
+
+@pytest.mark.parametrize("kind", OLDER)
 def test_every_spelling_gives_the_same_logits(kind, tmp_path):
     """To the last bit: the same numbers go the same way."""
     pictures = kind.endswith("pictures")
