@@ -224,7 +224,7 @@ def test_stage_has_the_windows_of_its_own_layers(tmp_path):
     [
         ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}),
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
-        ("rope_parameters", {"rope_type": "proportional"}),
+        ("rope_parameters", {"rope_type": "dynamic"}),
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
         ("rope_scaling", {"rope_type": "linear"}),
         ("rope_scaling", {"rope_type": "linear", "factor": "two"}),
