@@ -25,7 +25,7 @@ class WindowNeeds:
     least: int
     """Without these a sequence may not be able to go on."""
     useful: int
-    """As many as all sequences need, and again as many in which tokens of others are found."""
+    """Blocks that all sequences need, and again as many in which tokens of others are found."""
 
     @classmethod
     def estimate(

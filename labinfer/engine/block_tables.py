@@ -1,4 +1,4 @@
-"""Which blocks hold which sequence's keys and values: operations on sequences, over pools of blocks.
+"""Blocks of the keys and values of sequences: operations on sequences, over pools of blocks.
 
 The blocks live on the workers. What is to happen to their contents is noted as ``CacheMove`` and goes out with the next
 plan. Where there is no room an operation returns False and has changed nothing: whom to preempt is for the caller to say.

@@ -44,7 +44,7 @@ def read_gemma3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pattern(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:
-    """Which layers have windows: every one but each so-many-th, or a flag for each layer."""
+    """Layers with windows: every one but each so-many-th, or a flag for each layer."""
     numbers = file.numbers(key)
     if len(numbers) == 1 and type(numbers[0]) is int:
         return {"sliding_window_pattern": numbers[0]}
