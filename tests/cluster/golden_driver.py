@@ -65,6 +65,7 @@ class ChoiceRecorder:
         """Tokens with their positions that a layer did not run, by layer."""
         self._tokens: list[tuple[int, int]] = []
         self._asked: list[int] = []
+        self._last = list(model.model.layers)[-1]
         model.register_forward_pre_hook(self._note_tokens)
         for number, layer in model.model.layers.items():
             for router in (module for module in layer.modules() if isinstance(module, Router)):
@@ -77,6 +78,9 @@ class ChoiceRecorder:
         batch = arguments[0]
         self._tokens = list(zip(batch.token_ids_T.tolist(), batch.positions_T.tolist(), strict=True))
         self._asked = [] if batch.output_rows is None else batch.output_rows.rows_R.tolist()
+        # A router is not even called in a batch of prompts' chunks alone: nothing is asked of it.
+        if model._ctx.is_last and batch.output_rows is not None and not self._asked and self._last in self._left_out:
+            self._left_out[self._last].update(self._tokens)
 
     def _note_choices(self, number: str, ids_TA: torch.Tensor) -> None:
         tokens = self._tokens
