@@ -58,15 +58,25 @@ __attribute__((noinline)) void add_rows(float* total, const bf16* numbers, const
       store(total + i, load<floats>(total + i) + load_floats(rows + row * size + i) * factor[row]);
 }
 
-__attribute__((noinline)) float dot_product(const bf16* a, const bf16* b, int64_t size) {
-  floats even{}, odd{};
-  int64_t i = 0;
-  for (; i + 2 * WIDTH <= size; i += 2 * WIDTH) {
-    even += load_floats(a + i) * load_floats(b + i);
-    odd += load_floats(a + i + WIDTH) * load_floats(b + i + WIDTH);
-  }
-  if (i < size) even += load_floats(a + i) * load_floats(b + i);
-  return sum(even + odd);
+// out = rows (count, at most ROWS) times numbers. One function, as above.
+__attribute__((noinline)) void multiply_rows(const float* numbers, const bf16* rows, bf16* out, int64_t count, int64_t size) {
+  floats total[ROWS] = {};
+  if (count == ROWS)
+    for (int64_t i = 0; i < size; i += WIDTH) {
+      floats here = load<floats>(numbers + i);
+      for (int64_t row = 0; row < ROWS; ++row) total[row] += load_floats(rows + row * size + i) * here;
+    }
+  else
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = 0; i < size; i += WIDTH) total[row] += load_floats(rows + row * size + i) * load<floats>(numbers + i);
+  for (int64_t row = 0; row < count; ++row) out[row] = narrow(sum(total[row]));
+}
+
+// A thread's memory for so many rows of a head's tokens.
+float* row_memory(int64_t rows, int64_t size) {
+  static thread_local std::vector<float> memory;  // kept from call to call, so that nothing is allocated
+  if (int64_t(memory.size()) < rows * size) memory.resize(rows * size);
+  return memory.data();
 }
 
 // run(head, first token, end) for each head and some tokens, those of a head after each other.
@@ -114,9 +124,7 @@ REPLAYABLE(write_latent)
 void absorb_queries(const bf16* q, const bf16* weight, bf16* out, int64_t tokens, int64_t heads, int64_t unrotated,
                     int64_t rotated, int64_t unit, int64_t rank, int threads) {
   for_heads(tokens, heads, threads, [&](int64_t head, int64_t first, int64_t end) {
-    static thread_local std::vector<float> memory;
-    if (int64_t(memory.size()) < TOKENS * rank) memory.resize(TOKENS * rank);
-    float* totals = memory.data();
+    float* totals = row_memory(end - first, rank);
     std::fill_n(totals, (end - first) * rank, 0.0f);
     const bf16* rows = weight + head * unit * rank;
     for (int64_t row = 0; row < unrotated; row += ROWS)
@@ -138,11 +146,14 @@ void expand_values(const bf16* sums, const bf16* weight, bf16* out, int64_t toke
   int64_t size = unit - unrotated;
   for_heads(tokens, heads, threads, [&](int64_t head, int64_t first, int64_t end) {
     const bf16* rows = weight + (head * unit + unrotated) * rank;
-    for (int64_t row = 0; row < size; ++row)
-      for (int64_t token = first; token < end; ++token) {
-        int64_t at = token * heads + head;
-        out[at * size + row] = narrow(dot_product(sums + at * rank, rows + row * rank, rank));
-      }
+    float* wide = row_memory(end - first, rank);
+    for (int64_t token = first; token < end; ++token)
+      for (int64_t i = 0; i < rank; i += WIDTH)
+        store(wide + (token - first) * rank + i, load_floats(sums + (token * heads + head) * rank + i));
+    for (int64_t row = 0; row < size; row += ROWS)
+      for (int64_t token = first; token < end; ++token)
+        multiply_rows(wide + (token - first) * rank, rows + row * rank, out + (token * heads + head) * size + row,
+                      std::min(ROWS, size - row), rank);
   });
 }
 REPLAYABLE(expand_values)

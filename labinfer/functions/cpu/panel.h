@@ -155,7 +155,10 @@ struct FloatKernel {
         for (int odd = 0; odd < STEP; ++odd) {
           lanes wide[TOGETHER];
 #pragma GCC unroll 8
-          for (int i = 0; i < TOGETHER; ++i) wide[i] = Dtype::widen(at + i * LANES * STEP, odd);
+          for (int i = 0; i < TOGETHER; ++i) {
+            const Stored* numbers = at + i * LANES * STEP;
+            wide[i] = Dtype::widen(STEP == 2 && REGISTERS == 16 ? again(numbers) : numbers, odd);
+          }
 #pragma GCC unroll 16
           for (int row = 0; row < COUNT; ++row) {
             float input = x[row * stride + step * STEP + odd];

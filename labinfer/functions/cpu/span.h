@@ -54,14 +54,19 @@ T* room(std::vector<T>& memory, int64_t size) {
 }
 
 // Numbers of a cache as numbers that are multiplied; bfloat16 has all whole ones of int8.
-inline floats widen_whole(few_bytes whole) { return __builtin_convertvector(widen_bytes(whole), floats); }
-inline void convert(bf16* to, const int8_t* from) { store(to, low_halves((words)widen_whole(load<few_bytes>(from)) >> 16)); }
-inline void convert(float* to, const int8_t* from) { store(to, widen_whole(load<few_bytes>(from))); }
+inline void convert(bf16* to, const int8_t* from) { store(to, low_halves((words)load_floats(from) >> 16)); }
 template <typename To, typename From>
 inline void convert(To* to, const From* from) {
   store_floats(to, load_floats(from));
 }
-inline float as_float(int8_t whole) { return whole; }
+
+// So many numbers times a scale.
+template <typename To, typename From>
+inline void multiply_by(float scale, const From* from, To* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + WIDTH <= count; i += WIDTH) store_floats(to + i, load_floats(from + i) * scale);
+  for (; i < count; ++i) set(to[i], as_float(from[i]) * scale);
+}
 
 // use(numbers) with the type of those of a cache.
 template <typename Use>
@@ -86,6 +91,12 @@ struct Units {
   }
 
   const Element* in_place(int64_t unit) const { return (const Element*)cache.data + key_of(unit) * batch.size; }
+
+  // Whether its rows, all of which are seen, stand one after another as they are multiplied.
+  bool has_rows(int64_t unit, int64_t count) const {
+    bool is_whole = count == UNIT && unit * UNIT >= tile.begin && batch.block_size % UNIT == 0;
+    return is_whole && batch.kv_heads == 1 && batch.size % 2 == 0 && cache.dtype == dtype_of((const Element*)nullptr);
+  }
 
   // A unit of a cache in tiles of another dtype; of int8 without the scales, which are exact.
   void convert_unit(int64_t unit, int64_t next, Element* to, float* scales) const {
@@ -114,9 +125,11 @@ struct Units {
       int64_t row = (table()[at / batch.block_size] * batch.block_size + at % batch.block_size) * batch.kv_heads + tile.kv;
       with_numbers(cache, [&](auto* numbers) {
         auto* from = numbers + row * batch.size;
-        if (batch.shared && cache.scales)
-          for (int64_t i = 0; i < batch.size; ++i) set(to[i], as_float(from[i]) * cache.scales[2 * row + (i >= batch.value_size)]);
-        else if (std::is_same_v<const Element*, decltype(from)> || std::is_same_v<Element*, decltype(from)>)
+        if (batch.shared && cache.scales) {
+          int64_t count = batch.value_size;
+          multiply_by(cache.scales[2 * row], from, to, count);
+          multiply_by(cache.scales[2 * row + 1], from + count, to + count, batch.size - count);
+        } else if (std::is_same_v<const Element*, decltype(from)> || std::is_same_v<Element*, decltype(from)>)
           std::memcpy(to, from, batch.size * sizeof(Element));
         else
           for (int64_t i = 0; i < batch.size; ++i) set(to[i], as_float(from[i]));
@@ -189,10 +202,12 @@ struct Span {
         values.convert_unit(first + i, next, to_values, value_scales + i * UNIT);
         key_unit = to_keys;
       } else {
-        keys.stage(first + i, here, rows, batch.has_scales() ? key_scales + i * UNIT : nullptr);
-        pack_keys(rows, size, to_keys);
+        const Element* key_rows = rows;
+        if (keys.has_rows(first + i, here)) key_rows = keys.in_place(first + i);
+        else keys.stage(first + i, here, rows, batch.has_scales() ? key_scales + i * UNIT : nullptr);
+        pack_keys(key_rows, size, to_keys);
         if (!batch.shared) values.stage(first + i, here, rows, batch.has_scales() ? value_scales + i * UNIT : nullptr);
-        pack_values(rows, size, batch.value_size, width, to_values);
+        pack_values(batch.shared ? key_rows : rows, size, batch.value_size, width, to_values);
         key_unit = to_keys;
       }
       value_unit = to_values;

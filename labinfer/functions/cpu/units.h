@@ -101,7 +101,8 @@ struct FmaUnits {
 #pragma GCC unroll 8
             for (int j = 0; j < TOGETHER; ++j) {
               int lane = (column + j) * LANES;
-              lane_words both = load<lane_words>(at[lane / UNIT] + from + lane % UNIT * 2);
+              const bf16* numbers = at[lane / UNIT] + from + lane % UNIT * 2;
+              lane_words both = load<lane_words>(REGISTERS == 16 ? again(numbers) : numbers);
               wide[j] = (lanes)(odd ? both & 0xffff0000 : both << 16);
             }
 #pragma GCC unroll 16

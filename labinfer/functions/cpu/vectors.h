@@ -65,6 +65,14 @@ inline void store(void* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
+// The same address, of which the compiler knows nothing: it reads again what is there instead of keeping it in a register, of which
+// sums need all.
+template <typename T>
+inline const T* again(const T* at) {
+  asm volatile("" : "+r"(at));
+  return at;
+}
+
 inline float widen(bf16 value) {
   uint32_t bits = uint32_t(value) << 16;
   float wide;
@@ -97,11 +105,12 @@ inline Wide in_registers(Narrow value, Convert convert) {
 }
 inline words widen_words(halves value) { return in_registers<words>(value, [](__m128i part) { return _mm256_cvtepu16_epi32(part); }); }
 inline ints widen_bytes(few_bytes value) { return in_registers<ints>(value, [](__m128i part) { return _mm256_cvtepi8_epi32(part); }); }
+inline halves join_halves(__m256i a, __m256i b) { return (halves)_mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8); }
 inline halves low_halves(words value) {
   value &= 0xffff;
   __m256i part[2];
   std::memcpy(part, &value, sizeof(value));
-  return (halves)_mm256_permute4x64_epi64(_mm256_packus_epi32(part[0], part[1]), 0xd8);
+  return join_halves(part[0], part[1]);
 }
 inline few_bytes low_bytes(words value) {
   halves low = low_halves(value & 0xff);
@@ -131,7 +140,7 @@ inline halves narrow(floats value) {
     __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(part[i], part[i], _CMP_UNORD_Q));
     narrowed[i] = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc0), is_nan);
   }
-  return low_halves(load<words>(narrowed));
+  return join_halves(narrowed[0], narrowed[1]);
 #else
   words bits = (words)value;
   words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -253,8 +262,19 @@ inline void store_floats(half* to, floats value) {
 #endif
 }
 inline float as_float(half value) { return widen(value); }
+inline float as_float(int8_t value) { return value; }
 inline void set(half& to, float value) { to = narrow_half(value); }
 inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
+inline floats load_floats(const int8_t* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // straight from memory: a vector of bytes in two parts would go through it once more
+  __m256 wide[2];
+  for (int i = 0; i < 2; ++i)
+    wide[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i))));
+  return load<floats>(wide);
+#else
+  return __builtin_convertvector(widen_bytes(load<few_bytes>(from)), floats);
+#endif
+}
 inline floats load_floats(const float* from) { return load<floats>(from); }
 inline void store_floats(bf16* to, floats value) { store(to, narrow(value)); }
 inline void store_floats(float* to, floats value) { store(to, value); }
