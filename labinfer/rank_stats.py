@@ -16,6 +16,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the end of a stage's step to the beginning of the next stage's; 0 with one stage."""
     swapped_block: float = 0.0
     """Seconds to move a KV block to the host pool and back; 0 without a host pool."""
+    swapped_window_block: float = 0.0
+    """The same for one of the layers with a window; 0 where all blocks are alike."""
     swapped_state: float = 0.0
     """The same for the state of a sequence; 0 where there is none."""
     alone: list[list[float]] = []

@@ -332,7 +332,7 @@ CONFIGS = {
         tie_word_embeddings=False,
     ),
     "glm-4.7-flash": lambda: Glm4MoeLiteConfig(
-        **LATENT | {"v_head_dim": 32},
+        **LATENT | {"v_head_dim": 32, "num_attention_heads": 20, "num_key_value_heads": 20},
         **MOE,
         n_routed_experts=7,
         mlp_layer_types=["dense", "sparse", "dense", "sparse"],

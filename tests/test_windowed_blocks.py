@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from checkpoints import SHARED_CACHES
 from golden import BEAM_PROMPTS, BEAMS, LONG, PROMPTS, check_answers, golden, greedy, recorded
 
 from labinfer import LLM, SamplingParams
 
-KINDS = ["gpt-oss", "gemma3", "qwen2-windows", "mistral"]
-"""Layers that see all tokens and layers with a window of 8, in turn or in runs; in the last one all have one."""
+KINDS = ["gpt-oss", "gemma3", "qwen2-windows", "gemma4-tied-values", SHARED_CACHES, "mistral"]
+"""Layers that see all tokens and layers with a window of 8, in turn or in runs, some of which read others' caches; in the last one all have
+a window."""
 FEW = {"max_num_seqs": 8, "max_num_batched_tokens": 100, "chunked_prefill_size": 100}
 """So few sequences that windows take fewer blocks than contexts."""
 MANY = {"max_num_seqs": 500}
@@ -77,5 +79,5 @@ def test_long_prompt_holds_its_window_alone():
     with LLM(str(golden("gpt-oss").directory), dtype="float32", num_kv_blocks=400, block_size=4, **FEW) as llm:
         tables, held = llm.engine.scheduler.tables, []
         for _ in llm.stream(PROMPTS[LONG], SamplingParams(max_tokens=20, ignore_eos=True)):
-            held += [len(sequence.cache.windowed.held) for sequence in llm.engine.scheduler.running]
+            held += [len(sequence.cache.windowed.in_use) for sequence in llm.engine.scheduler.running]
         assert held and max(held) <= 3 and len(PROMPTS[LONG]) == 90 and tables.is_idle

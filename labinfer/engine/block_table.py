@@ -34,7 +34,7 @@ class BlockTable:
     """Blocks of the host pool, while the sequence is swapped out."""
 
     @property
-    def held(self) -> list[int]:
+    def in_use(self) -> list[int]:
         """Blocks that the sequence holds."""
         return self.blocks[self.num_freed :] if self.num_freed else self.blocks
 
@@ -70,7 +70,7 @@ class BlockTable:
 
     def release(self, group: BlockGroup) -> None:
         """Free all blocks, in both pools."""
-        group.blocks.free(self.held)
+        group.blocks.free(self.in_use)
         group.host.free(self.host_blocks)
         self.blocks, self.host_blocks = [], []
         self.num_freed = self.num_known = 0

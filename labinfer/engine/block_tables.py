@@ -55,6 +55,11 @@ class BlockTables:
         return moves
 
     @property
+    def free_fraction(self) -> float:
+        """Part of the KV blocks that is free, in the group that has the least."""
+        return min(group.blocks.num_free / max(1, group.blocks.num_blocks) for group in self._groups)
+
+    @property
     def is_idle(self) -> bool:
         """Whether no sequence holds anything, in any pool."""
         pools = [pool for group in self._groups for pool in (group.blocks, group.host)]
@@ -331,7 +336,7 @@ class BlockTables:
             table.host_blocks = group.host.allocate(len(moved))
             if moved:
                 self._moves.append(CacheMove(group.swap_out, moved, table.host_blocks))
-            group.blocks.free(table.held)
+            group.blocks.free(table.in_use)
             table.blocks, table.num_known = [], 0
         return True
 
@@ -341,7 +346,7 @@ class BlockTables:
         pools = []
         for number, group in enumerate(self._groups):
             tables = [(cache, cache.windowed)[number] for cache in caches]
-            pools += [(group.blocks, [table.held for table in tables]), (group.host, [t.host_blocks for t in tables])]
+            pools += [(group.blocks, [table.in_use for table in tables]), (group.host, [t.host_blocks for t in tables])]
         if self.states is not None:
             own = [slot for cache in caches for slot in (cache.state_slot, cache.saved_slot)]
             slots = (own, [cache.host_state_slot for cache in caches])

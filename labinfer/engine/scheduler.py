@@ -238,7 +238,7 @@ class Scheduler:
         return Load(
             num_decoding=num_decoding,
             prefill_tokens=prefill_tokens,
-            free_fraction=self._blocks.num_free / max(1, self._blocks.num_blocks),
+            free_fraction=self._tables.free_fraction,
             num_micro_batches=self._schedule.num_micro_batches(self._micro_batches_now()),
             max_tokens=self._options.max_num_batched_tokens,
             was_prefilling=self._was_prefilling,
@@ -346,6 +346,7 @@ class Scheduler:
         if mode != "auto" or self._times is None:
             return mode == "swap"
         swap = self._blocks.blocks_for(num_tokens) * self._times.swapped_block + self._times.swapped_state
+        swap += len(victim.cache.windowed.in_use) * self._times.swapped_window_block
         return swap < victim.num_scheduled * self._times.per_token
 
     def _make_plan(self, chosen: dict[Sequence, int]) -> BatchPlan:

@@ -101,12 +101,16 @@ class WindowedBlocks:
         table.num_known = min(table.num_known, num_own)
 
     def register(self, cache: SequenceCache, begin: int, end: int) -> None:
-        """Others can find these blocks from now on."""
+        """Register blocks number ``begin`` up to before ``end`` of the table, all full, so that other sequences can find them."""
         for index in range(max(begin, cache.windowed.num_freed), end):
             self.blocks.register(cache.windowed.blocks[index], cache.digests[index])
 
     def advance(self, cache: SequenceCache, num_tokens: int) -> None:
-        """The step that is being composed runs tokens of a sequence, of which the first ``num_tokens`` in its context stay."""
+        """Note a sequence of the step that is being composed, for ``free_unseen``.
+
+        Args:
+            num_tokens: tokens of its context once the step has run, without drafted ones, which may be taken back.
+        """
         self._unseen.append((cache, num_tokens))
 
     def free_unseen(self) -> None:

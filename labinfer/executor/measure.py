@@ -85,9 +85,9 @@ class StepMeter:
             if stage == self.place.stage and self.pipeline is not None:
                 alone = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
         group.comm.barrier()
-        windows = ("swap_out_window", "swap_in_window") if capacity.num_host_window_blocks else ()
         swaps = [
-            self._time_swap("swap_out", "swap_in", *windows) if capacity.num_host_blocks else 0.0,
+            self._time_swap("swap_out", "swap_in") if capacity.num_host_blocks else 0.0,
+            self._time_swap("swap_out_window", "swap_in_window") if capacity.num_host_window_blocks else 0.0,
             self._time_swap("swap_out_state", "swap_in_state") if capacity.num_host_states else 0.0,
         ]
         hop = 0.0
@@ -109,7 +109,7 @@ class StepMeter:
             ]
             for kind in (0, 1, 2)
         )
-        swapped_block, swapped_state = (
+        swapped_block, swapped_window_block, swapped_state = (
             max(times) for times in zip(*(swaps for *_, swaps in of_rank.values()), strict=True)
         )
         return StepTimes(
@@ -120,6 +120,7 @@ class StepMeter:
             draft_rows=rows,
             drafts_by_stage=drafts_by_stage,
             swapped_block=swapped_block,
+            swapped_window_block=swapped_window_block,
             swapped_state=swapped_state,
         )
 

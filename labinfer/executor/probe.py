@@ -44,8 +44,8 @@ from labinfer.models.config import ModelConfig
 from labinfer.native.compiler import processor
 from labinfer.plan import Command
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
-from labinfer.planner.costs import SUMS_PER_LAYER, HostCosts, LayerCosts, Points
-from labinfer.planner.merge_costs import merge_ranks
+from labinfer.planner.costs import MIXER_SUMS, HostCosts, LayerCosts, Points
+from labinfer.planner.merge_costs import merge_points, merge_ranks
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import WorkerStats
@@ -209,7 +209,10 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
     decode_rows = [rows for rows in DECODE_ROWS if rows <= most]
     chunk_rows = [rows for rows in CHUNK_ROWS if rows <= timer.length]
     on_progress("embedding and head")
-    embed = make_points({rows: timer.time_embedding(timer.chunk(rows, 0)) for rows in (1, *chunk_rows[-1:])})
+    embed_rows = (1, *chunk_rows[-1:])
+    embed = make_points({rows: timer.time_embedding(timer.chunk(rows, 0)) for rows in embed_rows})
+    inputs = make_points({rows: timer.time_layer_inputs(timer.chunk(rows, 0)) for rows in embed_rows})
+    before = merge_points([embed, inputs], sum)
     head = make_points({rows: timer.time_head(timer.decodes(rows, few)) for rows in HEAD_ROWS if rows <= most})
     places = measured_places(layout)
     layers = {kind: decoder.model.layers[str(numbers[0])] for kind, numbers in places.items()}
@@ -223,16 +226,25 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
     skipped = Points([], [])
     for kind, numbers in places.items():
         on_progress(f"layers of kind {len(kinds) + 1} of {len(places)}")
-        seconds = _layer_timer(timer, numbers, embed)
+        seconds = _layer_timer(timer, numbers, before)
 
-        def without_sums(shape: StepShape, seconds: Callable[[StepShape], float] = seconds) -> float:
-            return seconds(shape) - SUMS_PER_LAYER * sums.at(shape.rows * width * dtype.itemsize)
+        num_sums = MIXER_SUMS + config.layers[numbers[0]].mlp.num_sums
+
+        def own_seconds(
+            shape: StepShape, seconds: Callable[[StepShape], float] = seconds, num_sums: int = num_sums
+        ) -> float:
+            share = inputs.at(shape.rows) / len(decoder.model.layers)
+            return seconds(shape) + share - num_sums * sums.at(shape.rows * width * dtype.itemsize)
 
         window = _window(layers[kind].self_attn)
-        kinds[kind] = fit_layer(without_sums, most_decodes=decode_rows[-1], length=timer.length, window=window)
+        fitted = fit_layer(own_seconds, most_decodes=decode_rows[-1], length=timer.length, window=window)
+        kinds[kind] = msgspec.structs.replace(fitted, num_sums=num_sums)
         if kind == kind_name(config.layers[-1]):
-            skipped = _measure_skipped(timer, numbers, chunk_rows[:1] + chunk_rows[1:][-1:], seconds, embed)
+            skipped = _measure_skipped(timer, numbers, chunk_rows[:1] + chunk_rows[1:][-1:], seconds, before)
     specs = {kind: layer.self_attn.cache_spec() for kind, layer in layers.items()}
+    input_bytes = 0
+    if (layer_inputs := decoder.model.layer_inputs) is not None:
+        input_bytes = weight_bytes(layer_inputs) // len(decoder.model.layers)
     kv_dtype = layout.kv_dtype(place)
     return HostCosts(
         name="",
@@ -252,7 +264,7 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
         overheads=overheads,
         hidden_bytes=width * dtype.itemsize,
         embedded_bytes=(config.activation_size - width) * dtype.itemsize,
-        layer_bytes={kind: weight_bytes(layer) for kind, layer in layers.items()},
+        layer_bytes={kind: weight_bytes(layer) + input_bytes for kind, layer in layers.items()},
         embedding_bytes=weight_bytes(decoder.model.embed_tokens),
         head_bytes=weight_bytes(decoder.lm_head),
         shared_bytes=weight_bytes(decoder.lm_head) if decoder.lm_head is decoder.model.embed_tokens else 0,
@@ -276,11 +288,12 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
     return fixed, Overheads(broadcast=encode, decode=decode, prepare_sequence=sequence)
 
 
-def _layer_timer(timer: StepTimer, numbers: Sequence[int], embed: Points) -> Callable[[StepShape], float]:
+def _layer_timer(timer: StepTimer, numbers: Sequence[int], before: Points) -> Callable[[StepShape], float]:
     """A function of a layer's seconds in a step, sums included; each step is measured once.
 
     Args:
         numbers: of the layers that are measured, all of a kind.
+        before: seconds before the first of them, by rows: the embedding, and the inputs of all layers.
     """
     runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:MIN_LAYERS])}
     counts = {False: len(numbers), True: len(numbers[:MIN_LAYERS])}
@@ -288,13 +301,13 @@ def _layer_timer(timer: StepTimer, numbers: Sequence[int], embed: Points) -> Cal
     @cache
     def seconds(shape: StepShape) -> float:
         is_chunk = bool(shape.chunks)
-        return (timer.time_layers(timer.plan(shape), runners[is_chunk]) - embed.at(shape.rows)) / counts[is_chunk]
+        return (timer.time_layers(timer.plan(shape), runners[is_chunk]) - before.at(shape.rows)) / counts[is_chunk]
 
     return seconds
 
 
 def _measure_skipped(
-    timer: StepTimer, numbers: Sequence[int], rows: Sequence[int], seconds: Callable[[StepShape], float], embed: Points
+    timer: StepTimer, numbers: Sequence[int], rows: Sequence[int], seconds: Callable[[StepShape], float], before: Points
 ) -> Points:
     """``HostCosts.skipped``, from chunks of which one row is sampled.
 
@@ -302,11 +315,12 @@ def _measure_skipped(
         numbers: of the layers that are measured, all of the kind of the model's last one.
         rows: tokens of the chunks.
         seconds: of such a layer that computes all rows.
+        before: see ``_layer_timer``.
     """
     runner, count, saved = timer.runner.part(numbers[:MIN_LAYERS]), len(numbers[:MIN_LAYERS]), {0: 0.0}
     for size in rows:
         shape = StepShape(chunks=((size, 0),))
-        less = timer.time_layers(timer.plan(shape), runner, all_rows=False) - embed.at(size)
+        less = timer.time_layers(timer.plan(shape), runner, all_rows=False) - before.at(size)
         saved[size - 1] = count * seconds(shape) - less
     return make_points(saved) if len(saved) > 1 else Points([], [])
 

@@ -151,5 +151,6 @@ def model_name(config: ModelConfig) -> str:
         config.hidden_size,
         config.tied_embeddings,
         [kind_name(layer) for layer in config.layers],
+        *([] if config.layer_inputs is None else [config.layer_inputs]),
     )
     return f"{config.architecture}-{digest(shapes)[:8]}"

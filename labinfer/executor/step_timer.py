@@ -164,6 +164,18 @@ class StepTimer:
         self._forget(plan)
         return seconds
 
+    def time_layer_inputs(self, plan: BatchPlan) -> float:
+        """Seconds to compute what this stage's layers are told about a step's tokens; 0 where they are told nothing."""
+        decoder = self.runner.model
+        if decoder.model.layer_inputs is None:
+            return 0.0
+        batch = self.runner.prepare(plan)
+        with torch.inference_mode():
+            embedded_TD = decoder.model.embed_tokens(batch.token_ids_T)
+            seconds = self._time(lambda: decoder.model.layer_inputs(batch.token_ids_T, embedded_TD))
+        self._forget(plan)
+        return seconds
+
     def time_sum(self, num_rows: int, width: int, dtype: torch.dtype) -> float:
         """Seconds of a sum over the ranks of the stage."""
         partial_TD = torch.zeros(num_rows, width, dtype=dtype, device=self.device)

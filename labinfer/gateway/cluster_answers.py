@@ -198,6 +198,8 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     block_size: Count
     """Tokens of a KV block."""
     num_blocks: Count
+    num_window_blocks: Count
+    """Blocks of the layers with a window; 0 where these hold all tokens as the others do."""
     max_model_len: Count
     """Tokens."""
     max_num_seqs: Count

@@ -101,6 +101,7 @@ class HostedModel:
             num_layers=llm.layout.config.num_layers,
             block_size=options.cache.block_size,
             num_blocks=llm.facts.num_blocks,
+            num_window_blocks=llm.facts.num_window_blocks,
             max_num_seqs=options.scheduler.max_num_seqs,
             pipeline_schedule=options.scheduler.pipeline_schedule,
             hop_seconds=llm.facts.step_times.hop if llm.facts.step_times else 0.0,

@@ -79,6 +79,8 @@ class MLPConfig(Protocol):
     """Whether some of its weights are experts'."""
     reads_hidden: ClassVar[bool]
     """Whether ``forward`` is also given the hidden states, (T, D), of which its input is a norm."""
+    num_sums: ClassVar[int]
+    """Sums over the ranks in ``forward``."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> nn.Module:
         """This rank's part: (T, D) → (T, D), the sum over the ranks."""

@@ -34,6 +34,7 @@ class MixtureConfig:
     """Activation of experts with biases; None for SiLU without any."""
     has_experts: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = False
+    num_sums: ClassVar[int] = 1
 
     def build(self, hidden_size: int, ctx: StageContext) -> Mixture:
         return Mixture(self, hidden_size, ctx)

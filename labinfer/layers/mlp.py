@@ -26,6 +26,7 @@ class GatedMLPConfig:
     """The GELU is its tanh form."""
     has_experts: ClassVar[bool] = False
     reads_hidden: ClassVar[bool] = False
+    num_sums: ClassVar[int] = 1
 
     def build(self, hidden_size: int, ctx: StageContext) -> GatedMLP:
         return GatedMLP(self, hidden_size, ctx)

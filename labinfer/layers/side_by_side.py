@@ -29,6 +29,7 @@ class SideBySideConfig:
     norm_eps: float
     has_experts: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = True
+    num_sums: ClassVar[int] = 2
 
     def build(self, hidden_size: int, ctx: StageContext) -> SideBySide:
         return SideBySide(self, hidden_size, ctx)

@@ -48,7 +48,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = norm("pre", "sandwich")
         self.mlp = layer.mlp.build(config.hidden_size, ctx)
         self.mlp_output_norm = norm("post", "sandwich")
-        self._residual_scale, self._mlp_reads_hidden = config.residual_scale, layer.mlp.reads_hidden
+        self._residual_scale, self._mlp_reads_hidden = _factor(config.residual_scale), layer.mlp.reads_hidden
         self.layer_input = self.layer_scalar = None
         if (inputs := config.layer_inputs) is not None:
             self.layer_input = LayerInputGate(inputs, config.hidden_size, config.norm_eps, ctx)
@@ -101,8 +101,13 @@ def make_norm(config: ModelConfig, ctx: StageContext) -> RMSNorm:
     return RMSNorm(config.hidden_size, config.norm_eps, ctx, config.norm_offset)
 
 
-def _scale(x_TD: torch.Tensor, factor: float) -> torch.Tensor:
-    return x_TD if factor == 1.0 else x_TD * factor
+def _factor(number: float) -> torch.Tensor | None:
+    """A number to multiply with or to divide by, None for 1: a tensor, so that captured steps can repeat the operation."""
+    return None if number == 1.0 else torch.tensor(number, dtype=torch.float32, device="cpu")
+
+
+def _scale(x_TD: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+    return x_TD if factor is None else x_TD * factor
 
 
 def _add_and_norm(
@@ -162,6 +167,7 @@ class Decoder(nn.Module):
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ctx.dtype, device="cpu")
         """A tensor, so that compiled steps can repeat the product."""
         cap = config.logits_cap
+        self._logits_divisor = _factor(config.logits_divisor)
         self._logits_cap = None if cap is None else torch.tensor(cap, dtype=torch.float32, device="cpu")
         self._ropes: list[RopeConfig] = []
         """Rotary tables of the stage's layers, each once."""
@@ -249,7 +255,8 @@ class Decoder(nn.Module):
         if self.model.layer_inputs is not None:
             embedded_TD = hidden_TD
             if not self._ctx.is_first:
-                hidden_TD, embedded_TD = (half_TD.contiguous() for half_TD in hidden_TD.chunk(2, dim=1))
+                width = self._config.hidden_size  # slices, as a captured step may have views, but no operation that gives several
+                hidden_TD, embedded_TD = hidden_TD[:, :width].contiguous(), hidden_TD[:, width:].contiguous()
             elif not self._ctx.is_last:
                 embedded_TD = hidden_TD.clone()  # a norm may overwrite the other
             inputs_TLP = self.model.layer_inputs(batch.token_ids_T, embedded_TD)
@@ -278,7 +285,7 @@ class Decoder(nn.Module):
     def logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
         """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others; see ``VocabParallelEmbedding``."""
         hidden_BD = self.final_norm(hidden_BD)
-        if self._config.logits_divisor != 1.0:
-            hidden_BD = hidden_BD / self._config.logits_divisor
+        if self._logits_divisor is not None:
+            hidden_BD = hidden_BD / self._logits_divisor
         logits_BV, cap = self.lm_head.logits(hidden_BD, largest_only=largest_only), self._logits_cap
         return logits_BV if logits_BV is None or cap is None else (logits_BV / cap).tanh() * cap

@@ -12,8 +12,8 @@ from labinfer.errors import UserError
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
-SUMS_PER_LAYER = 2
-"""Sums over the tensor-parallel ranks in a layer: after attention, and after the MLP."""
+MIXER_SUMS = 1
+"""Sums over the tensor-parallel ranks in a layer's mixer; those of its MLP differ."""
 
 
 class Points(msgspec.Struct, frozen=True):
@@ -68,6 +68,8 @@ class LayerCosts(msgspec.Struct, frozen=True):
     """Attention of a chunk of q tokens with some before it: b0 + b1 * q + b2 * q * (before + q / 2)."""
     window: int = 0
     """Tokens that a token sees at most, itself included; 0 for all."""
+    num_sums: int = MIXER_SUMS + 1
+    """Sums over tensor-parallel ranks."""
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds of a step, without sums over tensor-parallel ranks."""
@@ -98,6 +100,7 @@ class LayerCosts(msgspec.Struct, frozen=True):
         if not self.linear.sizes:
             raise UserError(f"linear of {name} has no points; give seconds for at least one number of rows")
         _check_number(self.window, f"window of {name}")
+        _check_number(self.num_sums, f"num_sums of {name}")
         for number in self.decode:
             _check_number(number, f"decode of {name}")
         for number in self.chunk:
@@ -192,8 +195,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def layer_seconds(self, kind: str, shape: StepShape) -> float:
         """Seconds of one layer, sums over tensor-parallel ranks included."""
-        sums = SUMS_PER_LAYER * self.all_reduce.at(shape.rows * self.hidden_bytes) if self.tp_size > 1 else 0.0
-        return self.layer_kinds[kind].seconds(shape) + sums
+        costs = self.layer_kinds[kind]
+        sums = costs.num_sums * self.all_reduce.at(shape.rows * self.hidden_bytes) if self.tp_size > 1 else 0.0
+        return costs.seconds(shape) + sums
 
     def count_layers(self, begin: int, end: int) -> dict[str, int]:
         """Layers of each kind among those from ``begin`` up to before ``end``."""

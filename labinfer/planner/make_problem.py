@@ -59,6 +59,7 @@ def make_problem(
         chunked_prefill_size=options.scheduler.chunked_prefill_size,
         block_size=options.cache.block_size,
         memory_utilization=options.cache.memory_utilization,
+        kept=options.scheduler.keep if options.scheduler.context_shift else None,
     )
     return Problem(
         cluster=cluster,

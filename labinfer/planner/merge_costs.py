@@ -54,4 +54,5 @@ def _merge_layers(ranks: Sequence[LayerCosts]) -> LayerCosts:
         decode=tuple(map(max, zip(*(costs.decode for costs in ranks), strict=True))),
         chunk=tuple(map(max, zip(*(costs.chunk for costs in ranks), strict=True))),
         window=ranks[0].window,
+        num_sums=ranks[0].num_sums,
     )

@@ -29,6 +29,8 @@ class Limits:
     block_size: int = 16
     memory_utilization: float = 1.0
     """Fraction of what is free beside the weights that the cache may take."""
+    kept: int | None = None
+    """Tokens that a context shift keeps; None without any."""
 
     @property
     def useful_blocks(self) -> int:
@@ -81,7 +83,7 @@ def block_room(
     return BlockRoom(num_bytes=left, block_bytes=whole - windowed, window_block_bytes=windowed), states
 
 
-def window_needs(costs: HostCosts, limits: Limits, kept: int | None = None) -> WindowNeeds | None:
+def window_needs(costs: HostCosts, limits: Limits) -> WindowNeeds | None:
     """Blocks that layers with a window have use for; see ``WindowNeeds.estimate``."""
     return WindowNeeds.estimate(
         max(kind.window for kind in costs.layer_kinds.values()),
@@ -90,7 +92,7 @@ def window_needs(costs: HostCosts, limits: Limits, kept: int | None = None) -> W
         max_num_batched_tokens=limits.max_num_batched_tokens,
         chunked_prefill_size=limits.chunked_prefill_size,
         max_model_len=limits.max_model_len,
-        kept=kept,
+        kept=limits.kept,
     )
 
 

@@ -128,12 +128,13 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         chunked_prefill_size=scheduler.chunked_prefill_size,
         block_size=size,
         memory_utilization=options.cache.memory_utilization,
+        kept=scheduler.keep if scheduler.context_shift else None,
     )
     ends = [
         {"is_first": topology.is_first(number), "is_last": topology.is_last(number)} for number in range(len(stages))
     ]
     rooms = [block_room(stage.costs, stage.layers, limits, **end) for stage, end in zip(stages, ends, strict=True)]
-    needs = window_needs(stages[0].costs, limits, scheduler.keep if scheduler.context_shift else None)
+    needs = window_needs(stages[0].costs, limits)
     blocks = count_blocks([room for room, _ in rooms], limits.useful_blocks, needs, fixed=options.cache.num_kv_blocks)
     num_blocks, all_states = blocks.num_blocks, [states for _, states in rooms]
     num_states = min(all_states)

@@ -233,7 +233,7 @@ class Bench:
                 continue
             assert table.num_freed <= windows.first_seen(cache, certain)
             drafted = self.blocks.blocks_for(self.options.chunked_prefill_size) if self.has_drafts else 0
-            assert len(table.held) <= window_blocks(self.worker.window, self.blocks.block_size) + drafted
+            assert len(table.in_use) <= window_blocks(self.worker.window, self.blocks.block_size) + drafted
 
     def launch_all(self) -> list[BatchPlan]:
         plans = []

@@ -36,6 +36,7 @@ async def show(call: Call) -> Response:
             num_layers=info.num_layers,
             block_size=info.block_size,
             num_blocks=info.num_blocks,
+            num_window_blocks=info.num_window_blocks,
             max_model_len=info.max_model_len,
             max_num_seqs=info.max_num_seqs,
             hop_seconds=info.hop_seconds or None,

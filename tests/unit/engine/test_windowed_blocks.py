@@ -45,7 +45,7 @@ def test_sequence_holds_its_window_however_long_it_is(window, chunk):
         run(tables, cache, num_tokens, chunk)
         first = max(0, num_tokens - window + 1) // SIZE
         assert cache.windowed.num_freed == first and len(cache.blocks) == 23
-        assert used(tables) == len(cache.windowed.held) <= window_blocks(window, SIZE)
+        assert used(tables) == len(cache.windowed.in_use) <= window_blocks(window, SIZE)
     tables.check_integrity([cache])
     tables.release(cache)
     assert tables.is_idle
@@ -94,7 +94,7 @@ def test_swap_moves_a_window_and_brings_it_back():
     tables, cache = make_tables(), SequenceCache()
     assert tables.admit(cache, TOKENS, 22)
     run(tables, cache, 22)
-    held = cache.windowed.held
+    held = cache.windowed.in_use
     assert cache.windowed.num_freed == 4 and tables.swap_out(cache)
     out = tables.take_moves()
     assert [move.kind for move in out] == ["swap_out", "swap_out_window"]
@@ -111,9 +111,9 @@ def test_shift_moves_a_window_with_its_tokens():
     tables.expect_shift(cache, 16)
     assert not cache.keeps_windows and tables.admit(cache, TOKENS, 32)
     run(tables, cache, 32)
-    held = cache.windowed.held
+    held = cache.windowed.in_use
     assert tables.shift(cache, 4, 16)
-    assert cache.num_tokens == 20 and cache.windowed.num_freed == 3 and cache.windowed.held == held
+    assert cache.num_tokens == 20 and cache.windowed.num_freed == 3 and cache.windowed.in_use == held
     assert [(move.kind, move.shift) for move in tables.take_moves()] == [("copy", -12), ("copy_window", -12)]
 
 
@@ -123,7 +123,7 @@ def test_tokens_that_a_shift_keeps_have_blocks_if_a_window_reaches_them():
     assert cache.keeps_windows and tables.admit(cache, TOKENS, 12)
     run(tables, cache, 12, chunk=1)
     assert cache.windowed.num_freed == 0 and used(tables) == 3
-    assert tables.shift(cache, 4, 8) and len(cache.windowed.held) == 2
+    assert tables.shift(cache, 4, 8) and len(cache.windowed.in_use) == 2
     tables.check_integrity([cache])
 
 

@@ -44,7 +44,7 @@ class Probed(NamedTuple):
     group: RankGroup
 
 
-@pytest.fixture(scope="module", params=["qwen2-tied", "qwen3.5-moe"])
+@pytest.fixture(scope="module", params=["qwen2-tied", "qwen3.5-moe", "gemma4-layer-inputs"])
 def probed(request, tmp_path_factory):
     directory = make_checkpoint(tmp_path_factory.mktemp("probe") / "model", request.param)
     options = EngineOptions.from_flat({"model": str(directory), "autotune": False})

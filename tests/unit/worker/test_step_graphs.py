@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checkpoints import make_checkpoint
 from tiny_llama import load, write
 
 from labinfer.functions.cpu.graph import capture
@@ -11,6 +12,7 @@ from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.layers import rope
+from labinfer.models.registry import load_config, model_class
 from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
@@ -39,7 +41,8 @@ def directory(tmp_path_factory):
 
 
 def make_runner(directory, registry, captures, layers=None, dtype=DTYPE) -> ModelRunner:
-    model, _ = load(directory, dtype=dtype, registry=registry, layers=layers)
+    names = model_class(load_config(directory)).names
+    model, _ = load(directory, dtype=dtype, registry=registry, layers=layers, names=names)
     specs = model.cache_specs()
     cache = KVCacheManager(
         specs, num_blocks=32, block_size=BLOCK, dtype=dtype, device=CPU, rotary_table=model.rotary_table
@@ -108,6 +111,37 @@ def test_captured_steps_give_the_same_bits_while_contexts_grow(
         inputs = hidden(len(step.entries))
         assert torch.equal(run(captured, step, inputs), run(plain, step, inputs))
     assert captures.made == 6 and not captures.failed and captured._indices is not before
+
+
+KINDS = {
+    "deepseek-v2-lite": (None, {"kv_lora_rank": 48}),
+    "deepseek-v3": ((2, 4), {"kv_lora_rank": 48}),
+    "glm-4.7-flash": (None, {"kv_lora_rank": 48}),
+    "minicpm3": (None, {"kv_lora_rank": 48}),
+    "gemma4-layer-inputs": ((2, 4), {}),
+}
+"""Layers of a stage, None for all, and sizes: what is compiled takes latents of whole runs of 16 numbers."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_steps_of_latents_and_of_layer_inputs_give_the_same_bits(kind, compiled_functions, tmp_path):
+    layers, sizes = KINDS[kind]
+    directory = make_checkpoint(tmp_path / "model", kind, **sizes)
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain, captured = (make_runner(directory, registry, each, layers) for each in (None, captures))
+    width = load_config(directory).activation_size
+    torch.manual_seed(0)
+    prompts, lengths = {0: (0, 5), 1: (0, 2), 2: (0, 3)}, {0: 5, 1: 2, 2: 3}
+    for turn in range(8):
+        chosen = [0] if turn % 2 else [0, 2]
+        step = plan({seq: (lengths[seq], lengths[seq] + 1) for seq in chosen}, False) if turn else plan(prompts, True)
+        for entry in step.entries if turn else ():
+            lengths[entry.seq_id] += 1
+        rows = sum(entry.num_tokens for entry in step.entries)
+        inputs = None if layers is None else torch.randn(rows, width).to(DTYPE)
+        assert torch.equal(run(captured, step, inputs), run(plain, step, inputs))
+    assert captures.made == 2 and not captures.failed
 
 
 def test_drafts_of_one_sequence_are_captured_when_they_come_again(directory, compiled_functions):
