@@ -255,7 +255,9 @@ class Decoder(nn.Module):
         if self.model.layer_inputs is not None:
             embedded_TD = hidden_TD
             if not self._ctx.is_first:
-                width = self._config.hidden_size  # slices, as a captured step may have views, but no operation that gives several
+                width = (
+                    self._config.hidden_size
+                )  # slices, as a captured step may have views, but no operation that gives several
                 hidden_TD, embedded_TD = hidden_TD[:, :width].contiguous(), hidden_TD[:, width:].contiguous()
             elif not self._ctx.is_last:
                 embedded_TD = hidden_TD.clone()  # a norm may overwrite the other
