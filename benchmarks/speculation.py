@@ -54,6 +54,11 @@ def conversations() -> list[list[dict]]:
     return [json.loads(line)["messages"] for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
 
 
+def spread(items: list, count: int) -> list:
+    """So many of them, from all over the list, in which those of one kind follow each other."""
+    return items[:: max(1, len(items) // count)][:count]
+
+
 def editing_task() -> tuple[str, str]:
     """A prompt with a text, and the text with some of its lines changed."""
     lines = [" ".join(message["content"] for message in messages) for messages in conversations()]
@@ -68,7 +73,7 @@ def make_task(name: str, llm: LLM, num_answers: int) -> tuple[list, SamplingPara
         prompt, answer = editing_task()
         return [prompt], SamplingParams(max_tokens=1024, structured_outputs=StructuredOutputs(choice=[answer])), False
     if name == "answers":
-        return [{"messages": messages[:-1]} for messages in conversations()[:num_answers]], SamplingParams(), False
+        return [{"messages": messages[:-1]} for messages in spread(conversations(), num_answers)], SamplingParams(), False
     draw = random.Random(1)
     prompts = [[draw.randrange(llm.facts.vocab_size) for _ in range(32)] for _ in range(64 if name == "many" else 1)]
     return prompts, SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8), True
