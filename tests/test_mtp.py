@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoints import MTP_KINDS, add_mtp, donor_layer, make_checkpoint, mixed_prompts
 from golden import LogitsRecorder, relative_error
+from safetensors.torch import load_file
 from test_drafts import PARAMS, PROMPTS, assert_same
 from transformers import AutoModelForCausalLM
 
@@ -67,7 +68,10 @@ def drafting(checkpoint, **options):
         class Recorder(LogitsRecorder):
             def __call__(self, logits_BV, rows):
                 place = next(places)
-                seen.extend((list(row.token_ids), place, logits_V.clone()) for logits_V, row in zip(logits_BV, rows))
+                seen.extend(
+                    (list(row.token_ids), place, logits_V.clone())
+                    for logits_V, row in zip(logits_BV, rows, strict=True)
+                )
                 return self._sampler(logits_BV, rows)
 
         def begin(*arguments):
@@ -86,16 +90,6 @@ def model(request, tmp_path_factory):
     return directory, Reference(directory, request.param, parts)
 
 
-@pytest.fixture(scope="module")
-def alone(model):
-    """The answers to each request, one after another with nothing in the cache and no drafts."""
-    with LLM(str(model[0]), num_kv_blocks=400, enable_prefix_caching=False, **OPTIONS) as llm:
-        return [llm.generate([prompt], params)[0] for prompt, params in zip(PROMPTS, PARAMS_OF_HYBRIDS, strict=True)]
-
-
-PARAMS_OF_HYBRIDS = PARAMS
-
-
 @pytest.mark.parametrize("chunk", [5, 512])
 def test_drafts_have_the_logits_of_the_reference(model, chunk):
     directory, reference = model
@@ -104,3 +98,103 @@ def test_drafts_have_the_logits_of_the_reference(model, chunk):
     assert {place for _, place, _ in seen} == {0, 1, 2}
     for token_ids, place, logits_V in seen:
         assert relative_error(logits_V, reference.logits(token_ids, place)) < 1e-4, (len(token_ids), place)
+
+
+# No answer depends on drafts.
+
+RANDOM, NEAR, SAME = None, 0.3, 0.0
+"""Noise of the MTP layer: most that it drafts is wrong, some, or nothing."""
+
+
+@pytest.fixture(scope="module", params=[("deepseek-v3", RANDOM), ("deepseek-v3", NEAR), ("qwen3-next-moe", NEAR)])
+def drafter(request, tmp_path_factory):
+    """A checkpoint with an MTP layer, and the answers to each request, one after another with nothing in the cache and no drafts."""
+    kind, noise = request.param
+    directory = make_checkpoint(tmp_path_factory.mktemp("drafter") / "model", kind)
+    add_mtp(directory, kind, noise=noise)
+    with LLM(str(directory), num_kv_blocks=400, enable_prefix_caching=False, **OPTIONS) as llm:
+        alone = [llm.generate([prompt], params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    return directory, alone, noise
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kv_blocks": 400},
+        {"num_kv_blocks": 40, "preemption_mode": "recompute", "enable_prefix_caching": False},
+        {"num_kv_blocks": 40, "preemption_mode": "swap", "swap_space": 0.01, "chunked_prefill_size": 5},
+        {"num_kv_blocks": 400, "max_inflight": 3, "batch_policy": "greedy", "speculative_config": {"method": "mtp"}},
+    ],
+    ids=["cached", "recompute", "swap", "auto"],
+)
+def test_answers_do_not_depend_on_drafts(drafter, options):
+    directory, alone, noise = drafter
+    with LLM(str(directory), **OPTIONS | {"speculative_config": THREE} | options) as llm:
+        for _ in range(2):  # the second run finds blocks and states of the first
+            for ours, theirs in zip(llm.generate(PROMPTS, PARAMS), alone, strict=True):
+                assert_same(ours, theirs)
+            counts = llm.report.counts
+            assert counts["drafted"] > (0 if "speculative_config" in options else 30)  # auto drafts as often as it pays
+            assert noise is RANDOM or 0 < counts["accepted"] < counts["drafted"]
+            assert counts["preemptions"] > 0 or options["num_kv_blocks"] > 40
+
+
+@pytest.mark.parametrize("kind", ["deepseek-v3", "qwen3.5"])
+def test_layer_that_agrees_is_nearly_always_right(kind, tmp_path):
+    """Greedy and sampled: the noise is that of the tokens."""
+    directory = make_checkpoint(tmp_path / "model", kind)
+    add_mtp(directory, kind, noise=SAME)
+    params = [
+        SamplingParams(max_tokens=33, ignore_eos=True, temperature=0.9 * (index % 2), seed=index)
+        for index in range(len(PROMPTS))
+    ]
+    with LLM(str(directory), num_kv_blocks=400, **OPTIONS) as llm:
+        plain = [output.token_ids for output in llm.generate(PROMPTS, params)]
+    with LLM(str(directory), num_kv_blocks=400, speculative_config=THREE, **OPTIONS) as llm:
+        assert [output.token_ids for output in llm.generate(PROMPTS, params)] == plain
+        counts = llm.report.counts
+        assert counts["drafted"] > 23 * len(PROMPTS)
+        assert counts["accepted"] > 0.98 * counts["drafted"]
+
+
+def test_context_shift_moves_keys_of_the_layer(tmp_path):
+    directory = make_checkpoint(tmp_path / "model", "deepseek-v3")
+    add_mtp(directory, "deepseek-v3", noise=NEAR)
+    params = SamplingParams(max_tokens=60, temperature=0.9, seed=8, ignore_eos=True, max_context_len=44)
+    options = OPTIONS | {"num_kv_blocks": 200, "context_shift": True, "keep": 3}
+    answers = []
+    for config in (None, THREE):
+        with LLM(str(directory), speculative_config=config, **options) as llm:
+            answers.append([output.token_ids for output in llm.generate(PROMPTS, params)])
+            accepted = llm.report.counts["accepted"]
+    assert answers[0] == answers[1] and accepted > 0
+
+
+# What it takes, and who has none.
+
+
+def test_memory_of_the_layer_is_counted(drafter):
+    """On the last stage alone: its weights, and the keys and values that a token leaves in it."""
+    directory, _, _ = drafter
+    with LLM(str(directory), num_kv_blocks=64, **OPTIONS) as plain:
+        before = plain.layout.meta(plain.place)
+    with LLM(str(directory), num_kv_blocks=64, speculative_config=THREE, **OPTIONS) as llm:
+        after, size = llm.layout.meta(llm.place), llm.layout.config.hidden_size
+        stored = sum(
+            tensor.nbytes
+            for name, tensor in load_file(directory / "model.safetensors").items()
+            if name.startswith(("mtp.", "model.layers.4."))
+        )
+        assert after.weight_bytes - before.weight_bytes == pytest.approx(stored, rel=0.01)
+        assert stored > 2 * size * size * 4
+        spec = after.model.mtp.layer.self_attn.cache_spec()
+        assert after.bytes_per_token - before.bytes_per_token == spec.bytes_per_token(torch.float32) > 0
+
+
+@pytest.mark.parametrize("kind", ["llama-untied", "deepseek-v3", "qwen3.5"])
+def test_model_without_mtp_layer_is_refused(kind, tmp_path):
+    """A family without, a config that says so, tensors that are not there."""
+    directory = make_checkpoint(tmp_path, kind)
+    with pytest.raises(UserError, match="has no MTP layer that could draft; choose another method") as caught:
+        LLM(str(directory), speculative_config=THREE, num_kv_blocks=64, **OPTIONS)
+    assert "\n" not in str(caught.value)
