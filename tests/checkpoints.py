@@ -558,7 +558,7 @@ def worst_vector_error(vectors: list[list[float]], states: list[torch.Tensor], p
     return worst
 
 
-MTP_KINDS = ("deepseek-v3", "qwen3-next-moe", "qwen3.5", "qwen3.5-moe")
+MTP_KINDS = ("deepseek-v3", "glm4-moe", "glm-4.7-flash", "qwen3-next-moe", "qwen3.5", "qwen3.5-moe")
 """Kinds to which ``add_mtp`` can give an MTP layer."""
 
 
@@ -566,7 +566,7 @@ def mtp_names(kind: str) -> dict[str, str]:
     """Names of the parts of an MTP layer, by those in Qwen's checkpoints."""
     num_layers = CONFIGS[kind]().get_text_config().num_hidden_layers
     qwen = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0")
-    if "deepseek" not in kind:
+    if "qwen" in kind:
         return dict(zip(qwen, qwen, strict=True))
     parts = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
     first = f"model.layers.{num_layers}"
@@ -586,7 +586,7 @@ def add_mtp(directory: Path, kind: str, *, noise: float | None = None) -> dict[s
     tensors = load_file(directory / "model.safetensors")
     root = "model.language_model" if kind.endswith("pictures") else "model"
     size, names = tensors[f"{root}.norm.weight"].numel(), mtp_names(kind)
-    centre = 1.0 if "deepseek" in kind else 0.0
+    centre = 0.0 if "qwen" in kind else 1.0
     parts = {name: centre + 0.3 * torch.randn(size) for name in names if "norm" in name}
     parts["mtp.fc"] = torch.randn(size, 2 * size) * size**-0.5
     if noise is not None:
@@ -611,4 +611,4 @@ def add_mtp(directory: Path, kind: str, *, noise: float | None = None) -> dict[s
 def donor_layer(kind: str) -> int:
     """Number of the layer of another checkpoint whose weights an MTP layer has: one of attention, with experts if any has."""
     config = CONFIGS[kind]().get_text_config()
-    return config.num_hidden_layers - 1 if "deepseek" in kind else config.layer_types.index(FULL)
+    return config.layer_types.index(FULL) if "qwen" in kind else config.num_hidden_layers - 1

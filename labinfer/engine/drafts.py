@@ -119,11 +119,11 @@ class Drafts:
         sampled = [sequence for sequence in chosen if sequence.num_unscheduled == 0 and not sequence.request.pooling]
         limits = {sequence: limit for sequence in sampled if (limit := self._limit_ahead(sequence)) > 0}
         limits = self._choose(limits, len(sampled), num_micro_batches)
-        for sequence in chosen:
-            sequence.num_asked = limits.get(sequence, 0)
-            if sequence.num_asked > 1 and not self._tables.reserve(sequence.cache, sequence.num_asked - 1):
+        for sequence, limit in limits.items():
+            sequence.num_asked = limit
+            if limit > 1 and not self._tables.reserve(sequence.cache, limit - 1):
                 room = len(sequence.cache.blocks) * self._tables.blocks.block_size - sequence.cache.num_tokens
-                sequence.num_asked = min(sequence.num_asked, 1 + room)
+                sequence.num_asked = min(limit, 1 + room)
 
     @property
     def _is_asked_ahead(self) -> bool:

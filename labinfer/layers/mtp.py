@@ -43,6 +43,7 @@ class MTPLayer(nn.Module):
         batch: ModelInputBatch,
         cache: Any,
         angles: Angles | None,
+        *,
         output_rows: OutputRows,
     ) -> torch.Tensor:
         """(T, D) and (T, D) → (R, D), which the output head is given, and the layer itself with the token that is chosen then.

@@ -160,7 +160,7 @@ class Decoder(nn.Module):
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied, is_head=True)
-        self.mtp = None
+        self.mtp = self.mtp_embedding = None
         if ctx.is_last and config.mtp is not None:
             self.names = self.names.with_mtp(config.num_layers)
             layer = DecoderLayer(config.mtp, config, self.norm_placement, ctx)
@@ -302,7 +302,8 @@ class Decoder(nn.Module):
             table = self.lm_head if self._config.tied_embeddings else self.mtp_embedding
         number = self._rope_numbers[-1]
         angles = None if number is None else self._rotary[number].at(batch.positions_T)
-        return self.mtp(self._embed(table, batch.token_ids_T), normed_TD, batch, cache, angles, output_rows)
+        embedded_TD = self._embed(table, batch.token_ids_T)
+        return self.mtp(embedded_TD, normed_TD, batch, cache, angles, output_rows=output_rows)
 
     def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
         """Numbers of the stage's first rank, on all of its ranks; see ``TensorParallelCommunicator.share``."""

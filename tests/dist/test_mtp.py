@@ -15,7 +15,7 @@ from labinfer.config import EngineOptions
 from labinfer.llm import LLM
 
 
-@pytest.fixture(params=["deepseek-v3", "qwen3-next-moe", "qwen3.5-pictures"])
+@pytest.fixture(params=["deepseek-v3", "qwen3.5-pictures", pytest.param("qwen3-next-moe", marks=pytest.mark.slow)])
 def checkpoint(request, group):
     """With heads of its own for embedding and output, or one for both; made on rank 0 and seen by all ranks of this machine."""
     path = tempfile.mkdtemp(prefix="labinfer-mtp-") if group.rank == 0 else ""
