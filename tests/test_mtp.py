@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from checkpoints import MTP_KINDS, add_mtp, donor_layer, make_checkpoint, mixed_prompts
+from checkpoints import make_checkpoint, mixed_prompts
 from golden import LogitsRecorder, relative_error
+from mtp_checkpoints import MTP_KINDS, add_mtp, donor_layer
 from safetensors.torch import load_file
 from test_drafts import PARAMS, PROMPTS, assert_same
 from transformers import AutoModelForCausalLM

@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from checkpoints import add_mtp, make_checkpoint, mixed_prompts
+from checkpoints import make_checkpoint, mixed_prompts
 from layouts import layouts_for
+from mtp_checkpoints import add_mtp
 
 from labinfer import SamplingParams
 from labinfer.config import EngineOptions
