@@ -14,6 +14,7 @@ from labinfer.engine.guide import allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.sequence import Sequence
 from labinfer.sampling_params import SamplingParams
+from labinfer.speculative_options import SpeculativeOptions
 
 
 @dataclass
@@ -124,7 +125,8 @@ def test_blocks_of_rejected_tokens_are_free_again():
 
 @pytest.mark.parametrize("rejected", [False, True])
 def test_drafted_tokens_cannot_be_found_in_the_cache(rejected):
-    bench = Bench(block_size=4, num_stages=2, proposer=FixedProposer(11, lambda index: False))
+    proposer, one_chunk = FixedProposer(11, lambda index: False), SpeculativeOptions(continuous=False)
+    bench = Bench(block_size=4, num_stages=2, proposer=proposer, speculative_config=one_chunk)
     sequence = bench.add(4, 30)
     bench.launch_all()
     bench.update()

@@ -31,7 +31,7 @@ def test_continuation_is_that_of_a_whole_search(least, most):
         tokens: list[int] = []
         while len(tokens) < 40:
             tokens += [draw.randrange(6) for _ in range(draw.randint(1, 4))]
-            text.extend(tokens)
+            text.extend(tokens, len(tokens))
             limit = draw.randint(1, 9)
             assert text.continuation(limit) == search(tokens, limit, least, most), tokens
 
@@ -59,5 +59,5 @@ def test_repeated_token_costs_no_more_than_another():
     """All places are alike; only some of them are compared."""
     text = IndexedText(2, 5)
     tokens = [7] * 20_000
-    text.extend(tokens)
+    text.extend(tokens, len(tokens))
     assert text.continuation(4) == [7, 7, 7, 7]
