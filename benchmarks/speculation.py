@@ -4,8 +4,10 @@
     python benchmarks/speculation.py --config '{"model": "demo-draft"}'
     mpirun -n 2 python benchmarks/speculation.py --model DIR
     python benchmarks/speculation.py --hops-ms 10
+    python benchmarks/speculation.py --hops-ms 5 --hosts 4 --tasks editing
 
-The last one starts itself on hosts that are network namespaces, with a delay on the way from each to the next (Linux, root).
+The last two start themselves on hosts that are network namespaces, with a delay on the way from each to the next (Linux, root). In a
+pipeline drafts are also measured with one chunk of a sequence at a time (``"continuous": false``).
 
 Tasks: ``answers`` are the bundled held-out conversations, one at a time; in ``editing`` a text of these is to be given back
 with every eighth line changed, one at a time. What a model would write does not matter there: the answer is the only
@@ -109,22 +111,26 @@ def measure(args: argparse.Namespace) -> None:
     with launched({"speculation": flat}) as llms:
         llm = llms["speculation"]
         drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
-        given = drafts.proposer if drafts else None
+        given, continuous = (drafts.proposer, drafts.continuous) if drafts else (None, False)
         for name in args.tasks:
-            proposers = {"with": RandomDrafter(llm.facts.vocab_size) if name == "random" else given, "without": None}
-            rounds: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
+            drafter = RandomDrafter(llm.facts.vocab_size) if name == "random" else given
+            variants = {"with": (drafter, continuous), "without": (None, False), "one chunk": (drafter, False)}
+            if llm.group.size == 1:
+                del variants["one chunk"]
+            rounds: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
             for number in range(args.rounds + 1):
-                for variant, proposer in proposers.items():
+                for variant, settings in variants.items():
                     if drafts:
-                        drafts.proposer = proposer
+                        drafts.proposer, drafts.continuous = settings
                     figures = run_task(llm, name, args.answers)
                     if number:  # the first round warms up
                         rounds[variant].append(figures)
             if llm.is_rank0:
-                report(name, medians(rounds["with"]), medians(rounds["without"]))
+                report(name, **{variant.replace(" ", "_"): medians(of) for variant, of in rounds.items()})
 
 
-def report(name: str, ours: dict[str, float], plain: dict[str, float]) -> None:
+def report(name: str, without: dict[str, float], one_chunk: dict[str, float] | None = None, **others: dict) -> None:
+    ours, plain = others["with"], without
     row = (
         name,
         f"{plain['speed']:.1f}",
@@ -133,8 +139,18 @@ def report(name: str, ours: dict[str, float], plain: dict[str, float]) -> None:
         f"{plain['cpu'] / ours['cpu']:.2f}",
         f"{ours['drafted']:.2f}",
         f"{100 * ours['accepted']:.0f} %",
+        f"{ours['speed'] / one_chunk['speed']:.2f}" if one_chunk else "-",
     )
-    header = ("task", "tokens/s without", "with", "speed", "by CPU time", "drafted a token", "accepted")
+    header = (
+        "task",
+        "tokens/s without",
+        "with",
+        "speed",
+        "by CPU time",
+        "drafted a token",
+        "accepted",
+        "of one chunk's",
+    )
     print(format_table(header, [row]), flush=True)
 
 
@@ -146,17 +162,18 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=40, help="held-out conversations")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--hops-ms", type=float, help="two hosts with this delay each way between them")
+    parser.add_argument("--hops-ms", type=float, help="hosts with this delay each way between them")
+    parser.add_argument("--hosts", type=int, default=2, help="hosts, where hops have a delay")
     args = parser.parse_args()
     if args.hops_ms is None:
         measure(args)
         return
     place = sys.argv.index("--hops-ms")
     command = [sys.executable, *sys.argv[:place], *sys.argv[place + 2 :]]
-    delays = [args.hops_ms / 2000] * 2
+    delays = [args.hops_ms / 2000] * args.hosts
     with (
         tempfile.TemporaryDirectory() as directory,
-        hosts(Path(directory), [1.0, 1.0], delays=delays, mbit=1000.0) as start,
+        hosts(Path(directory), [1.0] * args.hosts, delays=delays, mbit=1000.0) as start,
     ):
         environment = [word for name, value in TRANSPORTS.items() for word in ("-genv", name, value)]
         subprocess.run([*start, *environment, *command], check=True)

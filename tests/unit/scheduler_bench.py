@@ -221,7 +221,9 @@ class Bench:
     def check_chunks(self, plan: BatchPlan, on_their_way: set[int]) -> None:
         """Drafted tokens go behind others only if all of a step's do, and nobody waits."""
         sequences = [self.sequences[entry.seq_id] for entry in plan.entries]
-        behind = [entry.begin >= len(sequence.token_ids) for entry, sequence in zip(plan.entries, sequences, strict=True)]
+        behind = [
+            entry.begin >= len(sequence.token_ids) for entry, sequence in zip(plan.entries, sequences, strict=True)
+        ]
         if any(behind):
             assert all(behind) and not self.scheduler.waiting and self.has_drafts
             assert {sequence.seq_id for sequence in sequences} <= on_their_way and self.tables.states is None

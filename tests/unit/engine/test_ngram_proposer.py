@@ -55,6 +55,19 @@ def test_sequences_do_not_see_each_other_and_are_forgotten():
     assert list(proposer._texts) == [second]
 
 
+def test_tokens_that_are_only_assumed_are_not_remembered():
+    proposer, sequence = NgramProposer(2, 3), make_sequence([1, 2, 3, 4, 1])
+    sequence.draft = (2, 5, 2)
+    with sequence.ahead():
+        assert proposer.propose([sequence], [2]) == [[]]
+    sequence.draft = (2,)
+    with sequence.ahead():
+        assert proposer.propose([sequence], [2]) == [[3, 4]]
+    sequence.draft = ()
+    sequence.token_ids += [2, 6, 5, 2]
+    assert proposer.propose([sequence], [2]) == [[]]  # the 2 behind the other 5 never was
+
+
 def test_repeated_token_costs_no_more_than_another():
     """All places are alike; only some of them are compared."""
     text = IndexedText(2, 5)
