@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -26,21 +27,20 @@ number=$((${1##*.} - 1)); shift
 for group in GROUPS; do echo $$ > $group$number/cgroup.procs; done
 exec nsenter --net=/run/netns/NAME$number unshare --uts --mount sh -c \\
   "mount --bind DIRECTORY/hosts /etc/hosts; mount --rbind /sys/fs/cgroup DIRECTORY/cgroup; mount -t sysfs none /sys
-   mount --rbind DIRECTORY/cgroup /sys/fs/cgroup; hostname host-$number; exec taskset -c $((number > 0)) $*"
+   mount --rbind DIRECTORY/cgroup /sys/fs/cgroup; hostname host-$number; exec taskset -c $(echo CORES | cut -d , -f $((number + 1))) $*"
 """
-"""Like ssh, to these hosts: the first has a core of its own, the others share one. A system of files under /sys that is mounted anew
-has a host's devices, but no control groups."""
+"""Like ssh, to these hosts. A system of files under /sys that is mounted anew has a host's devices, but no control groups."""
 
 
 IDLER = """
 import os, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-os.sched_setaffinity(0, {1})
+os.sched_setaffinity(0, {int(sys.argv[2])})
 open(f"{sys.argv[1]}/cgroup.procs", "w").write(str(os.getpid()))
 while True:
     pass
 """
-"""Uses up the quota of a host whose rank waits, and gives way at once when it does not: a rank that has rested may run for more than
+"""Uses up the quota of a host whose rank waits, on the host's core, and gives way at once when it does not: a rank that has rested may run for more than
 its share, which no slow machine does."""
 
 
@@ -57,12 +57,13 @@ def hosts(
         mbit: rate of each host's device.
         memories: GiB of each; empty for no limit.
     """
-    name, groups, idlers = _prefix(), [], []
+    name, groups, idlers, cores = _prefix(), [], [], _share_cores(quotas)
     (directory / "hosts").write_text("127.0.0.1 localhost\n")
     (directory / "cgroup").mkdir()
     rsh = directory / "rsh"
     in_groups = " ".join(f"{root}/{name}" for root in (CGROUP, *[MEMORY_CGROUP] * bool(memories)))
-    rsh.write_text(RSH.replace("DIRECTORY", str(directory)).replace("NAME", name).replace("GROUPS", in_groups))
+    words = {"DIRECTORY": str(directory), "NAME": name, "GROUPS": in_groups, "CORES": ",".join(map(str, cores))}
+    rsh.write_text(functools.reduce(lambda text, word: text.replace(*word), words.items(), RSH))
     rsh.chmod(0o755)
     try:
         for number, quota in enumerate(quotas):
@@ -73,7 +74,7 @@ def hosts(
             (group / "cpu.cfs_quota_us").write_text(str(round(period * quota)))
             (group / "cpu.shares").write_text(str(SHARES))
             if quota < 1:
-                idlers.append(subprocess.Popen([sys.executable, "-c", IDLER, str(group)]))
+                idlers.append(subprocess.Popen([sys.executable, "-c", IDLER, str(group), str(cores[number])]))
         for number, gib in enumerate(memories):
             (group := MEMORY_CGROUP / f"{name}{number}").mkdir()
             groups.append(group)
@@ -110,6 +111,15 @@ def slowed(number: int, fraction: float) -> Iterator[None]:
         yield
     finally:
         file.write_text(str(before))
+
+
+def _share_cores(quotas: Sequence[float]) -> list[int]:
+    """A core for each host, in turn that of two which has less to do: quotas of 1, 0.5 and 0.25 leave the first one a core of its own."""
+    used, cores = [0.0, 0.0], []
+    for quota in quotas:
+        cores.append(core := used.index(min(used)))
+        used[core] += quota
+    return cores
 
 
 def _prefix() -> str:

@@ -53,6 +53,10 @@ VLLM_FAMILIES = {  # without the _total that counters have in the text
     "vllm:prefix_cache_queries": "counter",
     "vllm:prefix_cache_hits": "counter",
     "vllm:num_preemptions": "counter",
+    "vllm:spec_decode_num_drafts": "counter",
+    "vllm:spec_decode_num_draft_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
     "vllm:prompt_tokens": "counter",
     "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
@@ -74,7 +78,9 @@ def test_names_types_and_labels_are_those_of_vllm(metrics):
     page = Page(metrics)
     found = {name: family.type for name, family in page.families.items() if name.startswith("vllm:")}
     assert {name: kind for name, kind in found.items() if not name.endswith("_created")} == VLLM_FAMILIES
-    for name in VLLM_FAMILIES:
+    by_position = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    assert not page.families[by_position].samples  # no draft yet
+    for name in VLLM_FAMILIES.keys() - {by_position}:
         labels = {label for sample in page.families[name].samples for label in sample.labels}
         extra = {"vllm:request_success": {"finished_reason"}}.get(name, set())
         assert labels - {"le"} == {"model_name", "engine"} | extra, name
