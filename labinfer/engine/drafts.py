@@ -108,6 +108,7 @@ class Drafts:
         self,
         chosen: MutableMapping[Sequence, int],
         on_their_way: list[Sequence],
+        *,
         num_sequences: int,
         room: int,
         eos_token_ids: frozenset[int],

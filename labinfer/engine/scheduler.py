@@ -232,7 +232,12 @@ class Scheduler:
         self.drafts.extend(chosen, decodes, left - used, self.eos_token_ids, num_micro_batches)
         if not (chosen or decoding or prefilling or self.waiting):  # nobody else wants the stages
             self.drafts.continue_(
-                chosen, on_their_way, budget.num_decodes, left, self.eos_token_ids, len(self.in_flight)
+                chosen,
+                on_their_way,
+                num_sequences=budget.num_decodes,
+                room=left,
+                eos_token_ids=self.eos_token_ids,
+                count=len(self.in_flight),
             )
         return chosen
 

@@ -16,7 +16,7 @@ class DraftFigures:
     drafts: int
     """Drafts that steps verified, each of one sequence."""
     continued: int
-    """Those of them that were sent behind others on their way."""
+    """Drafts among them that were sent behind others on their way."""
     drafted: int
     accepted: int
     drafted_by_place: list[int]
