@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fake_clock import FakeClock
@@ -47,6 +48,27 @@ class RandomProposer:
 
     def forget(self, sequences: list[Sequence]) -> None:
         assert all(sequence.finish_reason is not None for sequence in sequences)
+
+
+@dataclass
+class FixedProposer:
+    """Drafts as many tokens as there is room for, up to a number."""
+
+    count: int
+    is_right: Callable[[int], bool] = lambda index: True
+    """Whether the token at this index of the sequence is guessed right."""
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return [
+            [
+                token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
+                for index in range(len(sequence.token_ids), len(sequence.token_ids) + min(self.count, limit))
+            ]
+            for sequence, limit in zip(sequences, limits, strict=True)
+        ]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
 
 
 @dataclass
