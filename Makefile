@@ -15,9 +15,9 @@ ALOUD = $(PYTHON) tools/aloud.py
 PIP_INSTALL = $(ALOUD) $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
 TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; TORCH_INDEX=URL takes it from another (see README.md)")
 MODEL ?= demo
-# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait. All that
-# launches several ranks or a browser has the machine to itself.
-JOBS ?= 2
+# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait: one more
+# than most machines of this kind have cores. All that launches several ranks has the machine to itself.
+JOBS ?= 3
 # The tests that a part runs: all but those of the full matrices, unless another choice is given.
 SAMPLE ?= -m "not slow"
 ARGS ?=
@@ -52,8 +52,8 @@ $(VENV)/.setup-test: $(VENV)/.setup
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
-ALONE := test-cluster test-browser test-mpi-3
-PAIRED := test-server test-unit test-features test-online
+ALONE := test-cluster test-mpi-3
+PAIRED := test-unit test-features test-server test-browser test-online
 LAUNCHING := tests/test_chat.py tests/test_offline.py tests/test_signals.py
 
 test: lint ## everything a change must pass: lint, the parts, and alone what measures times

@@ -12,7 +12,8 @@ pipeline drafts are also measured with one chunk of a sequence at a time (``"con
 Tasks: ``answers`` are the bundled held-out conversations, one at a time; in ``editing`` a text of these is to be given back
 with every eighth line changed, one at a time. What a model would write does not matter there: the answer is the only
 choice (``structured_outputs``), in both variants, so any model with a tokenizer will do, and drafts that find the text in the
-prompt are right as often as with one that edits well. ``many`` are 64 sequences of random tokens at once; ``random`` is one with a
+prompt are right as often as with one that edits well. ``alone`` is one greedy answer to random tokens, for a model with a draft model
+that was constructed to agree with it (``tools/random_checkpoint.py``). ``many`` are 64 sequences of random tokens at once; ``random`` is one with a
 drafter that is never right.
 """
 
@@ -36,7 +37,8 @@ from labinfer.observe.table import format_table
 
 HELD_OUT = Path(labinfer.__file__).parent / "assets" / "held-out" / "conversations.jsonl"
 LINES, CHANGED_EVERY = 24, 8
-TASKS = ("answers", "editing", "many", "random")
+TASKS = ("answers", "editing", "alone", "many", "random")
+AT_ONCE = ("many", "random")
 
 
 class RandomDrafter:
@@ -56,6 +58,11 @@ def conversations() -> list[list[dict]]:
     return [json.loads(line)["messages"] for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
 
 
+def spread(items: list, count: int) -> list:
+    """So many of them, from all over the list, in which those of one kind follow each other."""
+    return items[:: max(1, len(items) // count)][:count]
+
+
 def editing_task() -> tuple[str, str]:
     """A prompt with a text, and the text with some of its lines changed."""
     lines = [" ".join(message["content"] for message in messages) for messages in conversations()]
@@ -70,15 +77,21 @@ def make_task(name: str, llm: LLM, num_answers: int) -> tuple[list, SamplingPara
         prompt, answer = editing_task()
         return [prompt], SamplingParams(max_tokens=1024, structured_outputs=StructuredOutputs(choice=[answer])), False
     if name == "answers":
-        return [{"messages": messages[:-1]} for messages in conversations()[:num_answers]], SamplingParams(), False
+        return (
+            [{"messages": messages[:-1]} for messages in spread(conversations(), num_answers)],
+            SamplingParams(),
+            False,
+        )
     draw = random.Random(1)
     prompts = [[draw.randrange(llm.facts.vocab_size) for _ in range(32)] for _ in range(64 if name == "many" else 1)]
+    if name == "alone":
+        return prompts, SamplingParams(max_tokens=128, ignore_eos=True, temperature=0.0), False
     return prompts, SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8), True
 
 
 def run_task(llm: LLM, name: str, num_answers: int) -> dict[str, float]:
     """Tokens a second, CPU seconds of rank 0 for each thousand tokens, and acceptance; {} on ranks other than 0."""
-    prompts, params, at_once = make_task(name, llm, num_answers) if llm.is_rank0 else (None, None, name in TASKS[2:])
+    prompts, params, at_once = make_task(name, llm, num_answers) if llm.is_rank0 else (None, None, name in AT_ONCE)
     calls = [prompts] if at_once else [[prompt] for prompt in prompts] if prompts else []
     num_calls = int(llm.group.comm.all_gather_bytes(str(len(calls)).encode())[0])
     seconds = cpu = 0.0

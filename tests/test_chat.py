@@ -381,6 +381,7 @@ def test_habits_of_other_servers(pieces, newline):
     assert "?" not in done.stderr
 
 
+@pytest.mark.timing
 def test_chat_with_a_server_begins_at_once_and_without_torch(server):
     code = (
         "import sys\nfrom labinfer.cli import main\nstatus = main(sys.argv[1:])\n"

@@ -1,9 +1,12 @@
 """Make a checkpoint with random weights: to measure the engine at a given size.
 
     python tools/random_checkpoint.py --shape tiny DIR
+    python tools/random_checkpoint.py --shape qwen2-0.5b --faint-from 2 MODEL
+    python tools/random_checkpoint.py --shape qwen2-0.5b --layers 2 DRAFT
 
 Seeded, so that the same command gives the same checkpoint everywhere. It has a tokenizer and a chat template; what it
-says makes no sense. Tensors are made and written one by one, so a checkpoint may be larger than the memory.
+says makes no sense. The last two are a model whose layers from the third on say little, and its first two layers alone, which so
+draft well for it: random models else agree by chance only. Tensors are made and written one by one, so a checkpoint may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +126,9 @@ knows needs nothing but its entry: tensors are those that its model asks for."""
 COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": True}
 STD = 0.1
 """Standard deviation of the weights; large enough that the answers differ."""
+FAINT = 0.01
+"""Factor of what faint layers add: the model then mostly chooses as its first layers alone would."""
+ADDS = re.compile(r"layers\.(\d+)\..*\.(o_proj|down_proj)\.weight$")
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -135,15 +142,26 @@ CORPUS = [
 ]
 
 
-def make_checkpoint(directory: Path, shape: str, dtype: torch.dtype, layers: int = 0) -> None:
+def make_checkpoint(
+    directory: Path,
+    shape: str,
+    dtype: torch.dtype,
+    *,
+    layers: int = 0,
+    vocab_size: int = 0,
+    faint_from: int | None = None,
+) -> None:
     """Write config, weights (normal; norms 1), tokenizer and chat template.
 
     Args:
-        layers: instead of the shape's own number; 0 for that.
+        layers: instead of the shape's own number; 0 for that. They are the first ones of more layers.
+        vocab_size: instead of the shape's own number; 0 for that.
+        faint_from: layers from this one on add little to what comes out of those before.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = {"vocab_size": _write_tokenizer(directory)} | COMMON | SHAPES[shape]
     config |= {"num_hidden_layers": layers} if layers else {}
+    config |= {"vocab_size": vocab_size} if vocab_size else {}
     config |= {"eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"), "torch_dtype": str(dtype).removeprefix("torch.")}
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     shapes, generator = _tensor_shapes(directory), torch.Generator().manual_seed(0)
@@ -151,13 +169,20 @@ def make_checkpoint(directory: Path, shape: str, dtype: torch.dtype, layers: int
     def tensors() -> Iterator[torch.Tensor]:
         for name, size in shapes.items():
             is_norm = len(size) == 1 and "norm" in name
-            yield torch.ones(size) if is_norm else torch.empty(size).normal_(0.0, STD, generator=generator)
+            tensor = torch.ones(size) if is_norm else torch.empty(size).normal_(0.0, STD, generator=generator)
+            yield tensor * FAINT if faint_from is not None and is_faint(name, faint_from) else tensor
 
     with (directory / "model.safetensors").open("wb") as file:
         header = _safetensors_header(shapes, dtype)
         file.write(len(header).to_bytes(8, "little") + header)
         for tensor in tensors():
             file.write(memoryview(tensor.to(dtype).view(torch.uint8).numpy()))
+
+
+def is_faint(name: str, faint_from: int) -> bool:
+    """Whether a tensor leads out of one of the layers from this one on."""
+    match = ADDS.search(name)
+    return match is not None and int(match[1]) >= faint_from
 
 
 def _tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -216,8 +241,17 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--layers", type=int, default=0, help="instead of the shape's own number")
+    parser.add_argument("--vocab-size", type=int, default=0, help="instead of the shape's own number")
+    parser.add_argument("--faint-from", type=int, help="first of the layers that add little to those before")
     args = parser.parse_args()
-    make_checkpoint(args.directory, args.shape, getattr(torch, args.dtype), args.layers)
+    make_checkpoint(
+        args.directory,
+        args.shape,
+        getattr(torch, args.dtype),
+        layers=args.layers,
+        vocab_size=args.vocab_size,
+        faint_from=args.faint_from,
+    )
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class ModelRunner:
         capture: Capture | None = None,
     ):
         self.model, self._cache, self._capture = model, cache, capture
-        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture, MAX_ROWS)
+        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
         self._heads = {
             largest_only: StepGraphs(partial(sampled_logits, model, largest_only=largest_only), capture)
             for largest_only in (False, True)
@@ -87,7 +87,7 @@ class ModelRunner:
         """
         part, model = copy(self), self.model.part(indices)
         caches = self._cache.layers
-        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture, MAX_ROWS)
+        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture)
         return part
 
     def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:

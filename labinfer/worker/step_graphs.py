@@ -11,11 +11,11 @@ from labinfer.functions.graph import Capture, Graph
 from labinfer.layers.input_batch import ModelInputBatch
 
 MAX_SEQUENCES = 4
-"""Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up, and a graph keeps all
-its activations."""
-MAX_ROWS = 8
+"""Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up."""
+MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
-MAX_STEPS = 32
+KEPT_ROWS = 160
+"""Rows of all captured steps together, at most: a graph keeps its activations, or logits."""
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
 """The layers, or the head, on a batch and hidden states."""
@@ -39,18 +39,17 @@ class StepGraphs:
 
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
-        max_rows: rows of one sequence in a step that is captured.
     """
 
-    def __init__(self, part: StepPart, capture: Capture | None, max_rows: int = 1):
-        self._part, self._capture, self._max_rows = part, capture, max_rows
+    def __init__(self, part: StepPart, capture: Capture | None):
+        self._part, self._capture = part, capture
         self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
-        is_chunk = num_sequences == 1 < num_rows <= self._max_rows and batch.output_rows is None
+        is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None
         if self._capture is None or not (is_chunk or num_sequences == num_rows <= MAX_SEQUENCES):
             return self._part(batch, hidden_TD)
         places = batch.places
@@ -72,8 +71,8 @@ class StepGraphs:
     ) -> torch.Tensor:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
         out, graph = self._capture(lambda: self._part(batch, own_TD))
-        if len(self._steps) == MAX_STEPS:
+        self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
+        while sum(num_rows for _, num_rows, *_ in self._steps) > KEPT_ROWS:
             del self._steps[next(iter(self._steps))]  # the one that was not used for the longest time
             self._seen.clear()
-        self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         return out

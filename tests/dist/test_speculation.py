@@ -13,6 +13,7 @@ from layouts import layouts_for
 
 from labinfer import SamplingParams
 from labinfer.config import EngineOptions
+from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.ngram_proposer import NgramProposer
 from labinfer.engine.sequence import Sequence
 from labinfer.llm import LLM
@@ -181,3 +182,38 @@ def test_answers_of_few_at_a_time_are_those_without_chunks_behind_others(group, 
             if proposer is proposers[1]:
                 assert counts["accepted"] < counts["drafted"] / 10
     assert preemptions > 0 or not drafts
+
+
+def test_lengths_are_chosen_by_times_that_were_measured_on_all_stages(group, golden):
+    """Good drafts grow and bad ones end, where the times say that rows cost little; nothing is drafted where they cost much."""
+    directory, prompts, _ = golden
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for layout in layouts_for(group.size):
+        flat = {
+            "model": str(directory),
+            "block_size": 4,
+            "num_kv_blocks": 600,
+            "speculative_config": {"method": "ngram"},
+            **layout,
+        }
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+        drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
+        if drafts:
+            measured = [drafts._draft_time(1, 1, count) for count in range(17)]
+            assert min(measured) > 0 and max(measured) < 10, (layout, measured)
+            drafts.proposer = None
+        plain = llm.generate(prompts, params)
+        answers = [[answer.token_ids for answer in output.completions] for output in plain or []]
+        drafted = []
+        for share, row_cost in ((1.0, 0.001), (0.0, 0.001), (1.0, 10.0)):
+            if drafts:
+                drafts.proposer = KnownAnswers(answers, share)
+                drafts._draft_time = lambda steps, rows, count, cost=row_cost: 1.0 + cost * (rows + steps * count)
+                drafts._lengths = DraftLengths(num_places=16)
+            outputs = llm.generate(prompts, params)
+            if drafts:
+                assert tell(outputs) == tell(plain), layout
+                drafted.append(llm.report.counts["drafted"])
+        if drafts:
+            assert drafted[0] > len(prompts) * 30, (layout, drafted)
+            assert drafted[1] < drafted[0] / 2 and drafted[2] < drafted[0] / 4, (layout, drafted)

@@ -23,6 +23,8 @@ constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 
 constexpr int64_t SHARED = 1 << 18;  // logits that take longer to read than another thread takes to wake up
 
+constexpr int64_t SEARCHED = 256;  // logits that are searched for the largest one, once it is known that it is there
+
 const ints PLACES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // As functions/draw.py has it; log_min_p is the logarithm of min_p.
@@ -76,25 +78,27 @@ inline Top larger(Top first, Top second) {
   return second.value != second.value || second.value > first.value ? second : first;
 }
 
-// The first of the largest logits; the first NaN where there is one.
+// The first of the largest logits; the first NaN where there is one. Blocks are told apart by their largest, and one is searched.
 template <typename T>
 Top largest_of(const T* row, int64_t begin, int64_t end) {
-  floats best = same(NOTHING);
-  ints at = ints{} + std::numeric_limits<int32_t>::max(), unordered{};
-  ints ids = PLACES + int32_t(begin);
-  for (int64_t i = begin; i < end; i += WIDTH, ids += WIDTH) {
-    floats x = read(row + i, end - i);
-    ints more = x > best;
-    best = more ? x : best;
-    at = more ? ids : at;
-    unordered |= x != x;
-  }
-  if (any(unordered))
-    for (int64_t i = begin; i < end; ++i)
-      if (as_float(row[i]) != as_float(row[i])) return {as_float(row[i]), i};
   Top found{NOTHING, begin};
-  for (int i = 0; i < WIDTH; ++i)
-    if (best[i] > found.value || (best[i] == found.value && best[i] != NOTHING && at[i] < found.id)) found = {best[i], at[i]};
+  for (int64_t block = begin; block < end; block += SEARCHED) {
+    int64_t stop = std::min(end, block + SEARCHED);
+    floats best = same(NOTHING);
+    words unordered{};
+    for (int64_t i = block; i < stop; i += WIDTH) {
+      floats x = read(row + i, stop - i);
+      best = larger(x, best);
+      unordered |= 0x7f800000 - ((words)x & 0x7fffffff);  // negative for a NaN, whose bits are more than infinity's
+    }
+    if (any((ints)(unordered >> 31)))
+      for (int64_t i = block; i < stop; ++i)
+        if (as_float(row[i]) != as_float(row[i])) return {as_float(row[i]), i};
+    float top = ::largest(best);
+    if (top > found.value) found = {top, block};
+  }
+  if (found.value != NOTHING)
+    while (as_float(row[found.id]) != found.value) ++found.id;
   return found;
 }
 

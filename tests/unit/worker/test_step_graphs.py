@@ -12,12 +12,14 @@ from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.layers import rope
 from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
+from labinfer.worker import step_graphs
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.step_graphs import MAX_SEQUENCES
 
 CPU, BLOCK, DTYPE = torch.device("cpu"), 4, torch.bfloat16
+BLOCKS_EACH = 6
 
 
 class Captures:
@@ -50,7 +52,7 @@ def make_runner(directory, registry, captures, layers=None, dtype=DTYPE) -> Mode
 
 
 def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
-    """Tokens ``begin:end`` of sequences, each of which has four blocks."""
+    """Tokens ``begin:end`` of sequences, each of which has ``BLOCKS_EACH`` blocks."""
     entries = [
         BatchEntry(
             seq_id=seq,
@@ -58,7 +60,7 @@ def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:
             begin=begin,
             position=begin,
             first_block=0,
-            new_blocks=[4 * seq + index for index in range(4)],
+            new_blocks=[BLOCKS_EACH * seq + index for index in range(BLOCKS_EACH)],
             num_samples=0,
             new_tokens=[] if new else [(7 * seq + 3 * index) % 50 for index in range(begin, end)],
         )
@@ -110,6 +112,13 @@ def test_captured_steps_give_the_same_bits_while_contexts_grow(
     assert captures.made == 6 and not captures.failed and captured._indices is not before
 
 
+DRAFTS = (
+    *((0, 2, 5), (0, 3, 6), (1, 2, 5), (0, 6, 8), (0, 8, 11), (1, 4, 7), (0, 11, 13), (0, 4, 14), (0, 5, 15)),
+    *((0, 2, 20), (0, 3, 21)),
+)
+"""Sequence, first and last token of steps."""
+
+
 def test_drafts_of_one_sequence_are_captured_when_they_come_again(directory, compiled_functions):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
@@ -117,11 +126,26 @@ def test_drafts_of_one_sequence_are_captured_when_they_come_again(directory, com
     prompt = plan({0: (0, 2), 1: (0, 2)}, True)
     assert torch.equal(run(captured, prompt), run(plain, prompt))
     made = []
-    for seq, begin, end in ((0, 2, 5), (0, 3, 6), (1, 2, 5), (0, 6, 8), (0, 8, 11), (1, 4, 7), (0, 11, 13), (0, 4, 14)):
+    for seq, begin, end in DRAFTS:
         step = plan({seq: (begin, end)}, False)
         assert torch.equal(run(captured, step), run(plain, step))
         made.append(captures.made)
-    assert made == [0, 1, 1, 1, 1, 1, 2, 2] and not captures.failed  # ten rows are too many
+    assert made == [0, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3] and not captures.failed  # eighteen rows are too many
+
+
+def test_steps_that_were_not_used_for_long_make_room(directory, compiled_functions, monkeypatch):
+    monkeypatch.setattr(step_graphs, "KEPT_ROWS", 9)
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain, captured = (make_runner(directory, registry, each) for each in (None, captures))
+    prompt = plan({0: (0, 2)}, True)
+    assert torch.equal(run(captured, prompt), run(plain, prompt))
+    made = []
+    for count in (3, 3, 4, 4, 3, 5, 5, 3, 4, 4):
+        step = plan({0: (2, 2 + count)}, False)
+        assert torch.equal(run(captured, step), run(plain, step))
+        made.append(captures.made)
+    assert made == [0, 1, 1, 2, 2, 2, 3, 3, 3, 4] and not captures.failed
 
 
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
