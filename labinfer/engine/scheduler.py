@@ -157,6 +157,7 @@ class Scheduler:
                     self._advance_beams(group)
                     advanced.append(group.members[0])
             elif brought.token_ids:
+                sequence.brought_draft = brought.draft
                 places = sequence.draft_places
                 reason, num_right = sequence.extend(brought.token_ids, brought.logprobs, self.eos_token_ids)
                 self.drafts.settle(sequence, places, num_right)
@@ -239,6 +240,7 @@ class Scheduler:
                 eos_token_ids=self.eos_token_ids,
                 count=len(self.in_flight),
             )
+        self.drafts.ask(chosen, num_micro_batches)
         return chosen
 
     def _load(self, num_decoding: int, prefilling: list[Sequence]) -> Load:
