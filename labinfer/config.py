@@ -13,7 +13,7 @@ from typing import Any
 
 from labinfer.errors import UserError
 from labinfer.option_fields import check_bounds, convert_section, flag_name, join, option
-from labinfer.speculative_options import SpeculativeOptions
+from labinfer.speculative_options import MTP, SpeculativeOptions
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
@@ -230,8 +230,8 @@ class SchedulerOptions:
     speculative_config: SpeculativeOptions | None = option(
         None,
         "guess next tokens, and verify several in one step; answers are the same as without. A JSON object with vLLM's names: "
-        "method, ngram, draft_model or the path of a drafter of your own; model, that drafts; num_speculative_tokens, a number or auto; prompt_lookup_min and "
-        "prompt_lookup_max; see docs/speculation.md",
+        "method, ngram, draft_model, mtp or the path of a drafter of your own; model, that drafts; num_speculative_tokens, a number or "
+        "auto; prompt_lookup_min and prompt_lookup_max; see docs/speculation.md",
         metavar="JSON",
     )
 
@@ -239,6 +239,11 @@ class SchedulerOptions:
     def chooses_drafts(self) -> bool:
         """Whether the length of each draft is chosen by what steps were measured to take."""
         return self.speculative_config is not None and not self.speculative_config.num_speculative_tokens
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the model's own MTP layer drafts."""
+        return self.speculative_config is not None and self.speculative_config.method == MTP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,9 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     new_window_blocks: list[int] = []
     is_decode: bool = False
     """Whether each token leads to the next; otherwise these are of a prompt, or several that are computed again."""
+    num_drafts: int = 0
+    """Tokens that the last stage's MTP layer is to guess behind those that are sampled. There are blocks for what they leave in its
+    cache."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="plan"):
@@ -153,6 +156,8 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """For the prompt's tokens that follow those that were run, where the request asks for them."""
     vector: tuple[float, ...] = ()
     """With the end of a prompt that is pooled."""
+    draft: tuple[int, ...] = ()
+    """Guessed tokens behind the last one that counts: the entry's ``num_drafts``."""
 
     @staticmethod
     def max_bytes(
@@ -162,6 +167,7 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_prompt: int = 0,
         prompt_top: int | None = None,
         num_numbers: int = 0,
+        num_drafts: int = 0,
     ) -> int:
         """Bytes of one on the wire at most.
 
@@ -170,6 +176,7 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
             num_prompt: log-probabilities of prompt tokens.
             prompt_top: see ``TokenSampling.prompt_logprobs``.
             num_numbers: numbers of the vector.
+            num_drafts: see ``BatchEntry.num_drafts``.
         """
         return (
             1
@@ -181,6 +188,8 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
             + num_prompt * TokenLogprobs.max_bytes(prompt_top)
             + length_bytes(num_numbers)
             + num_numbers * FLOAT_BYTES
+            + length_bytes(num_drafts)
+            + num_drafts * TOKEN_BYTES
         )
 
 

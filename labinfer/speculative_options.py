@@ -10,13 +10,16 @@ from labinfer.errors import UserError
 
 NGRAM = "ngram"
 DRAFT_MODEL = "draft_model"
-METHODS = (NGRAM, DRAFT_MODEL)
+MTP = "mtp"
+METHODS = (NGRAM, DRAFT_MODEL, MTP)
 """Drafters that come with LABInfer."""
 OWN_METHOD = ".py"
 """End of a method that is a file with a drafter of the user's own."""
 AUTO = "auto"
 AUTO_TOKENS = 16
-"""Longest draft where no length is given."""
+"""Longest draft where no length is given …"""
+AUTO_MTP_TOKENS = 4
+"""… and of an MTP layer, which runs once for each token, and was trained to guess one."""
 MAX_TOKENS = 128
 """Longest draft that may be asked for; it is hardly ever right to its end."""
 MAX_NGRAM = 64
@@ -41,7 +44,7 @@ class SpeculativeOptions:
     @property
     def max_tokens(self) -> int:
         """Tokens of a draft, at most."""
-        return self.num_speculative_tokens or AUTO_TOKENS
+        return self.num_speculative_tokens or (AUTO_MTP_TOKENS if self.method == MTP else AUTO_TOKENS)
 
     @classmethod
     def parse(cls, value: Any) -> SpeculativeOptions:

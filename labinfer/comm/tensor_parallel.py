@@ -27,6 +27,13 @@ class TensorParallelCommunicator:
 
     all_reduce.repeats_in_place = True
 
+    def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
+        """The first rank's numbers, ``count`` of them, on all ranks; what the others give does not matter."""
+        if self.size == 1 or not count:
+            return list(numbers or ())
+        mine = torch.tensor(numbers if self.rank == 0 else [0] * count, dtype=torch.int64)
+        return self._comm.all_gather(mine)[0].tolist()
+
     def gather_columns(self, slice_BV: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
         """On tp rank 0 the ranks' column slices (``widths[r]`` columns of rank r) side by side; None elsewhere."""
         if self.size == 1:

@@ -73,6 +73,12 @@ def run(session: Session, own: PlanOptions) -> int:
             notes = [REPLICATED] if replicated else []
             if blocks.num_window_blocks:
                 notes.append(describe_windows(needs.window, blocks.num_window_blocks, num_tokens, blocks.gain))
+            if layout.config.mtp is not None:
+                meta = layout.meta(layout.topology.places[-1])
+                notes.append(
+                    f"the MTP layer is among this on the last stage: {format_bytes(meta.mtp_bytes)} of weights on a rank, and "
+                    f"{format_bytes(meta.mtp_bytes_per_token)} a token"
+                )
             if draft is not None:
                 place = draft.topology.place(0)
                 notes.append(

@@ -8,6 +8,7 @@ from collections.abc import Callable, MutableMapping
 from functools import cache
 
 from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.brought_drafts import BroughtDrafts
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.sequence import Sequence
@@ -80,13 +81,8 @@ class Drafts:
             return
         num_decodes = len(decodes)
         limits = {seq: limit for seq in decodes if (limit := self._limit(seq, chosen[seq], room)) > 0}
-        if limits and self._chooses_lengths:
-            limits = self._lengths.choose(
-                limits,
-                num_decodes - len(limits),
-                lambda rows: self._draft_time(num_micro_batches, num_micro_batches * num_decodes, rows - num_decodes),
-                num_micro_batches,
-            )
+        if not self._is_asked_ahead:
+            limits = self._choose(limits, num_decodes, num_micro_batches)
         if not limits:
             return
         begin = self._clock()
@@ -108,6 +104,53 @@ class Drafts:
                 self.counts[f"drafted_{place}"] += 1
         self.counts["drafted"] += num_drafted
         self._count_cost(num_decodes, num_drafted, num_micro_batches, draft_seconds)
+
+    def ask(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
+        """Have the MTP layer guess, where there is one, what follows the tokens that this step brings.
+
+        It keeps keys and values of its own guesses but the last: for them blocks are taken, as far as there are free ones.
+
+        Args:
+            chosen: tokens to run by sequence.
+            num_micro_batches: see ``extend``.
+        """
+        if not self._is_asked_ahead:
+            return
+        sampled = [sequence for sequence in chosen if sequence.num_unscheduled == 0 and not sequence.request.pooling]
+        limits = {sequence: limit for sequence in sampled if (limit := self._limit_ahead(sequence)) > 0}
+        limits = self._choose(limits, len(sampled), num_micro_batches)
+        for sequence, limit in limits.items():
+            sequence.num_asked = limit
+            if limit > 1 and not self._tables.reserve(sequence.cache, limit - 1):
+                room = len(sequence.cache.blocks) * self._tables.blocks.block_size - sequence.cache.num_tokens
+                sequence.num_asked = min(limit, 1 + room)
+
+    @property
+    def _is_asked_ahead(self) -> bool:
+        """Whether drafts come with the tokens of the step before the one that verifies them."""
+        return isinstance(self.proposer, BroughtDrafts)
+
+    def _limit_ahead(self, sequence: Sequence) -> int:
+        """Tokens that may be drafted for a sequence in the next step, if all of this one are right."""
+        if not sequence.may_draft:
+            return 0
+        num_output_tokens = sequence.num_output_tokens + 1
+        return min(
+            self._max_tokens,
+            sequence.max_context - sequence.cache.num_tokens - 1,
+            sequence.max_tokens - num_output_tokens - 1,
+        )
+
+    def _choose(self, limits: dict[Sequence, int], num_decodes: int, num_micro_batches: int) -> dict[Sequence, int]:
+        """Lengths of drafts in a step of so many decodes, where they are chosen; otherwise all are as long as can be."""
+        if not (limits and self._chooses_lengths):
+            return limits
+        return self._lengths.choose(
+            limits,
+            num_decodes - len(limits),
+            lambda rows: self._draft_time(num_micro_batches, num_micro_batches * num_decodes, rows - num_decodes),
+            num_micro_batches,
+        )
 
     def _take_blocks(self, sequence: Sequence, num_chosen: int) -> bool:
         """Take room for a draft behind the ``num_chosen`` tokens that are run without, and for a state to go back to. Returns

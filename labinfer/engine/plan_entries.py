@@ -39,8 +39,10 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         num_samples=num_samples,
         masks=sequence.masks if num_samples and sequence.guide is not None else (),
         is_decode=num_samples == count and begin >= sequence.num_prompt_tokens,
+        num_drafts=sequence.num_asked,
     )
     sequence.num_in_flight += 1
+    sequence.num_asked = 0
     sequence.num_told, cache.num_known = num_told, len(cache.blocks)
     windowed.num_known = len(windowed.blocks)
     return entry
@@ -48,6 +50,6 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
 
 def max_result_bytes(sequence: Sequence, entry: BatchEntry) -> int:
     """Bytes of the entry's result at most."""
-    if entry.is_decode and entry.num_tokens == 1:
+    if entry.is_decode and entry.num_tokens == 1 and not entry.num_drafts:
         return sequence.decode_bytes
-    return sequence.result_bytes(entry.begin, entry.num_samples)
+    return sequence.result_bytes(entry.begin, entry.num_samples, entry.num_drafts)

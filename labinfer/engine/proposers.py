@@ -8,16 +8,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from labinfer.engine.brought_drafts import BroughtDrafts
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.ngram_proposer import NgramProposer
 from labinfer.engine.proposer import Proposer
 from labinfer.errors import UserError
-from labinfer.speculative_options import FLAG, NGRAM, SpeculativeOptions
+from labinfer.speculative_options import FLAG, MTP, NGRAM, SpeculativeOptions
 
 MakeProposer = Callable[[SpeculativeOptions, EngineFacts], Proposer]
 
 PROPOSERS: dict[str, MakeProposer] = {
     NGRAM: lambda options, facts: NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max),
+    MTP: lambda options, facts: BroughtDrafts(),
 }
 OWN_FUNCTION = "make_proposer"
 """Name of a ``MakeProposer`` in a file of the user's own."""

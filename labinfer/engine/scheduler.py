@@ -154,6 +154,7 @@ class Scheduler:
                     self._advance_beams(group)
                     advanced.append(group.members[0])
             elif brought.token_ids:
+                sequence.brought_draft = brought.draft
                 reason = sequence.extend(brought.token_ids, brought.logprobs, self.eos_token_ids)
                 self.drafts.settle(sequence, entry.num_samples - 1)
                 if reason is not None:
@@ -226,6 +227,7 @@ class Scheduler:
         self._is_prefilling = len(chosen) > len(decodes)
         num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
         self.drafts.extend(chosen, decodes, left - used, self.eos_token_ids, num_micro_batches)
+        self.drafts.ask(chosen, num_micro_batches)
         return chosen
 
     def _load(self, num_decoding: int, prefilling: list[Sequence]) -> Load:

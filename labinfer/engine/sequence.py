@@ -44,6 +44,10 @@ class Sequence:
     """Tokens the workers know, drafted ones aside."""
     draft: tuple[int, ...] = ()
     """Tokens that were guessed to come next, on their way through the model to be verified."""
+    num_asked: int = 0
+    """Tokens that an MTP layer is to guess with the step that is being composed."""
+    brought_draft: tuple[int, ...] = ()
+    """Tokens that it guessed to come behind ``token_ids``."""
     num_drafted: int = 0
     """Tokens that were drafted since the last update, and verified."""
     num_accepted: int = 0
@@ -230,7 +234,7 @@ class Sequence:
             queue_seconds=self.queue_seconds,
         )
 
-    def result_bytes(self, begin: int, num_samples: int) -> int:
+    def result_bytes(self, begin: int, num_samples: int, num_drafts: int = 0) -> int:
         """Bytes of an ``EntryResult`` at most, when its scheduled tokens from ``begin`` on have run."""
         num_numbers = self.vector_size if self.num_unscheduled == 0 else 0
         num_prompt = max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin) if self.measures_prompt else 0
@@ -241,6 +245,7 @@ class Sequence:
             num_prompt=num_prompt,
             prompt_top=sampling.prompt_logprobs,
             num_numbers=num_numbers,
+            num_drafts=num_drafts,
         )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.rank_stats import StepTimes
+from labinfer.speculative_options import FLAG
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import open_checkpoint
@@ -93,7 +94,9 @@ def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelCon
             resolve_model(options.model.model, model_dir, may_download=True)
     with group.together():
         directory = resolve_model(options.model.model, model_dir, may_download=False)
-        config = load_config(directory)
+        config = load_config(directory, with_mtp=options.scheduler.has_mtp)
+        if options.scheduler.has_mtp and config.mtp is None:
+            raise no_mtp(directory)
     digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
     with group.together():
         if digests[group.rank] != digests[0]:
@@ -161,6 +164,8 @@ def build_placed(
 
     with group.together():
         checkpoint = open_checkpoint(directory)
+        if config.mtp is not None and not has_mtp(config, checkpoint.names):
+            raise no_mtp(directory)
         cache = WeightCache.from_home(options.cache.weight_cache_size)
         if is_whole and group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
@@ -303,6 +308,19 @@ def build_placed(
         capacity=capacity,
         step_times=times,
         draft_model=draft_model,
+    )
+
+
+def has_mtp(config: ModelConfig, tensors: Collection[str]) -> bool:
+    """Whether a checkpoint with tensors of these names has an MTP layer, where its config does not say that it has none."""
+    projection = model_class(config).names.with_mtp(config.num_layers).resolve(tensors).stored("mtp.fc")
+    return any(name.startswith(f"{projection}.") for name in tensors)
+
+
+def no_mtp(directory: Path) -> UserError:
+    """The error of a checkpoint without MTP layer, or of a family whose MTP layers are not known."""
+    return UserError(
+        f"{FLAG}: {directory} has no MTP layer that could draft; choose another method, such as ngram, or another model"
     )
 
 

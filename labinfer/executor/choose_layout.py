@@ -50,6 +50,12 @@ def choose_layout(
                 f"--layout {AUTO_LAYOUT} does not count the memory and the time of the draft model {speculation.model}; give --layers, or a "
                 "plan that leaves the first machine room for it"
             )
+    if is_auto and options.scheduler.has_mtp:
+        with group.together():
+            raise UserError(
+                f"--layout {AUTO_LAYOUT} does not count the memory and the time of the MTP layer; give --layers, or a plan that leaves "
+                "the last machine room for it"
+            )
     from labinfer.executor.probe import probe_cluster
     from labinfer.executor.probe_layout import model_name
     from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options

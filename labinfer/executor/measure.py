@@ -68,11 +68,11 @@ class StepMeter:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
         most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
+        positions = min(capacity.num_blocks * self.cache.block_size, capacity.max_model_len)
         room = min(
             options.chunked_prefill_size,
             options.max_num_batched_tokens,
-            capacity.num_blocks * self.cache.block_size,
-            capacity.max_model_len,
+            positions // 2 if self.layout.config.mtp is not None else positions,
         )
         rows = [count for count in DRAFT_ROWS if count <= room] if options.chooses_drafts else []
         drafts = [
@@ -134,11 +134,14 @@ class StepMeter:
 
         Args:
             number: of the round; each has tokens of its own.
-            rows: tokens of each sequence, behind each of which one is sampled.
+            rows: tokens of each sequence, behind each of which one is sampled; where an MTP layer drafts, it drafts as many as all but
+                one of them, which so are in the time.
         """
         sequences, vocab_size = range(size), self.layout.config.vocab_size
         tokens = [(seq_id * ROUNDS + number) * vocab_size // (size * ROUNDS) for seq_id in sequences]
         sampling, blocks = TokenSampling(num_prompt_tokens=1), list(range(-(-rows // self.cache.block_size)))
+        num_drafts = rows - 1 if self.layout.config.mtp is not None else 0
+        all_blocks = list(range(-(-(rows + num_drafts) // self.cache.block_size)))
         plan = BatchPlan(
             step_id=0,
             starts=[
@@ -159,9 +162,10 @@ class StepMeter:
                     begin=0,
                     position=0,
                     first_block=0,
-                    new_blocks=blocks,
+                    new_blocks=all_blocks,
                     new_window_blocks=blocks,
                     num_samples=rows,
+                    num_drafts=num_drafts,
                 )
                 for seq_id in sequences
             ],

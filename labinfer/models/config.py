@@ -68,6 +68,8 @@ class ModelConfig:
     max_position: int
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
+    mtp: LayerConfig | None = None
+    """The decoder layer inside the first MTP layer, where the checkpoint has one and it is to draft."""
     dtype: str
     eos_token_ids: tuple[int, ...]
     formats: Formats = field(default_factory=plain_formats)
@@ -182,6 +184,16 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
         "eos_token_ids": read_eos_ids(file),
     }
     return ModelConfig(layers=tuple(layers), **fields | changes)
+
+
+def read_mtp(file: ConfigFile, layer: LayerConfig, key: str, default: int = 0) -> LayerConfig | None:
+    """``layer``, if the checkpoint has MTP layers.
+
+    Args:
+        key: names their number.
+        default: their number where the config does not say.
+    """
+    return layer if file.get(key, int, default) > 0 else None
 
 
 def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:

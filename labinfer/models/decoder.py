@@ -21,6 +21,7 @@ from labinfer.layers.embedding import VocabParallelEmbedding
 from labinfer.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
 from labinfer.layers.mixer import Angles
+from labinfer.layers.mtp import MTPLayer
 from labinfer.layers.norm import RMSNorm
 from labinfer.layers.rope import RopeConfig, RotaryTable
 from labinfer.layers.router import Router
@@ -159,6 +160,15 @@ class Decoder(nn.Module):
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied, is_head=True)
+        self.mtp = self.mtp_embedding = None
+        if ctx.is_last and config.mtp is not None:
+            self.names = self.names.with_mtp(config.num_layers)
+            layer = DecoderLayer(config.mtp, config, self.norm_placement, ctx)
+            self.mtp = MTPLayer(layer, lambda: make_norm(config, ctx), config.hidden_size, ctx)
+            if not (ctx.is_first or config.tied_embeddings):
+                self.mtp_embedding = VocabParallelEmbedding(
+                    config.vocab_size, config.hidden_size, ctx, "model.embed_tokens"
+                )
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ctx.dtype, device="cpu")
         """A tensor, so that compiled steps can repeat the product."""
         cap = config.logits_cap
@@ -173,7 +183,7 @@ class Decoder(nn.Module):
             (index, index if source is None else source - ctx.first_layer) for index, source in enumerate(sources)
         ]
         """Each layer's place in the stage, and that of the layer whose cache it is given."""
-        for layer in self.model.layers.values():
+        for layer in self._cached_layers():
             rope = layer.self_attn.rope
             if rope is not None and rope not in self._ropes:
                 self._ropes.append(rope)
@@ -181,14 +191,18 @@ class Decoder(nn.Module):
         self._rotary: list[RotaryTable] = []
         choose_forms(self, ctx.form)
 
+    def _cached_layers(self) -> list[DecoderLayer]:
+        """The stage's layers, and that of the MTP layer behind them."""
+        return [*self.model.layers.values(), *([self.mtp.layer] if self.mtp is not None else [])]
+
     def calls(self) -> Iterator[FunctionCall]:
         """The products at the end; layers answer for themselves."""
         if self._ctx.is_last:
             yield from self.lm_head.product_calls()
 
     def cache_specs(self) -> list[CacheSpec]:
-        """Cache specs of the stage's layers: what each keeps between steps."""
-        return [layer.self_attn.cache_spec() for layer in self.model.layers.values()]
+        """Cache specs of the stage's layers, the MTP layer last: what each keeps between steps."""
+        return [layer.self_attn.cache_spec() for layer in self._cached_layers()]
 
     def expert_loads(self) -> dict[int, torch.Tensor]:
         """Tokens that each expert was given so far, (E,) int64, by layer; on the stage's first tensor-parallel rank only.
@@ -242,9 +256,7 @@ class Decoder(nn.Module):
             caches: of all layers of the stage, also where this is a ``part`` of it; see ``cache_specs``.
         """
         if self._ctx.is_first:
-            hidden_TD = self.model.embed_tokens(batch.token_ids_T)
-            if self._config.embedding_scale != 1.0:
-                hidden_TD = hidden_TD * self._embedding_scale
+            hidden_TD = self._embed(self.model.embed_tokens, batch.token_ids_T)
         inputs_TLP = embedded_TD = None
         if self.model.layer_inputs is not None:
             embedded_TD = hidden_TD
@@ -271,13 +283,42 @@ class Decoder(nn.Module):
             return hidden_TD
         return torch.cat((hidden_TD, embedded_TD), dim=1)
 
+    def _embed(self, table: VocabParallelEmbedding, token_ids_T: torch.Tensor) -> torch.Tensor:
+        embedded_TD = table(token_ids_T)
+        return embedded_TD if self._config.embedding_scale == 1.0 else embedded_TD * self._embedding_scale
+
+    def draft(
+        self, batch: ModelInputBatch, normed_TD: torch.Tensor, cache: Any, output_rows: OutputRows
+    ) -> torch.Tensor:
+        """Last stage: run the MTP layer, (T, D) → (R, D), both as ``head_logits`` takes them.
+
+        Args:
+            batch: with the tokens that come next, at the places of those before them.
+            cache: the last of ``cache_specs``.
+        """
+        if self._ctx.is_first:
+            table = self.model.embed_tokens
+        else:
+            table = self.lm_head if self._config.tied_embeddings else self.mtp_embedding
+        number = self._rope_numbers[-1]
+        angles = None if number is None else self._rotary[number].at(batch.positions_T)
+        embedded_TD = self._embed(table, batch.token_ids_T)
+        return self.mtp(embedded_TD, normed_TD, batch, cache, angles, output_rows=output_rows)
+
+    def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
+        """Numbers of the stage's first rank, on all of its ranks; see ``TensorParallelCommunicator.share``."""
+        return self._ctx.tp.share(numbers, count)
+
     def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Last stage: what ``forward`` gave, normalised: Transformers' ``last_hidden_state``."""
         return self.model.norm(hidden_TD)[1]
 
     def logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
         """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others; see ``VocabParallelEmbedding``."""
-        hidden_BD = self.final_norm(hidden_BD)
+        return self.head_logits(self.final_norm(hidden_BD), largest_only=largest_only)
+
+    def head_logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
+        """The same of what ``final_norm`` gives."""
         if self._config.logits_divisor != 1.0:
             hidden_BD = hidden_BD / self._config.logits_divisor
         logits_BV, cap = self.lm_head.logits(hidden_BD, largest_only=largest_only), self._logits_cap

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labinfer.layers.router import RouterConfig
-from labinfer.models.config import ConfigFile, ModelConfig, read_model, read_router
+from labinfer.models.config import ConfigFile, ModelConfig, read_model, read_mtp, read_router
 from labinfer.models.decoder import Decoder
 from labinfer.models.deepseek_v2 import read_groups, read_latent_layers, require_scores
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -22,7 +22,7 @@ class DeepseekV3ForCausalLM(Decoder):
             interleaved=file.get("rope_interleave", bool, True),
             dense=range(file.get("first_k_dense_replace", int, 3)),
         )
-        return read_model(file, layers)
+        return read_model(file, layers, mtp=read_mtp(file, layers[-1], "num_nextn_predict_layers"))
 
 
 def read_biased_router(file: ConfigFile, *, num_groups: int = 1, num_chosen_groups: int = 1) -> RouterConfig:

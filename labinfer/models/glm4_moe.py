@@ -11,6 +11,7 @@ from labinfer.models.config import (
     read_attention,
     read_gated_mlp,
     read_model,
+    read_mtp,
     read_router,
 )
 from labinfer.models.decoder import Decoder
@@ -53,4 +54,4 @@ class Glm4MoeForCausalLM(Decoder):
             LayerConfig(mixer=attention, mlp=mixture if layer >= first else dense)
             for layer in range(file.size("num_hidden_layers"))
         ]
-        return read_model(file, layers)
+        return read_model(file, layers, mtp=read_mtp(file, layers[-1], "num_nextn_predict_layers"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ConfigFile, ModelConfig, read_model
+from labinfer.models.config import ConfigFile, ModelConfig, read_model, read_mtp
 from labinfer.models.decoder import Decoder
 from labinfer.models.deepseek_v2 import read_latent_layers
 from labinfer.models.deepseek_v3 import read_biased_router
@@ -25,7 +25,7 @@ class Glm4MoeLiteForCausalLM(Decoder):
             interleaved=file.get("rope_interleave", bool, True),
             dense=_read_dense_layers(file),
         )
-        return read_model(file, layers)
+        return read_model(file, layers, mtp=read_mtp(file, layers[-1], "num_nextn_predict_layers"))
 
 
 def _read_dense_layers(file: ConfigFile) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labinfer.layers.attention import AttentionConfig
 from labinfer.layers.gated_delta import GatedDeltaConfig
-from labinfer.layers.mixer import MixerConfig
+from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.config import (
     FULL,
     ConfigFile,
@@ -14,6 +14,7 @@ from labinfer.models.config import (
     read_gated_mlp,
     read_layer_types,
     read_model,
+    read_mtp,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -37,7 +38,7 @@ class Qwen3_5ForCausalLM(Decoder):  # noqa: N801 - named as in config.json
         file = file.text_part()
         mlp = read_gated_mlp(file)
         layers = [LayerConfig(mixer=mixer, mlp=mlp) for mixer in read_hybrid_mixers(file)]
-        return read_model(file, layers, norm_offset=1.0)
+        return read_model(file, layers, norm_offset=1.0, mtp=read_hybrid_mtp(file, mlp))
 
 
 class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):  # noqa: N801 - named as in config.json
@@ -58,9 +59,7 @@ def read_hybrid_mixers(file: ConfigFile, stored_by_key_head: bool = False) -> li
     types = read_layer_types(file, (LINEAR, FULL), lambda n: LINEAR if (n + 1) % interval else FULL)
     file.require(file.get("attn_output_gate", bool, True), "attn_output_gate false is not supported")
     eps = file.get("rms_norm_eps", float, 1e-6)
-    attention: AttentionConfig = read_attention(
-        file, qk_norm="head", qk_norm_eps=eps, qk_norm_offset=1.0, output_gate=True
-    )
+    attention = read_gated_attention(file)
     key_heads, value_heads = file.size("linear_num_key_heads", 16), file.size("linear_num_value_heads", 32)
     file.require(
         value_heads % key_heads == 0,
@@ -76,3 +75,24 @@ def read_hybrid_mixers(file: ConfigFile, stored_by_key_head: bool = False) -> li
         stored_by_key_head=stored_by_key_head,
     )
     return [attention if kind == FULL else delta for kind in types]
+
+
+def read_gated_attention(file: ConfigFile) -> AttentionConfig:
+    """Attention whose output has a gate.
+
+    Raises:
+        UserError: a key is missing or makes no sense.
+    """
+    file = file.with_defaults(head_dim=256, partial_rotary_factor=0.25)
+    eps = file.get("rms_norm_eps", float, 1e-6)
+    return read_attention(file, qk_norm="head", qk_norm_eps=eps, qk_norm_offset=1.0, output_gate=True)
+
+
+def read_hybrid_mtp(file: ConfigFile, mlp: MLPConfig) -> LayerConfig | None:
+    """The layer inside the MTP layer: of attention, whatever the model's own are. Configs seldom tell of it.
+
+    Raises:
+        UserError: a key is missing or makes no sense.
+    """
+    key = "mtp_num_hidden_layers" if "mtp_num_hidden_layers" in file.values else "num_nextn_predict_layers"
+    return read_mtp(file, LayerConfig(mixer=read_gated_attention(file), mlp=mlp), key, default=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labinfer.layers.mixture import MixtureConfig
 from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_gated_mlp, read_model
-from labinfer.models.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers
+from labinfer.models.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers, read_hybrid_mtp
 from labinfer.models.qwen3_moe import read_qwen_router
 
 
@@ -16,7 +16,7 @@ class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):  # noqa: N801 - named as in con
         file = file.text_part().with_defaults(num_experts_per_tok=8, num_local_experts=256)
         mixture = read_hybrid_mixture(file.with_values(file.values | {"norm_topk_prob": True}))
         layers = [LayerConfig(mixer=mixer, mlp=mixture) for mixer in read_hybrid_mixers(file)]
-        return read_model(file, layers, norm_offset=1.0)
+        return read_model(file, layers, norm_offset=1.0, mtp=read_hybrid_mtp(file, mixture))
 
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):  # noqa: N801 - named as in config.json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_model
-from labinfer.models.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers
+from labinfer.models.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers, read_hybrid_mtp
 from labinfer.models.qwen3_5_moe import read_hybrid_mixture
 from labinfer.models.qwen3_moe import read_qwen_mlps
 
@@ -15,6 +15,7 @@ class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         file = file.with_defaults(num_experts_per_tok=10, num_local_experts=512, norm_topk_prob=True)
         mixers = read_hybrid_mixers(file, stored_by_key_head=True)
-        mlps = read_qwen_mlps(file, read_hybrid_mixture(file))
+        mixture = read_hybrid_mixture(file)
+        mlps = read_qwen_mlps(file, mixture)
         layers = [LayerConfig(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)]
-        return read_model(file, layers, norm_offset=1.0)
+        return read_model(file, layers, norm_offset=1.0, mtp=read_hybrid_mtp(file, mixture))

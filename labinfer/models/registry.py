@@ -16,8 +16,11 @@ ARCHITECTURES: dict[str, type[Decoder]] = {
 }
 
 
-def load_config(directory: Path) -> ModelConfig:
+def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     """Read a checkpoint's config.
+
+    Args:
+        with_mtp: whether its MTP layer is to be loaded, if it has one.
 
     Raises:
         UserError: it is missing or broken, or names an architecture or a quantisation that is not here.
@@ -25,7 +28,8 @@ def load_config(directory: Path) -> ModelConfig:
     file = ConfigFile(directory)
     refuse_unknown(file.path, file.values)
     formats = read_model_formats(directory)  # refuses what is not supported before anything is loaded
-    return replace(ARCHITECTURES[file.architecture].read_config(file), formats=formats)
+    config = replace(ARCHITECTURES[file.architecture].read_config(file), formats=formats)
+    return config if with_mtp else replace(config, mtp=None)
 
 
 def model_class(config: ModelConfig) -> type[Decoder]:

@@ -36,6 +36,24 @@ class CheckpointNames:
         """Names that a path in the model may have in the family's checkpoints, whichever root they have."""
         return {self.stored(name), *(self._rooted(root).stored(name) for root in self.roots)}
 
+    def with_mtp(self, num_layers: int) -> CheckpointNames:
+        """The same where the first layer that guesses is read, too.
+
+        Args:
+            num_layers: the model's own.
+        """
+        if not self.has_draft_layers:
+            return replace(self, ignored=tuple(part for part in self.ignored if part != "mtp."))
+        first = f"model.layers.{num_layers}"
+        parts = {
+            "mtp.pre_fc_norm_embedding": f"{first}.enorm",
+            "mtp.pre_fc_norm_hidden": f"{first}.hnorm",
+            "mtp.fc": f"{first}.eh_proj",
+            "mtp.norm": f"{first}.shared_head.norm",
+            "mtp.layers.0": first,
+        }
+        return replace(self, renamed={**self.renamed, **parts})
+
     def _rooted(self, root: str) -> CheckpointNames:
         own = {"model": root}
         if root.endswith(".model"):

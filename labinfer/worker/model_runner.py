@@ -20,6 +20,7 @@ from labinfer.sampling_params import GREEDY_BELOW
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
+from labinfer.worker.mtp_drafter import MTPDrafter
 from labinfer.worker.sampler import Sampler, measure
 from labinfer.worker.step_graphs import MAX_ROWS, StepGraphs
 
@@ -78,6 +79,11 @@ class ModelRunner:
         self._window_indices = IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(find_processors(), functions)
+        self._drafter: MTPDrafter | None = None
+        if model.mtp is not None:
+            self._drafter = MTPDrafter(
+                model, cache.layers[-1], self.sampler, block_size=cache.block_size, device=device
+            )
 
     def part(self, indices: Sequence[int]) -> ModelRunner:
         """A runner of only some of this one's layers, over the same weights, cache and sequences; for measurements.
@@ -165,6 +171,7 @@ class ModelRunner:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
             windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))
         is_chunk = len(plan.entries) == 1 and len(token_ids) <= MAX_ROWS  # few rows: captured, with all of them
+        all_rows |= self._drafter is not None  # its layer keeps keys and values of all tokens
         if not (all_rows or prompt_rows or pooled or is_chunk) and len(sample_rows) < len(token_ids) > len(
             plan.entries
         ):
@@ -234,21 +241,25 @@ class ModelRunner:
         vectors = self._pool(plan, batch, hidden_TD)
         prompt_logprobs = self._measure_prompts(plan, batch, hidden_TD)
         num_entries = len(plan.entries)
-        token_ids, logprobs = [], [()] * num_entries
+        token_ids, logprobs, drafts = [], [()] * num_entries, [()] * num_entries
         if len(batch.sample_rows_B):
             logits_BV = self._heads[batch.largest_only](batch, hidden_TD)
-            if logits_BV is None:
-                return None
-            rows = self._sampled_rows(plan)
-            token_ids = self.sampler(logits_BV, rows)
-            logprobs = self._measure_samples(plan, logits_BV, rows, token_ids)
+            token_ids = None
+            if logits_BV is not None:
+                rows = self._sampled_rows(plan)
+                token_ids = self.sampler(logits_BV, rows)
+                logprobs = self._measure_samples(plan, logits_BV, rows, token_ids)
+        if self._drafter is not None:
+            drafts = self._drafter.draft(plan, batch, hidden_TD, self._sequences, token_ids)
+        if token_ids is None:
+            return None
         counts = [entry.num_samples for entry in plan.entries]
         if counts.count(1) == len(counts):  # as in a step that only decodes, where it is many times faster
             samples = zip(token_ids, strict=False)
         else:
             tokens = iter(token_ids)
             samples = (tuple(islice(tokens, count)) for count in counts)
-        return BatchResult(plan.step_id, list(map(EntryResult, samples, logprobs, prompt_logprobs, vectors)))
+        return BatchResult(plan.step_id, list(map(EntryResult, samples, logprobs, prompt_logprobs, vectors, drafts)))
 
     def _sampled_rows(self, plan: BatchPlan) -> list[SampledRow]:
         """Rows that are sampled, one for each prefix."""

@@ -39,7 +39,7 @@ def test_largest_result_takes_the_bytes_announced(num_samples, top, num_prompt, 
 
 
 def test_room_for_a_plain_decode_is_small():
-    assert EntryResult.max_bytes(num_samples=1) == 10
+    assert EntryResult.max_bytes(num_samples=1) == 11
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc0", msgspec.msgpack.encode([1, [[["x"], [], [], []]]])])

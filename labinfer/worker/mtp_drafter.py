@@ -1,0 +1,161 @@
+"""MTPDrafter: guesses tokens with the model's MTP layer, behind those that a step has sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
+from labinfer.layers.input_batch import ModelInputBatch, OutputRows
+from labinfer.plan import BatchEntry, BatchPlan
+from labinfer.worker.logits_processors.registry import SampledRow
+from labinfer.worker.sampler import Sampler
+
+if TYPE_CHECKING:
+    from labinfer.worker.model_runner import SequenceState
+
+
+@dataclass(eq=False, kw_only=True)
+class Draft:
+    """The tokens that are being guessed for a sequence."""
+
+    row: int
+    """Row of the last token that counts: of those that were run, the one behind which a token was sampled that no draft had."""
+    context_len: int
+    """Tokens in the cache up to that one."""
+    count: int
+    """Tokens to guess."""
+    token_ids: list[int]
+    """The sequence with the sampled token, and what is guessed so far."""
+    state: SequenceState
+    tokens: list[int] = field(default_factory=list)
+
+    def table(self, block_size: int) -> list[int]:
+        """Blocks of the tokens that the layer has run so far, and of the next one."""
+        length = self.context_len + len(self.tokens)
+        table = self.state.block_table[: -(-length // block_size)]
+        assert len(table) * block_size >= length, f"a draft of {self.count} tokens has no blocks"
+        return table
+
+
+class MTPDrafter:
+    """Runs the MTP layer on every row of the last stage, for its keys and values, and on what it guesses itself.
+
+    A row that has no next token yet, as that of a prompt that is pooled, is given any: a wrong one makes worse guesses only.
+    So does a block that was found in the cache, if another token followed it in the other sequence.
+
+    Args:
+        model: the stage.
+        cache: of the MTP layer.
+        sampler: chooses a guess as it would choose the token.
+    """
+
+    def __init__(self, model: nn.Module, cache: Any, sampler: Sampler, *, block_size: int, device: torch.device):
+        self._model, self._cache, self._sampler = model, cache, sampler
+        self._block_size, self._device = block_size, device
+
+    def draft(
+        self,
+        plan: BatchPlan,
+        batch: ModelInputBatch,
+        hidden_TD: torch.Tensor,
+        sequences: Mapping[int, SequenceState],
+        token_ids: list[int] | None,
+    ) -> list[tuple[int, ...]]:
+        """By entry, so many guessed tokens as it asks for; on all ranks of the stage.
+
+        Args:
+            hidden_TD: of all rows, as the last layer gives them.
+            token_ids: that were sampled; None but on the stage's first rank.
+        """
+        next_tokens, drafts = self._read(plan, batch, sequences, self._model.share(token_ids, plan.num_samples))
+        asked = sorted(drafts.values(), key=lambda draft: -draft.count)
+        rows = OutputRows(self._tensor([draft.row for draft in asked]), self._attention(asked))
+        batch = replace(batch, token_ids_T=self._tensor(next_tokens))
+        hidden_RD = self._model.draft(batch, self._model.final_norm(hidden_TD), self._cache, rows)
+        while asked:
+            self._choose(asked, hidden_RD)
+            asked = [draft for draft in asked if len(draft.tokens) < draft.count]  # the first ones
+            if asked:
+                hidden_RD = self._run(asked, hidden_RD[: len(asked)])
+        return [tuple(drafts[index].tokens) if index in drafts else () for index in range(len(plan.entries))]
+
+    def _read(
+        self,
+        plan: BatchPlan,
+        batch: ModelInputBatch,
+        sequences: Mapping[int, SequenceState],
+        token_ids: list[int],
+    ) -> tuple[list[int], dict[int, Draft]]:
+        """For each row the token behind it; and by entry the drafts that are asked for."""
+        samples, next_tokens, drafts = iter(token_ids), [], {}
+        for index, entry in enumerate(plan.entries):
+            state, sampled = sequences[entry.seq_id], list(islice(samples, entry.num_samples))
+            first = entry.begin + entry.num_tokens - entry.num_samples
+            behind = state.token_ids[entry.begin + 1 : first + 1] + sampled
+            next_tokens += behind + [0] * (entry.num_tokens - len(behind))
+            if entry.num_drafts:
+                num_wrong = _num_wrong(entry, state.token_ids[first + 1 :], sampled)
+                end = entry.begin + entry.num_tokens - num_wrong
+                drafts[index] = Draft(
+                    row=batch.attention.row_ptr[index + 1] - 1 - num_wrong,
+                    context_len=batch.attention.context_lens[index] - num_wrong,
+                    count=entry.num_drafts,
+                    token_ids=[*state.token_ids[:end], sampled[-1 - num_wrong]],
+                    state=state,
+                )
+        return next_tokens, drafts
+
+    def _choose(self, drafts: Sequence[Draft], hidden_RD: torch.Tensor) -> None:
+        """Add a token to each draft."""
+        logits_RV, tokens = self._model.head_logits(hidden_RD), None
+        if logits_RV is not None:
+            tokens = self._sampler(
+                logits_RV, [SampledRow(draft.state.sampling, draft.token_ids, b"") for draft in drafts]
+            )
+        for draft, token in zip(drafts, self._model.share(tokens, len(drafts)), strict=True):
+            draft.tokens.append(token)
+            draft.token_ids.append(token)
+
+    def _run(self, drafts: Sequence[Draft], hidden_RD: torch.Tensor) -> torch.Tensor:
+        """Run the layer on its own output and the tokens that were chosen with it, (R, D) → (R, D)."""
+        positions = [draft.context_len + len(draft.tokens) - 1 for draft in drafts]
+        size, attention = self._block_size, self._attention(drafts)
+        slots = [
+            draft.state.block_table[position // size] * size + position % size
+            for draft, position in zip(drafts, positions, strict=True)
+        ]
+        self._model.cover_positions(max(positions) + 1)
+        rows_R = self._tensor(list(range(len(drafts))))
+        batch = ModelInputBatch(
+            token_ids_T=self._tensor([draft.tokens[-1] for draft in drafts]),
+            positions_T=self._tensor(positions),
+            attention=attention,
+            slots_T=self._tensor(slots),
+            sample_rows_B=rows_R,
+            prompt_rows=[],
+            pooled=[],
+        )
+        return self._model.draft(batch, hidden_RD, self._cache, OutputRows(rows_R, attention))
+
+    def _attention(self, drafts: Sequence[Draft]) -> AttentionBatch:
+        """One row of each."""
+        lens = [draft.context_len + len(draft.tokens) for draft in drafts]
+        tables = [draft.table(self._block_size) for draft in drafts]
+        return AttentionBatch.build(list(range(len(drafts) + 1)), lens, tables, self._device)
+
+    def _tensor(self, numbers: list[int]) -> torch.Tensor:
+        return int64_tensor(numbers, self._device)
+
+
+def _num_wrong(entry: BatchEntry, drafted: list[int], sampled: list[int]) -> int:
+    """Drafted tokens of an entry that were verified and are wrong, or stand behind a wrong one."""
+    num_right = 0
+    while num_right < len(drafted) and drafted[num_right] == sampled[num_right]:
+        num_right += 1
+    return entry.num_samples - 1 - num_right
