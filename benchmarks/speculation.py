@@ -100,7 +100,7 @@ class Figures:
     accepted: int = 0
     seconds: dict[int, float] = field(default_factory=dict)
     cpu_seconds: dict[int, float] = field(default_factory=dict)
-    """Of rank 0."""
+    """CPU seconds of rank 0, likewise."""
 
     def add(self, call: int, report: RunReport, cpu: float, number: int) -> None:
         """Count a call, whose tokens are the same in every round."""
