@@ -1,11 +1,13 @@
-"""Tokens a second with drafts, as a multiple of those without, in turn in one launch.
+"""Tokens a second with drafts, as a multiple of those without: each call in turn with and without, in one launch, by its fastest round.
 
     python benchmarks/speculation.py
     python benchmarks/speculation.py --config '{"model": "demo-draft"}'
     mpirun -n 2 python benchmarks/speculation.py --model DIR
     python benchmarks/speculation.py --hops-ms 10
+    python benchmarks/speculation.py --hops-ms 5 --hosts 4 --tasks editing
 
-The last one starts itself on hosts that are network namespaces, with a delay on the way from each to the next (Linux, root).
+The last two start themselves on hosts that are network namespaces, with a delay on the way from each to the next (Linux, root). In a
+pipeline drafts are also measured with one chunk of a sequence at a time (``"continuous": false``).
 
 Tasks: ``answers`` are the bundled held-out conversations, one at a time; in ``editing`` a text of these is to be given back
 with every eighth line changed, one at a time. What a model would write does not matter there: the answer is the only
@@ -19,18 +21,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
-from launched import launched, medians
+from launched import launched
 from namespace_hosts import TRANSPORTS, hosts
 
 import labinfer
 from labinfer import LLM, SamplingParams, StructuredOutputs
+from labinfer.observe.report import RunReport
 from labinfer.observe.table import format_table
 
 HELD_OUT = Path(labinfer.__file__).parent / "assets" / "held-out" / "conversations.jsonl"
@@ -87,28 +93,58 @@ def make_task(name: str, llm: LLM, num_answers: int) -> tuple[list, SamplingPara
     return prompts, SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8), True
 
 
-def run_task(llm: LLM, name: str, num_answers: int) -> dict[str, float]:
-    """Tokens a second, CPU seconds of rank 0 for each thousand tokens, and acceptance; {} on ranks other than 0."""
+@dataclass
+class Figures:
+    """Figures of a task in one variant; times are those of each call's fastest round."""
+
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: dict[int, float] = field(default_factory=dict)
+    cpu_seconds: dict[int, float] = field(default_factory=dict)
+    """CPU seconds of rank 0, likewise."""
+
+    def add(self, call: int, report: RunReport, cpu: float, number: int) -> None:
+        """Count a call, whose tokens are the same in every round."""
+        self.seconds[call] = min(report.wall_time, self.seconds.get(call, math.inf))
+        self.cpu_seconds[call] = min(cpu, self.cpu_seconds.get(call, math.inf))
+        self.tokens += report.output_tokens if number == 1 else 0
+        self.drafted += report.counts["drafted"]
+        self.accepted += report.counts["accepted"]
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / sum(self.seconds.values())
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds of rank 0 for each thousand tokens."""
+        return 1000 * sum(self.cpu_seconds.values()) / self.tokens
+
+
+def run_task(llm: LLM, name: str, num_answers: int, num_rounds: int) -> dict[str, Figures]:
+    """Figures with and without drafts, and with one chunk at a time where there are stages, in turn for each call; none on ranks other
+    than 0. A first round warms up."""
     prompts, params, at_once = make_task(name, llm, num_answers) if llm.is_rank0 else (None, None, name in AT_ONCE)
     calls = [prompts] if at_once else [[prompt] for prompt in prompts] if prompts else []
     num_calls = int(llm.group.comm.all_gather_bytes(str(len(calls)).encode())[0])
-    seconds = cpu = 0.0
-    tokens = drafted = accepted = 0
-    for index in range(num_calls):
+    variants = ("with", "without", "one_chunk") if llm.group.size > 1 else ("with", "without")
+    figures = {variant: Figures() for variant in variants}
+    drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
+    given, continuous = (drafts.proposer, drafts.continuous) if drafts else (None, False)
+    drafter = RandomDrafter(llm.facts.vocab_size) if name == "random" else given
+    for number, index, variant in product(range(num_rounds + 1), range(num_calls), figures):
+        if drafts:
+            drafts.proposer = None if variant == "without" else drafter
+            drafts.continuous = continuous and variant == "with"
         begin = time.process_time()
         llm.generate(calls[index] if calls else None, params)
-        if llm.is_rank0:
-            cpu, seconds = cpu + time.process_time() - begin, seconds + llm.report.wall_time
-            tokens += llm.report.output_tokens
-            drafted, accepted = drafted + llm.report.counts["drafted"], accepted + llm.report.counts["accepted"]
-    if not llm.is_rank0:
-        return {}
-    return {
-        "speed": tokens / seconds,
-        "cpu": 1000 * cpu / tokens,
-        "drafted": drafted / tokens,
-        "accepted": accepted / max(1, drafted),
-    }
+        if number and llm.is_rank0:
+            figures[variant].add(index, llm.report, time.process_time() - begin, number)
+    if drafts:
+        drafts.proposer, drafts.continuous = given, continuous
+    return figures if llm.is_rank0 else {}
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -120,34 +156,34 @@ def measure(args: argparse.Namespace) -> None:
         "threads": args.threads,
     }
     with launched({"speculation": flat}) as llms:
-        llm = llms["speculation"]
-        drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
-        given = drafts.proposer if drafts else None
         for name in args.tasks:
-            proposers = {"with": RandomDrafter(llm.facts.vocab_size) if name == "random" else given, "without": None}
-            rounds: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
-            for number in range(args.rounds + 1):
-                for variant, proposer in proposers.items():
-                    if drafts:
-                        drafts.proposer = proposer
-                    figures = run_task(llm, name, args.answers)
-                    if number:  # the first round warms up
-                        rounds[variant].append(figures)
-            if llm.is_rank0:
-                report(name, medians(rounds["with"]), medians(rounds["without"]))
+            figures = run_task(llms["speculation"], name, args.answers, args.rounds)
+            if figures:
+                report(name, args.rounds, figures)
 
 
-def report(name: str, ours: dict[str, float], plain: dict[str, float]) -> None:
+def report(name: str, num_rounds: int, figures: dict[str, Figures]) -> None:
+    with_drafts, without_drafts, one_chunk = figures["with"], figures["without"], figures.get("one_chunk")
     row = (
         name,
-        f"{plain['speed']:.1f}",
-        f"{ours['speed']:.1f}",
-        f"{ours['speed'] / plain['speed']:.2f}",
-        f"{plain['cpu'] / ours['cpu']:.2f}",
-        f"{ours['drafted']:.2f}",
-        f"{100 * ours['accepted']:.0f} %",
+        f"{without_drafts.speed:.1f}",
+        f"{with_drafts.speed:.1f}",
+        f"{with_drafts.speed / without_drafts.speed:.2f}",
+        f"{without_drafts.cpu / with_drafts.cpu:.2f}",
+        f"{with_drafts.drafted / with_drafts.tokens / num_rounds:.2f}",
+        f"{100 * with_drafts.accepted / max(1, with_drafts.drafted):.0f} %",
+        f"{with_drafts.speed / one_chunk.speed:.2f}" if one_chunk else "-",
     )
-    header = ("task", "tokens/s without", "with", "speed", "by CPU time", "drafted a token", "accepted")
+    header = (
+        "task",
+        "tokens/s without",
+        "with",
+        "speed",
+        "by CPU time",
+        "drafted a token",
+        "accepted",
+        "of one chunk's",
+    )
     print(format_table(header, [row]), flush=True)
 
 
@@ -159,17 +195,18 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=40, help="held-out conversations")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--hops-ms", type=float, help="two hosts with this delay each way between them")
+    parser.add_argument("--hops-ms", type=float, help="hosts with this delay each way between them")
+    parser.add_argument("--hosts", type=int, default=2, help="hosts, where hops have a delay")
     args = parser.parse_args()
     if args.hops_ms is None:
         measure(args)
         return
     place = sys.argv.index("--hops-ms")
     command = [sys.executable, *sys.argv[:place], *sys.argv[place + 2 :]]
-    delays = [args.hops_ms / 2000] * 2
+    delays = [args.hops_ms / 2000] * args.hosts
     with (
         tempfile.TemporaryDirectory() as directory,
-        hosts(Path(directory), [1.0, 1.0], delays=delays, mbit=1000.0) as start,
+        hosts(Path(directory), [1.0] * args.hosts, delays=delays, mbit=1000.0) as start,
     ):
         environment = [word for name, value in TRANSPORTS.items() for word in ("-genv", name, value)]
         subprocess.run([*start, *environment, *command], check=True)

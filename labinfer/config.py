@@ -231,7 +231,7 @@ class SchedulerOptions:
         None,
         "guess next tokens, and verify several in one step; answers are the same as without. A JSON object with vLLM's names: "
         "method, ngram, draft_model, mtp or the path of a drafter of your own; model, that drafts; num_speculative_tokens, a number or "
-        "auto; prompt_lookup_min and prompt_lookup_max; see docs/speculation.md",
+        "auto; continuous, prompt_lookup_min and prompt_lookup_max; see docs/speculation.md",
         metavar="JSON",
     )
 

@@ -36,6 +36,8 @@ class SpeculativeOptions:
     """With draft_model, which is then the default: the model that drafts, as ``--model`` names models."""
     num_speculative_tokens: int = 0
     """Tokens of a draft; 0 for as many as promise the most tokens a second."""
+    continuous: bool = True
+    """Whether stages of a pipeline that nobody else wants verify further drafted tokens of a sequence while others are on their way."""
     prompt_lookup_min: int = 2
     """Tokens at the end of a sequence that must have come before, at least, for ngram to guess that what came then comes again."""
     prompt_lookup_max: int = 5
@@ -75,6 +77,8 @@ class SpeculativeOptions:
             del given["num_speculative_tokens"]
         elif "num_speculative_tokens" in given:
             _check_number("num_speculative_tokens", given, MAX_TOKENS, ' or "auto"')
+        if type(given.get("continuous", True)) is not bool:
+            raise UserError(f"{FLAG}: continuous must be true or false, not {given['continuous']!r:.60}")
         for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):
             if name in given:
                 _check_number(name, given, MAX_NGRAM)

@@ -112,7 +112,14 @@ RANDOM, NEAR, SAME = None, 0.3, 0.0
 """Noise of the MTP layer: most that it drafts is wrong, some, or nothing."""
 
 
-@pytest.fixture(scope="module", params=[("deepseek-v3", RANDOM), ("deepseek-v3", NEAR), ("qwen3-next-moe", NEAR)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("deepseek-v3", RANDOM), marks=pytest.mark.slow),
+        ("deepseek-v3", NEAR),
+        ("qwen3-next-moe", NEAR),
+    ],
+)
 def drafter(request, tmp_path_factory):
     """A checkpoint with an MTP layer, and the answers to each request, one after another with nothing in the cache and no drafts."""
     kind, noise = request.param

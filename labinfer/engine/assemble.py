@@ -84,6 +84,7 @@ def make_scheduler(
         clock=clock,
         draft_time=micro_batches.draft_time if facts.step_times else None,
         chooses_lengths=scheduling.chooses_drafts,
+        continuous=facts.num_stages > 1 and (speculation is None or speculation.continuous),
     )
     return Scheduler(
         scheduling,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
 from labinfer.engine.sequence import Sequence
@@ -103,15 +104,73 @@ class DraftLengths:
     def _best(
         self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int
     ) -> dict[Sequence, int]:
-        priors = [place.estimate(PRIOR) for place in self.places]
         rows = len(limits) + num_others
+        return self._fill(
+            dict.fromkeys(limits, 1.0),
+            limits,
+            rows,
+            seconds(rows),
+            lambda count, longest: seconds(rows + count) + num_micro_batches * longest * self._draft_seconds,
+        )
+
+    def choose_behind(
+        self, limits: dict[Sequence, int], others: Iterable[Sequence], seconds: Callable[[int, int], float], count: int
+    ) -> dict[Sequence, int]:
+        """Lengths of chunks of drafted tokens alone, behind the chunks that are on their way.
+
+        They come to something if all that is on its way is right. A round brings the tokens that are expected of these chunks, too;
+        its drafts are made one after the other, while the model runs others.
+
+        Args:
+            limits: sequences that may have one, and its longest.
+            others: sequences whose tokens are on their way, too.
+            seconds: of a round of so many micro-batches, with so many more drafted tokens.
+            count: micro-batches on their way.
+        """
+        chances, expected = {}, 0.0
+        for sequence in [*limits, *others]:
+            chances[sequence], tokens = self._expect(sequence)
+            expected += tokens
+
+        def with_drafts(num_drafted: int, longest: int) -> float:
+            drafting = longest * self._draft_seconds
+            return max(seconds(count + 1, num_drafted) + drafting, (count + 1) * drafting)
+
+        return self._fill(chances, limits, expected, seconds(count, 0), with_drafts)
+
+    def _expect(self, sequence: Sequence) -> tuple[float, float]:
+        """The chance that all tokens of a sequence that are on their way are right, and how many tokens they bring."""
+        share, chance, expected = self._share(sequence), 1.0, 1.0
+        for place in sequence.draft_places:
+            chance *= share.estimate(self.places[place].estimate(PRIOR), PLACES_WEIGHT)
+            expected += chance
+        return chance, expected
+
+    def _fill(
+        self,
+        chances: dict[Sequence, float],
+        limits: dict[Sequence, int],
+        expected: float,
+        seconds_without: float,
+        seconds: Callable[[int, int], float],
+    ) -> dict[Sequence, int]:
+        """Lengths with which a round brings the most tokens a second.
+
+        Args:
+            chances: that all before a sequence's draft is right.
+            limits: sequences that may have a draft, and its longest.
+            expected: tokens that a round brings without.
+            seconds_without: of this round.
+            seconds: of one with so many drafted tokens, and so many of them in the longest draft.
+        """
+        priors = [place.estimate(PRIOR) for place in self.places]
         order = list(limits)
         likeliest = [
-            (-self._share(sequence).estimate(priors[0], PLACES_WEIGHT), index, 0)
+            (-chances[sequence] * self._share(sequence).estimate(priors[0], PLACES_WEIGHT), index, 0)
             for index, sequence in enumerate(order)
         ]
         heapq.heapify(likeliest)
-        expected, best_rate = float(rows), LEAST_GAIN * rows / seconds(rows)
+        best_rate = LEAST_GAIN * expected / seconds_without
         taken: list[int] = []  # places in ``order``, as tokens were added
         num_best = longest = 0
         while likeliest and len(taken) < MAX_DRAFTED and -likeliest[0][0] >= HOPELESS:
@@ -119,7 +178,7 @@ class DraftLengths:
             taken.append(index)
             expected -= chance
             longest = max(longest, place + 1)
-            rate = expected / (seconds(rows + len(taken)) + num_micro_batches * longest * self._draft_seconds)
+            rate = expected / seconds(len(taken), longest)
             if rate > best_rate:
                 best_rate, num_best = rate, len(taken)
             if place + 1 < min(limits[order[index]], self.num_places):
@@ -140,16 +199,16 @@ class DraftLengths:
         """Time that the drafter took for a step, for drafts of up to so many tokens."""
         self._draft_seconds += (seconds / longest - self._draft_seconds) * (0.1 if self._draft_seconds else 1.0)
 
-    def add_verified(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
-        """A draft of which the first ``num_right`` tokens were right."""
+    def add_verified(self, sequence: Sequence, places: Series[int], num_right: int) -> None:
+        """Drafted tokens at these places in their drafts, of which the first ``num_right`` were right."""
         if num_right:
             self._probe_steps = PROBE_STEPS
         elif sequence is self._probed:
             self._probe_steps = min(2 * self._probe_steps, MAX_PROBE_STEPS)
         self._probed = None if sequence is self._probed else self._probed
-        num_tried = min(num_drafted, num_right + 1)
-        for place in range(min(num_tried, self.num_places)):
-            self.places[place].add(int(place < num_right), 1, KEPT)
+        num_tried = min(len(places), num_right + 1)
+        for index, place in enumerate(places[:num_tried]):
+            self.places[place].add(int(index < num_right), 1, KEPT)
         self._share(sequence).add(num_right, num_tried, KEPT_OF_SEQUENCE)
 
     def forget(self, sequences: list[Sequence]) -> None:

@@ -42,7 +42,7 @@ class DraftedSequence:
 
     cache: SequenceCache
     tail: list[int] = field(default_factory=list)
-    """The last tokens in its cache: those that were drafted."""
+    """The last tokens in its cache: those that were drafted, by whomever."""
     started: bool = False
     """Whether the runner knows the sequence."""
 
@@ -120,6 +120,8 @@ class DraftModelProposer:
         asking = {sequence.seq_id for sequence in sequences}
         for sequence, limit in zip(sequences, limits, strict=True):
             limit = min(limit, self._model.max_model_len + 1 - len(sequence.token_ids))
+            if sequence.num_assumed and self.tables.states is not None:
+                continue  # a state goes back to the last of the sequence's own tokens, and to no other
             if limit > 0 and (drafted := self._make_room(sequence, limit, asking)) is not None:
                 drafts[sequence.seq_id] = Draft(sequence=sequence, drafted=drafted, limit=limit)
         try:
@@ -149,7 +151,7 @@ class DraftModelProposer:
             self.tables.truncate(cache, num_right)
         else:
             self.tables.drop_saved(cache)
-        drafted.tail = []
+        drafted.tail = tokens[len(tokens) - sequence.num_assumed : cache.num_tokens]
         while not (
             (cache.blocks or self.tables.admit(cache, tokens, len(tokens)))
             and self.tables.reserve(cache, len(tokens) + limit - 1 - cache.num_tokens)
@@ -217,8 +219,8 @@ class DraftModelProposer:
         sequence, cache = draft.sequence, draft.drafted.cache
         begin = cache.num_tokens
         self.tables.advance(cache, sequence.token_ids, len(tokens))
-        if begin >= len(sequence.token_ids):
-            draft.drafted.tail += tokens
+        num_certain = len(sequence.token_ids) - sequence.num_assumed
+        draft.drafted.tail += tokens[max(0, num_certain - begin) :]
         samples = cache.num_tokens >= len(sequence.token_ids)
         first_block, cache.num_known = cache.num_known, len(cache.blocks)
         return BatchEntry(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, MutableMapping
-from functools import cache
+from contextlib import ExitStack
+from functools import lru_cache
 
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.brought_drafts import BroughtDrafts
@@ -30,6 +31,7 @@ class Drafts:
         clock: seconds that never go back.
         draft_time: see ``MicroBatchCount``; None where nothing was measured.
         chooses_lengths: whether lengths are chosen by it, where there is one; otherwise all drafts are as long as can be.
+        continuous: whether sequences whose tokens are on their way may be sent more drafted ones behind these.
     """
 
     def __init__(
@@ -43,16 +45,19 @@ class Drafts:
         clock: Callable[[], float],
         draft_time: Callable[[int, int, float], float] | None = None,
         chooses_lengths: bool = True,
+        continuous: bool = True,
     ):
         self.proposer = proposer
         self._tables, self._vocab_size = tables, vocab_size
         self._max_tokens, self._max_chunk = max_tokens, max_chunk
         self._clock = clock
-        self._draft_time = None if draft_time is None else cache(draft_time)  # asked up to 64 times a step
+        self._draft_time = None if draft_time is None else lru_cache(1 << 14)(draft_time)  # asked up to 64 times a step
+        self.continuous = continuous
         self.counts: Counter[str] = Counter()
-        """Since the start: drafts (of a sequence in a step), drafted (their tokens), accepted (how many of them were right), both also
-        by the token's place in its draft (accepted_0 for the first one), draft_seconds (time of the proposer), saved_seconds (time of
-        the steps that right tokens made needless, less what all drafts cost), drafter_failures."""
+        """Since the start: drafts (of a sequence in a step), continued (those of them behind others on their way), drafted (their
+        tokens), accepted (how many of them were right), both also by the token's place in its draft (accepted_0 for the first one),
+        draft_seconds (time of the proposer), saved_seconds (time of the steps that right tokens made needless, less what all drafts
+        cost), drafter_failures."""
         self._lengths = DraftLengths(num_places=max_tokens)
         self._chooses_lengths = chooses_lengths and draft_time is not None
         self._asked_before: set[Sequence] = set()  # those that the proposer knows
@@ -80,11 +85,79 @@ class Drafts:
         if self.proposer is None:
             return
         num_decodes = len(decodes)
-        limits = {seq: limit for seq in decodes if (limit := self._limit(seq, chosen[seq], room)) > 0}
+        limits = {seq: limit for seq in decodes if (limit := self._limit(seq, room, self._max_chunk - chosen[seq])) > 0}
         if not self._is_asked_ahead:
             limits = self._choose(limits, num_decodes, num_micro_batches)
         if not limits:
             return
+        num_drafted, draft_seconds = self._draft(limits, chosen, room, eos_token_ids)
+        self.counts["draft_seconds"] += draft_seconds
+        if self._draft_time is not None:
+            usual, longer = (
+                self._draft_time(num_micro_batches, num_micro_batches * num_decodes, count) / num_micro_batches
+                for count in (0, num_drafted)
+            )
+            self.counts["saved_seconds"] += usual - longer - draft_seconds
+            self._token_seconds = usual / num_decodes
+
+    def continue_(
+        self,
+        chosen: MutableMapping[Sequence, int],
+        on_their_way: list[Sequence],
+        *,
+        num_sequences: int,
+        room: int,
+        eos_token_ids: frozenset[int],
+        count: int,
+    ) -> None:
+        """Choose drafted tokens alone, of sequences whose tokens are all on their way: what follows if these are right.
+
+        What proves stale of it takes nothing from anybody but the stages' time, which nobody else wants now. Layers with a state have one
+        chunk, as the copy to go back to is that of the oldest; and an MTP layer guesses behind sampled tokens only.
+
+        Args:
+            chosen: nothing yet.
+            on_their_way: these sequences.
+            num_sequences: of which so many may be chosen, those with the fewest chunks on their way.
+            room: tokens that the step has room for.
+            count: micro-batches on their way.
+        """
+        if self.proposer is None or not self.continuous or self._is_asked_ahead or self._tables.states is not None:
+            return
+        limits = {
+            sequence: limit
+            for sequence in on_their_way
+            if (limit := self._limit(sequence, room, self._max_chunk - 1 - len(sequence.draft))) > 0
+        }
+        fewest = min((sequence.num_in_flight for sequence in limits), default=0)
+        first = [sequence for sequence in limits if sequence.num_in_flight == fewest][:num_sequences]
+        limits = {sequence: limits[sequence] for sequence in first}
+        num_before = sum(len(sequence.draft) for sequence in on_their_way)
+        num_entries = sum(sequence.num_in_flight for sequence in on_their_way)
+
+        def seconds(num_micro_batches: int, num_drafted: int) -> float:
+            entries = num_entries + (len(limits) if num_micro_batches > count else 0)
+            return self._draft_time(num_micro_batches, entries, (num_before + num_drafted) / num_micro_batches)
+
+        if limits and self._chooses_lengths:
+            others = [sequence for sequence in on_their_way if sequence not in limits]
+            limits = self._lengths.choose_behind(limits, others, seconds, count)
+        if not limits:
+            return
+        num_drafted, draft_seconds = self._draft(limits, chosen, room, eos_token_ids)
+        self.counts["continued"] += len(chosen)
+        self.counts["draft_seconds"] += draft_seconds
+        if chosen and self._draft_time is not None:
+            self.counts["saved_seconds"] -= seconds(count + 1, num_drafted) - seconds(count, 0) + draft_seconds
+
+    def _draft(
+        self,
+        limits: dict[Sequence, int],
+        chosen: MutableMapping[Sequence, int],
+        room: int,
+        eos_token_ids: frozenset[int],
+    ) -> tuple[int, float]:
+        """Draft for sequences, and choose the tokens. Returns how many there are, and the proposer's seconds."""
         begin = self._clock()
         proposals = self._propose(limits)
         draft_seconds = self._clock() - begin
@@ -93,17 +166,18 @@ class Drafts:
         self._asked_before |= limits.keys()
         num_drafted = 0
         for (sequence, limit), proposed in zip(limits.items(), proposals, strict=True):
-            sequence.set_draft(proposed[: min(limit, room - num_drafted)], eos_token_ids)
-            if not self._take_blocks(sequence, chosen[sequence]):
-                sequence.set_draft((), eos_token_ids)
-            count = len(sequence.draft)
-            chosen[sequence] += count
+            with sequence.ahead():
+                count = sequence.add_draft(proposed[: min(limit, room - num_drafted)], eos_token_ids)
+            if not self._take_blocks(sequence, count, chosen.get(sequence, 0)):
+                sequence.drop_draft(count)
+                continue
+            chosen[sequence] = chosen.get(sequence, 0) + count
             num_drafted += count
-            self.counts["drafts"] += bool(count)
+            self.counts["drafts"] += 1
             for place in range(count):
                 self.counts[f"drafted_{place}"] += 1
         self.counts["drafted"] += num_drafted
-        self._count_cost(num_decodes, num_drafted, num_micro_batches, draft_seconds)
+        return num_drafted, draft_seconds
 
     def ask(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
         """Have the MTP layer guess, where there is one, what follows the tokens that this step brings.
@@ -152,34 +226,36 @@ class Drafts:
             num_micro_batches,
         )
 
-    def _take_blocks(self, sequence: Sequence, num_chosen: int) -> bool:
-        """Take room for a draft behind the ``num_chosen`` tokens that are run without, and for a state to go back to. Returns
-        whether there is any."""
-        cache, count = sequence.cache, len(sequence.draft)
+    def _take_blocks(self, sequence: Sequence, count: int, num_chosen: int) -> bool:
+        """Take room for ``count`` drafted tokens behind the ``num_chosen`` that are run without, and for a state to go back to.
+        Returns whether there is any."""
+        cache = sequence.cache
         if not count or self._tables.draft_limit(cache) == 0 or not self._tables.reserve(cache, count):
             return False
         self._tables.save_state(cache, cache.num_tokens - num_chosen)
         self._tables.advance(cache, sequence.token_ids, count)
         return True
 
-    def _limit(self, sequence: Sequence, count: int, room: int) -> int:
-        """Tokens that may be drafted for a sequence of which ``count`` are run without."""
+    def _limit(self, sequence: Sequence, *limits: int) -> int:
+        """Tokens that may be drafted for a sequence, not more than these limits; none if some are still to be sent."""
         if not sequence.may_draft or sequence.num_unscheduled:
             return 0
         limit = self._tables.draft_limit(sequence.cache)
         return min(
-            room,
-            room if limit is None else limit,
+            *limits,
+            *([] if limit is None else [limit]),
             self._max_tokens,
-            self._max_chunk - count,
             sequence.max_context - sequence.cache.num_tokens,
-            sequence.max_tokens - sequence.num_output_tokens - 1,
+            sequence.max_tokens - sequence.num_output_tokens - len(sequence.draft) - 1,
         )
 
     def _propose(self, limits: dict[Sequence, int]) -> list[list[int]]:
         """The proposer's guesses; none from when on it has failed."""
         try:
-            proposals = [list(draft) for draft in self.proposer.propose(list(limits), list(limits.values()))]
+            with ExitStack() as stack:
+                for sequence in limits:
+                    stack.enter_context(sequence.ahead())
+                proposals = [list(draft) for draft in self.proposer.propose(list(limits), list(limits.values()))]
             if len(proposals) != len(limits):
                 raise ValueError(f"{len(proposals)} drafts for {len(limits)} sequences")
             for token in (token for proposed in proposals for token in proposed):
@@ -202,29 +278,23 @@ class Drafts:
         self.counts["drafter_failures"] += 1
         self.proposer = None
 
-    def _count_cost(self, num_decodes: int, num_drafted: int, num_micro_batches: int, draft_seconds: float) -> None:
-        self.counts["draft_seconds"] += draft_seconds
-        if self._draft_time is not None:
-            usual, longer = (
-                self._draft_time(num_micro_batches, num_micro_batches * num_decodes, count) / num_micro_batches
-                for count in (0, num_drafted)
-            )
-            self.counts["saved_seconds"] += usual - longer - draft_seconds
-            self._token_seconds = usual / num_decodes
+    def settle(self, sequence: Sequence, places: tuple[int, ...], num_right: int) -> None:
+        """Keep keys, values and states of drafted tokens as far as they were right, once a chunk's tokens are the sequence's.
 
-    def settle(self, sequence: Sequence, num_drafted: int) -> None:
-        """Keep keys, values and states of drafted tokens as far as they were right, once the step's tokens are the sequence's."""
+        Args:
+            places: of all that were on their way, of whom ``num_right`` proved right and those that ``draft`` lacks wrong.
+        """
+        num_drafted = len(places) - len(sequence.draft)
         if not num_drafted:
             return
-        num_rejected = sequence.num_scheduled - (len(sequence.token_ids) - 1)
-        num_right = num_drafted - num_rejected
+        num_rejected = num_drafted - num_right
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_right
         self.counts["accepted"] += num_right
         self.counts["saved_seconds"] += num_right * self._token_seconds
-        for place in range(num_right):
+        for place in places[:num_right]:
             self.counts[f"accepted_{place}"] += 1
-        self._lengths.add_verified(sequence, num_drafted, num_right)
+        self._lengths.add_verified(sequence, places[:num_drafted], num_right)
         if num_rejected:
             self._tables.truncate(sequence.cache, sequence.cache.num_tokens - num_rejected)
         else:

@@ -37,19 +37,17 @@ class MicroBatchCount:
 
     def round_time(self, count: int, num_decoding: int) -> float:
         """Seconds of a round."""
-        size, stages = num_decoding / count, range(self._num_stages)
-        through = (
-            sum(self._times.at(stage, size, alone=count == 1) for stage in stages) + self._num_stages * self._times.hop
-        )
-        if count == 1:
-            return through
-        return max(through, count * max(self._times.at(stage, size) for stage in stages))
+        return self.draft_time(count, num_decoding, 0)
 
     def draft_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
         """Seconds of a round in which each of the micro-batches runs so many drafted tokens, too."""
-        size, stages = num_decoding / count, range(self._num_stages)
-        extra = [self._times.drafted(stage, size, num_drafted) for stage in stages]
-        return self.round_time(count, num_decoding) + (sum(extra) if count == 1 else count * max(extra))
+        size, times = num_decoding / count, self._times
+        steps = [
+            times.at(stage, size, alone=count == 1) + times.drafted(stage, size, num_drafted)
+            for stage in range(self._num_stages)
+        ]
+        through = sum(steps) + self._num_stages * times.hop
+        return through if count == 1 else max(through, count * max(steps))
 
     def _find_shortest(self, num_decoding: int) -> int:
         counts = range(1, min(2 * self._num_stages, num_decoding) + 1)

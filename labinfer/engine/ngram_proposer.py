@@ -31,7 +31,7 @@ class NgramProposer:
         text = self._texts.get(sequence)
         if text is None:
             text = self._texts[sequence] = IndexedText(self._least, self._most)
-        text.extend(sequence.token_ids)
+        text.extend(sequence.token_ids, len(sequence.token_ids) - sequence.num_assumed)
         return text
 
 
@@ -47,10 +47,10 @@ class IndexedText:
         self._last: dict[tuple[int, ...], int] = {}
         self._before: list[int] = []  # by end, the end of the same tokens before; 0 for none
 
-    def extend(self, token_ids: list[int]) -> None:
-        """Go on to all of these, which begin with the tokens that are known."""
+    def extend(self, token_ids: list[int], num_certain: int) -> None:
+        """Go on to all of these, which begin with the tokens that are known. Found is only what is among the first ``num_certain``."""
         tokens, last, before, least = token_ids, self._last, self._before, self._least
-        for end in range(len(before), len(tokens)):  # what ends with the last token has nothing behind it
+        for end in range(len(before), num_certain):  # what ends with the last token has nothing behind it
             ngram = tuple(tokens[end - least : end]) if end >= least else ()
             before.append(last.get(ngram, 0))
             if ngram:

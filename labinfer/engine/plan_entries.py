@@ -21,11 +21,12 @@ def make_start(sequence: Sequence) -> SequenceStart:
 def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     """Part of a sequence in a step: the last ``count`` of the tokens that it has blocks for."""
     cache, begin = sequence.cache, sequence.num_scheduled - count
-    num_told = max(sequence.num_told, min(len(sequence.token_ids), sequence.num_scheduled))
+    num_tokens = len(sequence.token_ids)
+    num_told = max(sequence.num_told, min(num_tokens, sequence.num_scheduled))
     windowed = cache.windowed
     num_samples = 0
     if sequence.num_unscheduled == 0 and not sequence.request.pooling:
-        num_samples = 1 + len(sequence.draft)
+        num_samples = min(count, 1 + len(sequence.draft))
     entry = BatchEntry(
         seq_id=sequence.seq_id,
         num_tokens=count,
@@ -35,9 +36,9 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         new_blocks=cache.blocks[cache.num_known :],
         first_window_block=windowed.num_known,
         new_window_blocks=windowed.blocks[windowed.num_known :] if windowed.blocks else [],
-        new_tokens=(*sequence.token_ids[sequence.num_told : num_told], *sequence.draft),
+        new_tokens=(*sequence.token_ids[sequence.num_told : num_told], *sequence.draft[max(0, begin - num_tokens) :]),
         num_samples=num_samples,
-        masks=sequence.masks if num_samples and sequence.guide is not None else (),
+        masks=sequence.masks[-num_samples:] if num_samples and sequence.guide is not None else (),
         is_decode=num_samples == count and begin >= sequence.num_prompt_tokens,
         num_drafts=sequence.num_asked,
     )

@@ -11,7 +11,8 @@ class Proposer(Protocol):
     """Speculates on sequences that decode (Leviathan et al. 2023, arXiv:2211.17192).
 
     A guess costs time if it is wrong, and never changes an answer: a drafted token counts only where the same one is
-    sampled.
+    sampled. Tokens that are drafted and on their way are among the sequence's, as if they were right (``Sequence.num_assumed``): they
+    may be other ones at the next call.
     """
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:

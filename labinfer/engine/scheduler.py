@@ -143,6 +143,9 @@ class Scheduler:
             sequence.num_in_flight -= 1
             if sequence.finish_reason is not None:  # it was aborted meanwhile
                 continue
+            if sequence.num_stale:
+                sequence.num_stale -= 1
+                continue
             sequence.prompt_logprobs += brought.prompt_logprobs
             if brought.vector:
                 sequence.embedding = list(brought.vector)
@@ -155,8 +158,9 @@ class Scheduler:
                     advanced.append(group.members[0])
             elif brought.token_ids:
                 sequence.brought_draft = brought.draft
-                reason = sequence.extend(brought.token_ids, brought.logprobs, self.eos_token_ids)
-                self.drafts.settle(sequence, entry.num_samples - 1)
+                places = sequence.draft_places
+                reason, num_right = sequence.extend(brought.token_ids, brought.logprobs, self.eos_token_ids)
+                self.drafts.settle(sequence, places, num_right)
                 if reason is not None:
                     self.finish(sequence, reason)
                 advanced.append(sequence)
@@ -208,15 +212,15 @@ class Scheduler:
     def _compose(self, split: Split) -> dict[Sequence, int]:
         chosen: dict[Sequence, int] = {}
         preemptions_before = self.counts["preemptions"]
-        decoding, prefilling, num_on_their_way = [], [], 0
+        decoding, prefilling, on_their_way = [], [], []
         for sequence in self.running:
             if sequence.is_decoding:
                 decoding.append(sequence)
             elif sequence.num_unscheduled:
                 prefilling.append(sequence)
             elif not sequence.request.pooling:  # no token is to come of a pooled one
-                num_on_their_way += 1
-        budget = split(self._load(len(decoding) + num_on_their_way, prefilling))
+                on_their_way.append(sequence)
+        budget = split(self._load(len(decoding) + len(on_their_way), prefilling))
         left = self._options.max_num_batched_tokens
         left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
         decodes = list(chosen)
@@ -227,6 +231,15 @@ class Scheduler:
         self._is_prefilling = len(chosen) > len(decodes)
         num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
         self.drafts.extend(chosen, decodes, left - used, self.eos_token_ids, num_micro_batches)
+        if not (chosen or decoding or prefilling or self.waiting):  # nobody else wants the stages
+            self.drafts.continue_(
+                chosen,
+                on_their_way,
+                num_sequences=budget.num_decodes,
+                room=left,
+                eos_token_ids=self.eos_token_ids,
+                count=len(self.in_flight),
+            )
         self.drafts.ask(chosen, num_micro_batches)
         return chosen
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from labinfer.engine.beam_search import BeamGroup
@@ -43,7 +44,13 @@ class Sequence:
     num_told: int = 0
     """Tokens the workers know, drafted ones aside."""
     draft: tuple[int, ...] = ()
-    """Tokens that were guessed to come next, on their way through the model to be verified."""
+    """Tokens that were guessed to come next, on their way through the model to be verified, in one chunk or several."""
+    draft_places: tuple[int, ...] = ()
+    """The place of each in the draft of its chunk."""
+    num_assumed: int = 0
+    """The last so many of ``token_ids`` are only taken to be right, see ``ahead``."""
+    num_stale: int = 0
+    """Micro-batches on their way, the oldest ones, whose tokens do not count: they run a token that proved wrong."""
     num_asked: int = 0
     """Tokens that an MTP layer is to guess with the step that is being composed."""
     brought_draft: tuple[int, ...] = ()
@@ -140,8 +147,25 @@ class Sequence:
         says no."""
         return self.sampling.speculate and self.beams is None and not self.request.pooling and not self.measures_prompt
 
-    def set_draft(self, token_ids: Iterable[int], eos_token_ids: frozenset[int]) -> None:
-        """Guess that these tokens come next. Kept are those behind which the answer can go on."""
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Be where the answer is if all drafted tokens are right: ``token_ids`` has them, and the guide is behind them."""
+        draft, guide = self.draft, self.guide
+        for token in draft if guide is not None else ():
+            guide.accept(token)
+        self.token_ids += draft
+        self.num_assumed = len(draft)
+        try:
+            yield
+        finally:
+            self.num_assumed = 0
+            del self.token_ids[len(self.token_ids) - len(draft) :]
+            if draft and guide is not None:
+                guide.rollback(len(draft))
+
+    def add_draft(self, token_ids: Iterable[int], eos_token_ids: frozenset[int]) -> int:
+        """Guess that these tokens come next, behind those that are drafted; to be called within ``ahead``. Kept are those behind
+        which the answer can go on. Returns how many that are."""
         ends, guide, draft, num_accepted = self.request.ends(eos_token_ids), self.guide, [], 0
         masks = [guide.mask] if guide is not None else []
         for token in token_ids:
@@ -156,22 +180,30 @@ class Sequence:
             draft.append(token)
         if num_accepted:
             guide.rollback(num_accepted)
-        self.draft, self._draft_masks = tuple(draft), tuple(masks) if draft else ()
+        self.draft += tuple(draft)
+        self.draft_places += tuple(range(len(draft)))
+        self._draft_masks = tuple(masks) if draft else ()
+        return len(draft)
+
+    def drop_draft(self, count: int) -> None:
+        """Take back the last ``count`` tokens of a guess that is not run."""
+        num_kept = len(self.draft) - count
+        self.draft, self.draft_places, self._draft_masks = self.draft[:num_kept], self.draft_places[:num_kept], ()
 
     def extend(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], eos_token_ids: frozenset[int]
-    ) -> FinishReason | None:
-        """Append what was sampled: the next token, then one behind each drafted token.
+    ) -> tuple[FinishReason | None, int]:
+        """Append what a chunk sampled: the next token, then one behind each drafted token.
 
         A draw depends on nothing but the tokens before it, its position and the seed. So as long as the drafted tokens are
         the ones that were sampled, those behind them are right, too; the first that differs is the last that counts, as is
-        one that ends the answer. Returns why the answer ends, if it does.
+        one that ends the answer. Chunks that follow on their way begin with a guess of this one's last token: they count as long as
+        nothing differs. Returns why the answer ends, if it does, and how many drafted tokens were right.
         """
         if not self.draft:
             self.logprobs += logprobs
-            return self._append(token_ids[0], eos_token_ids)
-        draft, self.draft, self._draft_masks = self.draft, (), ()
-        num_right, reason = 0, None
+            return self._append(token_ids[0], eos_token_ids), 0
+        draft, num_right, reason = self.draft, 0, None
         for token in token_ids:
             reason = self._append(token, eos_token_ids)
             if reason is not None or num_right == len(draft) or token != draft[num_right]:
@@ -179,7 +211,13 @@ class Sequence:
             num_right += 1
         self.num_told += num_right
         self.logprobs += logprobs[: num_right + 1]
-        return reason
+        self._draft_masks = ()
+        if num_right == len(token_ids):
+            self.draft, self.draft_places = draft[num_right:], self.draft_places[num_right:]
+        else:
+            self.draft = self.draft_places = ()
+            self.num_stale = self.num_in_flight if num_right < len(draft) else 0
+        return reason, num_right
 
     def _append(self, token: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
         self.token_ids.append(token)

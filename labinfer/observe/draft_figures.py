@@ -15,6 +15,8 @@ class DraftFigures:
 
     drafts: int
     """Drafts that steps verified, each of one sequence."""
+    continued: int
+    """Drafts among them that were sent behind others on their way."""
     drafted: int
     accepted: int
     drafted_by_place: list[int]
@@ -32,6 +34,7 @@ class DraftFigures:
         places = list(itertools.takewhile(lambda place: counts[f"drafted_{place}"], itertools.count()))
         return cls(
             drafts=counts["drafts"],
+            continued=counts["continued"],
             drafted=counts["drafted"],
             accepted=counts["accepted"],
             drafted_by_place=[counts[f"drafted_{place}"] for place in places],
@@ -48,12 +51,13 @@ class DraftFigures:
     @property
     def tokens_per_step(self) -> float:
         """Tokens that a step with a draft brought to its sequence, on average."""
-        return 1 + self.accepted / self.drafts if self.drafts else 1.0
+        return (self.drafts - self.continued + self.accepted) / self.drafts if self.drafts else 1.0
 
     def as_dict(self) -> dict:
         """The figures for machines: a JSON object."""
         return {
             "drafts": self.drafts,
+            "continued": self.continued,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_by_place": [round(share, 4) for share in self.acceptance()],
@@ -73,6 +77,8 @@ class DraftFigures:
                 f"{shares} %), {self.tokens_per_step:.2f} tokens a step with drafts; drafting took "
                 f"{format_seconds(self.draft_seconds)}"
             )
+            if self.continued:
+                text += f"; {self.continued} of {self.drafts} drafts were sent behind others"
             if self.saved_seconds > 0:
                 text += f", about {format_seconds(self.saved_seconds)} saved"
         return text + ("; the drafter failed, see the log" if self.failures else "")

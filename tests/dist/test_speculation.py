@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -57,13 +58,15 @@ class KnownAnswers:
     answers: list[list[list[int]]]
     share: float
     draw: random.Random = field(default_factory=lambda: random.Random(0))
+    first: int = 0
+    """Number of the request with the key 0."""
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
         return list(map(self._propose, sequences, limits))
 
     def _propose(self, sequence: Sequence, limit: int) -> list[int]:
         begin = sequence.num_output_tokens
-        right = self.answers[sequence.request.key][sequence.choice][begin : begin + limit]
+        right = self.answers[self.first + sequence.request.key][sequence.choice][begin : begin + limit]
         return [token if self.draw.random() < self.share else self.draw.randrange(100) for token in right]
 
     def forget(self, sequences: list[Sequence]) -> None:
@@ -129,6 +132,56 @@ def test_answers_are_those_without_drafts(group, golden, count):
             assert counts["drafter_failures"] == (proposer is proposers[3])
             for output, fields in zip(outputs, params, strict=True):
                 assert output.num_drafted_tokens == 0 or (fields.speculate and fields.num_beams == 1)
+
+
+@pytest.mark.parametrize("count", [len(KINDS), pytest.param(NUM_ALL // 5, marks=pytest.mark.slow)])
+def test_answers_of_few_at_a_time_are_those_without_chunks_behind_others(group, golden, count):
+    """Stages are idle, so further drafted tokens go behind those that are on their way; blocks are few enough for preemptions."""
+    if group.size == 1:
+        pytest.skip("one stage is never idle")
+    directory, prompts, _ = golden
+    chosen, params = make_requests(prompts, count)
+    flat = {
+        "model": str(directory),
+        "block_size": 4,
+        "num_kv_blocks": 24,
+        "speculative_config": {"num_speculative_tokens": 3},
+        "pipeline_parallel_size": group.size,
+    }
+    llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+    drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
+    starts = range(0, count, 3)
+
+    def run(proposer, continuous: bool) -> tuple[list, Counter[str]]:
+        outputs, counts = [], Counter()
+        for first in starts:
+            if drafts:
+                drafts.proposer, drafts.continuous = proposer, continuous
+                if isinstance(proposer, KnownAnswers):
+                    proposer.first = first
+            found = llm.generate(chosen[first : first + 3], params[first : first + 3])
+            if drafts:
+                outputs += found
+                counts += llm.report.counts
+                proposer = drafts.proposer  # none once it has failed
+        return outputs, counts
+
+    plain, _ = run(None, False)
+    answers = [[answer.token_ids for answer in output.completions] for output in plain]
+    proposers = [NgramProposer(1, 4), KnownAnswers(answers, 0.0), KnownAnswers(answers, 1.0), Failing(answers, 0.7)]
+    preemptions = 0
+    for proposer in proposers:
+        for continuous in (True, False) if proposer is proposers[2] else (True,):
+            outputs, counts = run(proposer, continuous)
+            if not drafts:
+                continue
+            assert tell(outputs) == tell(plain), (proposer, continuous)
+            preemptions += counts["preemptions"]
+            assert (counts["continued"] > 0) == continuous
+            assert counts["drafter_failures"] == (proposer is proposers[3])
+            if proposer is proposers[1]:
+                assert counts["accepted"] < counts["drafted"] / 10
+    assert preemptions > 0 or not drafts
 
 
 def test_lengths_are_chosen_by_times_that_were_measured_on_all_stages(group, golden):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fake_clock import FakeClock
@@ -47,6 +48,27 @@ class RandomProposer:
 
     def forget(self, sequences: list[Sequence]) -> None:
         assert all(sequence.finish_reason is not None for sequence in sequences)
+
+
+@dataclass
+class FixedProposer:
+    """Drafts as many tokens as there is room for, up to a number."""
+
+    count: int
+    is_right: Callable[[int], bool] = lambda index: True
+    """Whether the token at this index of the sequence is guessed right."""
+
+    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+        return [
+            [
+                token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
+                for index in range(len(sequence.token_ids), len(sequence.token_ids) + min(self.count, limit))
+            ]
+            for sequence, limit in zip(sequences, limits, strict=True)
+        ]
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        pass
 
 
 @dataclass
@@ -101,7 +123,7 @@ class Bench:
         **options,
     ):
         self.options = SchedulerOptions(**options)
-        self.has_drafts = proposer is not None
+        self.has_drafts, self.num_behind = proposer is not None, 0
         self.max_context = max_context or num_blocks * block_size
         self.clock = FakeClock(0.0)
         facts = EngineFacts(
@@ -199,7 +221,7 @@ class Bench:
     def launch(self) -> BatchPlan | None:
         """One ``schedule``; its plan is run at once, its result waits."""
         before = {s.seq_id: (s.num_in_flight, s.num_preemptions) for s in self.scheduler.running}
-        unverified = {s.seq_id for s in self.scheduler.running if s.draft}
+        on_their_way = {s.seq_id for s in self.scheduler.running if s.num_in_flight > s.num_stale}
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         self.check_windows()
@@ -210,13 +232,27 @@ class Bench:
             preempted = self.sequences[seq_id].num_preemptions > num_preemptions
             assert not (preempted and num_in_flight), "a sequence was preempted with a token on its way"
         if plan is not None:
-            assert not unverified & {entry.seq_id for entry in plan.entries}, "two chunks hold unverified tokens"
+            self.check_chunks(plan, on_their_way)
             assert plan.num_tokens <= self.options.max_num_batched_tokens
             assert all(entry.num_tokens <= self.options.chunked_prefill_size for entry in plan.entries)
             assert len(self.scheduler.running) <= self.options.max_num_seqs
             self.plans.append(plan)
             self.results.append(self.worker.run(plan))
         return plan
+
+    def check_chunks(self, plan: BatchPlan, on_their_way: set[int]) -> None:
+        """Drafted tokens go behind others only if all of a step's do, and nobody waits."""
+        sequences = [self.sequences[entry.seq_id] for entry in plan.entries]
+        behind = [
+            entry.begin >= len(sequence.token_ids) for entry, sequence in zip(plan.entries, sequences, strict=True)
+        ]
+        if any(behind):
+            assert all(behind) and not self.scheduler.waiting and self.has_drafts
+            assert {sequence.seq_id for sequence in sequences} <= on_their_way and self.tables.states is None
+            self.num_behind += 1
+        for sequence in sequences:
+            assert sequence.num_scheduled == len(sequence.token_ids) + len(sequence.draft) or not sequence.draft
+            assert len(sequence.draft) < self.options.chunked_prefill_size
 
     def check_windows(self) -> None:
         """A sequence that runs holds the blocks of the windowed layers that its next token sees, and no more behind them than

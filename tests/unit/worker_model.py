@@ -205,7 +205,7 @@ class WorkerModel:
             known.pooled_ids = [*known.pooled_ids, *ran] if pooling == "mean" else ran[-1:]
             return EntryResult(vector=tuple(vector_of(known.pooled_ids)) if at_end else ())
         lengths = range(len(known.token_ids) + 1 - entry.num_samples, len(known.token_ids) + 1)
-        tokens = tuple(self._sample(entry.seq_id, known, length, entry.num_samples - 1) for length in lengths)
+        tokens = tuple(self._sample(entry.seq_id, known, length) for length in lengths)
         if known.sampling.logprobs is None:
             return EntryResult(tokens)
         tops = [likely_tokens(known.token_ids[:length], known.sampling.logprobs) for length in lengths]
@@ -214,10 +214,10 @@ class WorkerModel:
         )
 
     @staticmethod
-    def _sample(seq_id: int, known: KnownSequence, length: int, num_drafted: int) -> int:
-        """The token behind the first ``length``; another one where a token drafted before it is wrong."""
-        drafted = range(len(known.token_ids) - num_drafted, length)
-        right = all(known.token_ids[index] == token_at(seq_id, index) for index in drafted)
+    def _sample(seq_id: int, known: KnownSequence, length: int) -> int:
+        """The token behind the first ``length``; another one where a token of the answer before it is wrong."""
+        answer = range(known.sampling.num_prompt_tokens, length)
+        right = all(known.token_ids[index] == token_at(seq_id, index) for index in answer)
         return token_at(seq_id, length) if right else WRONG_TOKEN
 
     def forget(self, seq_ids: list[int]) -> None:

@@ -41,7 +41,7 @@ def test_lengths_are_as_good_as_any(case):
     sequences = [Named(str(index)) for index in range(draw.randint(1, 3))]
     for _ in range(draw.randint(0, 30)):
         drafted = draw.randint(1, 4)
-        lengths.add_verified(draw.choice(sequences), drafted, draw.randint(0, drafted))
+        lengths.add_verified(draw.choice(sequences), range(drafted), draw.randint(0, drafted))
     fixed, slope = draw.random(), draw.choice([0.0, 0.05, 0.3, 1.0])
     num_others = draw.randint(0, 4)
 
@@ -69,7 +69,7 @@ def test_time_of_the_drafter_shortens_drafts():
     for draft_seconds in (0.0, 0.2, 2.0):
         lengths = DraftLengths(num_places=16)
         for _ in range(20):
-            lengths.add_verified(sequence, 16, 12)
+            lengths.add_verified(sequence, range(16), 12)
         lengths.add_draft_time(draft_seconds * 4, 4)
         counts.append(lengths.choose({sequence: 16}, 0, lambda rows: 1.0 + 0.01 * rows).get(sequence, 0))
     assert counts[0] > counts[1] > counts[2] == 0
@@ -79,8 +79,8 @@ def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
     good, bad = Named("good"), Named("bad")
     lengths = DraftLengths(num_places=8)
     for _ in range(30):
-        lengths.add_verified(good, 4, 4)
-        lengths.add_verified(bad, 4, 0)
+        lengths.add_verified(good, range(4), 4)
+        lengths.add_verified(bad, range(4), 0)
     chosen = lengths.choose({good: 8, bad: 8}, 0, lambda rows: 1.0 + 0.1 * rows)
     assert chosen.get(good, 0) >= 3 and bad not in chosen
     lengths.forget([good, bad])
@@ -91,24 +91,24 @@ def test_bad_drafts_end_and_come_back_when_they_are_good_again():
     sequence, lengths = Named("one"), DraftLengths(num_places=8)
     seconds = lambda rows: 1.0 + 0.1 * rows  # noqa: E731
     for _ in range(30):
-        lengths.add_verified(sequence, 8, 0)
+        lengths.add_verified(sequence, range(8), 0)
     drafted = []
     for _ in range(7 * PROBE_STEPS):
         chosen = lengths.choose({sequence: 8}, 0, seconds)
         drafted += chosen.values()
         if chosen:
-            lengths.add_verified(sequence, chosen[sequence], 0)
+            lengths.add_verified(sequence, range(chosen[sequence]), 0)
     assert drafted == [PROBE_TOKENS] * 3  # after 1, 2 and 4 times as many steps
     for _ in range(10 * PROBE_STEPS):
         if chosen := lengths.choose({sequence: 8}, 0, seconds):
-            lengths.add_verified(sequence, chosen[sequence], chosen[sequence])
+            lengths.add_verified(sequence, range(chosen[sequence]), chosen[sequence])
     assert lengths.choose({sequence: 8}, 0, seconds)[sequence] >= 3
 
 
 def test_sequences_without_guesses_leave_probes_to_others():
     silent, other, lengths = Named("silent"), Named("other"), DraftLengths(num_places=8)
     for _ in range(30):
-        lengths.add_verified(other, 8, 0)
+        lengths.add_verified(other, range(8), 0)
     probed = [lengths.choose({silent: 8, other: 8}, 0, lambda rows: float(rows)) for _ in range(4 * PROBE_STEPS)]
     assert [list(chosen) for chosen in probed if chosen] == [[silent], [other]] * 2
 

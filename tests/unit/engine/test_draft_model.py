@@ -16,6 +16,7 @@ from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.sequence import Sequence
 from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult
 from labinfer.sampling_params import SamplingParams
+from labinfer.speculative_options import SpeculativeOptions
 
 BLOCK = 4
 
@@ -123,6 +124,26 @@ def test_answers_do_not_depend_on_the_draft_model(num_stages, share, num_blocks,
     assert bench.scheduler.counts["accepted"] > 0 or share == 0.0
     if num_draft_blocks == 7:
         assert bench.proposer.counts["crowded_out"] > 0
+    assert_nothing_left(bench)
+
+
+@pytest.mark.parametrize("num_states", [0, 12])
+@pytest.mark.parametrize("share", [0.7, 0.9, 1.0])
+@pytest.mark.parametrize("num_draft_blocks", [64, 16])
+def test_draft_model_goes_on_behind_tokens_that_are_on_their_way(share, num_draft_blocks, num_states):
+    """``FakeDraftModel`` knows what is in its blocks. With states it does so only where all these tokens are certain."""
+    model = FakeDraftModel(num_draft_blocks, share=share, num_states=num_states)
+    config = SpeculativeOptions(num_speculative_tokens=4)
+    bench = make_bench(model, num_blocks=24, num_stages=4, chunked_prefill_size=12, speculative_config=config)
+    for index in range(3):
+        bench.add(7 + index, 30)
+        bench.finish_all()
+    for index in range(2):
+        bench.add(7 + index, 30)
+    bench.finish_all()
+    counts = bench.scheduler.counts
+    assert bench.num_behind > (3 if num_states else 20) and counts["accepted"] > 30
+    assert share < 1.0 or counts["accepted"] == counts["drafted"]
     assert_nothing_left(bench)
 
 

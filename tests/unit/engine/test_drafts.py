@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from scheduler_bench import VOCAB_SIZE, Bench, ListGuide, RandomProposer
+from scheduler_bench import VOCAB_SIZE, Bench, FixedProposer, ListGuide, RandomProposer
 from worker_model import WRONG_TOKEN, token_at
 
 from labinfer.engine.guide import allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.sequence import Sequence
 from labinfer.sampling_params import SamplingParams
-
-
-@dataclass
-class FixedProposer:
-    """Drafts as many tokens as there is room for, up to a number."""
-
-    count: int
-    is_right: Callable[[int], bool] = lambda index: True
-    """Whether the token at this index of the sequence is guessed right."""
-
-    def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        return [
-            [
-                token_at(sequence.seq_id, index) if self.is_right(index) else WRONG_TOKEN
-                for index in range(len(sequence.token_ids), len(sequence.token_ids) + min(self.count, limit))
-            ]
-            for sequence, limit in zip(sequences, limits, strict=True)
-        ]
-
-    def forget(self, sequences: list[Sequence]) -> None:
-        pass
+from labinfer.speculative_options import SpeculativeOptions
 
 
 def decodes(bench: Bench, seq_id: int) -> list[int]:
@@ -124,7 +103,8 @@ def test_blocks_of_rejected_tokens_are_free_again():
 
 @pytest.mark.parametrize("rejected", [False, True])
 def test_drafted_tokens_cannot_be_found_in_the_cache(rejected):
-    bench = Bench(block_size=4, num_stages=2, proposer=FixedProposer(11, lambda index: False))
+    proposer, one_chunk = FixedProposer(11, lambda index: False), SpeculativeOptions(continuous=False)
+    bench = Bench(block_size=4, num_stages=2, proposer=proposer, speculative_config=one_chunk)
     sequence = bench.add(4, 30)
     bench.launch_all()
     bench.update()

@@ -31,7 +31,7 @@ def test_continuation_is_that_of_a_whole_search(least, most):
         tokens: list[int] = []
         while len(tokens) < 40:
             tokens += [draw.randrange(6) for _ in range(draw.randint(1, 4))]
-            text.extend(tokens)
+            text.extend(tokens, len(tokens))
             limit = draw.randint(1, 9)
             assert text.continuation(limit) == search(tokens, limit, least, most), tokens
 
@@ -55,9 +55,22 @@ def test_sequences_do_not_see_each_other_and_are_forgotten():
     assert list(proposer._texts) == [second]
 
 
+def test_tokens_that_are_only_assumed_are_not_remembered():
+    proposer, sequence = NgramProposer(2, 3), make_sequence([1, 2, 3, 4, 1])
+    sequence.draft = (2, 5, 2)
+    with sequence.ahead():
+        assert proposer.propose([sequence], [2]) == [[]]
+    sequence.draft = (2,)
+    with sequence.ahead():
+        assert proposer.propose([sequence], [2]) == [[3, 4]]
+    sequence.draft = ()
+    sequence.token_ids += [2, 6, 5, 2]
+    assert proposer.propose([sequence], [2]) == [[]]  # the 2 behind the other 5 never was
+
+
 def test_repeated_token_costs_no_more_than_another():
     """All places are alike; only some of them are compared."""
     text = IndexedText(2, 5)
     tokens = [7] * 20_000
-    text.extend(tokens)
+    text.extend(tokens, len(tokens))
     assert text.continuation(4) == [7, 7, 7, 7]

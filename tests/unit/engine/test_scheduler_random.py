@@ -210,10 +210,10 @@ SHORT_WINDOW = {
 NO_HOST = {"num_states": 5, "preemption_mode": "recompute", "num_stages": 2, "batch_policy": "greedy"}
 
 
-def step_at_random(bench: Bench, draw: random.Random) -> None:
-    """A request that comes, one that is aborted, a step, or a result."""
+def step_at_random(bench: Bench, draw: random.Random, most: int = 99) -> None:
+    """A request that comes if there are fewer than ``most``, one that is aborted, a step, or a result."""
     event, scheduler = draw.random(), bench.scheduler
-    if event < 0.12 and len(scheduler.waiting) < 6:
+    if event < 0.12 and len(scheduler.waiting) < min(6, most - len(scheduler.running)):
         num_prompt, max_tokens = draw.randint(1, 18), draw.randint(1, 8)
         fitting = NUM_BLOCKS // -(-(num_prompt + max_tokens) // BLOCK_SIZE)
         beams = min(draw.choice([1, 1, 1, 2, 3]), fitting)
@@ -318,5 +318,45 @@ def test_drafts_leak_nothing_in_thousands_of_steps(shape, num_stages, num_steps)
     counts = bench.scheduler.counts
     assert counts["preemptions"] > 20 and counts["drafted"] > num_steps / 10
     assert counts["drafted"] > counts["accepted"] > 0
+    assert sum(sequence.finish_reason is FinishReason.ABORT for sequence in bench.sequences) > 10
+    assert not bench.scheduler.drafts._lengths._sequences, "a sequence that ended is remembered"
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"preemption_mode": "recompute"},
+        {
+            "preemption_mode": "auto",
+            "num_host_blocks": 10,
+            "times": FAST_SWAP,
+            "speculative_config": SpeculativeOptions(),
+        },
+        {**LONG_WINDOW, "preemption_mode": "swap", "chunked_prefill_size": 9},
+    ],
+    ids=["recompute", "chosen lengths and swaps", "windows"],
+)
+@pytest.mark.parametrize("num_steps", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_chunks_behind_others_leak_nothing_in_thousands_of_steps(shape, num_stages, num_steps):
+    """Of few sequences, so that stages are idle: with stale chunks, aborts, beams and preemptions. ``Bench`` checks after each event
+    who holds which block, what every chunk reads, and each token at the end."""
+    draw = random.Random(num_steps + num_stages)
+    bench = Bench(
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=16,
+        proposer=RandomProposer(random.Random(num_steps), 0.9),
+        **{**shape, "num_stages": num_stages},
+    )
+    num_stale = 0
+    while len(bench.plans) < num_steps:
+        step_at_random(bench, draw, most=4)
+        num_stale += any(sequence.num_stale > 0 for sequence in bench.scheduler.running)
+    bench.finish_all()
+    counts = bench.scheduler.counts
+    assert bench.num_behind > num_steps / 20 and num_stale > num_steps / 50 and counts["preemptions"] > 10
+    assert counts["continued"] >= bench.num_behind and counts["drafted"] > counts["accepted"] > num_steps / 4
     assert sum(sequence.finish_reason is FinishReason.ABORT for sequence in bench.sequences) > 10
     assert not bench.scheduler.drafts._lengths._sequences, "a sequence that ended is remembered"

@@ -34,6 +34,7 @@ def test_figures_are_those_of_the_counts():
     assert figures.acceptance() == [0.8, 0.4, 0.0] and figures.tokens_per_step == 2.2
     assert figures.as_dict() == {
         "drafts": 10,
+        "continued": 0,
         "drafted": 25,
         "accepted": 12,
         "acceptance_by_place": [0.8, 0.4, 0.0],
@@ -52,6 +53,12 @@ def test_report_has_a_line_where_tokens_were_drafted():
     assert report.as_dict()["speculation"]["accepted"] == 12
     plain = RunReport()
     assert "drafted" not in plain.format() and plain.as_dict()["speculation"] is None
+
+
+def test_report_tells_of_drafts_behind_others():
+    report = RunReport(counts=COUNTS | Counter(continued=4))
+    assert "1.80 tokens a step" in report.format() and "4 of 10 drafts were sent behind others" in report.format()
+    assert "behind others" not in RunReport(counts=COUNTS).format()
 
 
 def test_report_says_that_a_drafter_failed():
