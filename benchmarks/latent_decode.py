@@ -49,9 +49,9 @@ def make_case(function: Callable, name: str, dtype: str, context: int, block_siz
     sizes = LatentSizes(heads=HEADS[name], **SIZES)
     setting = CallSetting(device=CPU, dtype=torch.bfloat16, kv_dtype=DTYPES[dtype], block_size=block_size)
     num_blocks, unit = -(-context // block_size), sizes.unrotated + sizes.value_size
-    one = sizes.cache(num_blocks, setting)
+    blocks = sizes.cache(num_blocks, setting)
     weight_bytes = sizes.heads * unit * sizes.rank * torch.bfloat16.itemsize
-    num_bytes = sum(tensor.nbytes for tensor in one.tensors()) * context // (num_blocks * block_size) + weight_bytes
+    num_bytes = sum(tensor.nbytes for tensor in blocks.tensors()) * context // (num_blocks * block_size) + weight_bytes
     copies = -(-CACHE // num_bytes)
     cache = sizes.cache(copies * num_blocks, setting)
     cache.latent.random_(-3, 4) if dtype == "int8" else cache.latent.normal_()
