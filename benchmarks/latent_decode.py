@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def least_seconds(case: Case, args: argparse.Namespace) -> tuple[float, float]:
-    """Of a call, and of a read of its bytes."""
+    """Least times of a call, and of a read of its bytes."""
     library, data = load(build()), torch.ones(CACHE, dtype=torch.uint8)
     slices = max(1, CACHE // case.num_bytes)
     calls, reads, begin, number = [], [], time.perf_counter(), 0

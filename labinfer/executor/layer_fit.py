@@ -54,7 +54,7 @@ def fit_layer(seconds: Callable[[StepShape], float], *, most_decodes: int, lengt
     linear = {rows: time - per_token * rows * min(few, reach) for rows, time in by_rows.items()}
     linear |= {rows: time - per_pair * tokens_seen(rows, 0, window) for rows, time in chunks.items()}
     attention = {"decode": (0.0, 0.0, per_token), "chunk": (0.0, 0.0, per_pair)}
-    return LayerCosts(make_points(linear), Points([], []), **attention, window=window)
+    return LayerCosts(linear=make_points(linear), small=Points([], []), **attention, window=window)
 
 
 def _slope(points: Sequence[tuple[float, float, float]]) -> float:

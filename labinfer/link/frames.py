@@ -128,7 +128,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     """KV blocks, as many on every rank."""
     num_window_blocks: int = 0
-    """Those of layers with a window; 0 where all layers hold the same tokens."""
+    """KV blocks of layers with a window; 0 where all layers hold the same tokens."""
     max_num_seqs: int
     """Sequences that run at once."""
     pipeline_schedule: str

@@ -55,7 +55,7 @@ class Points(msgspec.Struct, frozen=True):
             _check_number(number, name)
 
 
-class LayerCosts(msgspec.Struct, frozen=True):
+class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one layer of a kind; see ``HostCosts.layer_kinds``."""
 
     linear: Points

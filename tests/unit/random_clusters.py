@@ -23,10 +23,10 @@ LIMITS = Limits(max_model_len=64, max_num_seqs=4, block_size=1)
 def make_costs(speed: float = 1.0, num_layers: int = 8, **changes) -> HostCosts:
     """A host that is so many times as fast as one with a millisecond a layer."""
     layer = LayerCosts(
-        Points([1, 8, 64, 512], [second / speed for second in (1e-3, 1.1e-3, 3e-3, 2e-2)]),
-        Points([1], [2e-5 / speed]),
-        (1e-5 / speed, 1e-6 / speed, 2e-8 / speed),
-        (2e-5 / speed, 1e-6 / speed, 1e-9 / speed),
+        linear=Points([1, 8, 64, 512], [second / speed for second in (1e-3, 1.1e-3, 3e-3, 2e-2)]),
+        small=Points([1], [2e-5 / speed]),
+        decode=(1e-5 / speed, 1e-6 / speed, 2e-8 / speed),
+        chunk=(2e-5 / speed, 1e-6 / speed, 1e-9 / speed),
     )
     values = {
         "name": "kind",
@@ -170,7 +170,12 @@ def part_of(linear: Points, part: float) -> Points:
 @st.composite
 def layer_costs(draw) -> LayerCosts:
     decode = (draw(seconds(1e-3)), draw(seconds(1e-4)), draw(seconds(1e-6)))
-    return LayerCosts(draw(points(1e-2)), Points([], []), decode, (draw(seconds(1e-3)), draw(seconds(1e-4)), 0.0))
+    return LayerCosts(
+        linear=draw(points(1e-2)),
+        small=Points([], []),
+        decode=decode,
+        chunk=(draw(seconds(1e-3)), draw(seconds(1e-4)), 0.0),
+    )
 
 
 @st.composite

@@ -94,10 +94,10 @@ def make_costs(speed: float = 1.0, num_layers: int = 8, **fields) -> HostCosts:
         return [number / speed for number in numbers]
 
     layer = LayerCosts(
-        Points([1, 8, 9, 512], scaled(1e-3, 1e-3, 1e-3 + 9e-3 / 64, 9e-3)),
-        Points([1], scaled(1e-5)),
-        tuple(scaled(1e-5, 1e-5, 1e-8)),
-        tuple(scaled(1e-5, 1e-6, 1e-9)),
+        linear=Points([1, 8, 9, 512], scaled(1e-3, 1e-3, 1e-3 + 9e-3 / 64, 9e-3)),
+        small=Points([1], scaled(1e-5)),
+        decode=tuple(scaled(1e-5, 1e-5, 1e-8)),
+        chunk=tuple(scaled(1e-5, 1e-6, 1e-9)),
     )
     costs = HostCosts(
         name="node",

@@ -121,7 +121,9 @@ def test_each_kind_of_layers_is_measured_in_its_first_layers(probed):
 
 
 def test_fit_gives_back_the_costs_that_steps_were_made_of():
-    line = LayerCosts(Points([1, 1000], [1e-3, 1.1]), Points([], []), (0, 0, 3e-8), (0, 0, 2e-9))
+    line = LayerCosts(
+        linear=Points([1, 1000], [1e-3, 1.1]), small=Points([], []), decode=(0, 0, 3e-8), chunk=(0, 0, 2e-9)
+    )
     fitted = fit_layer(line.seconds, most_decodes=64, length=3840)
     shapes = [
         StepShape(num_decodes=1, decode_context=3000),
@@ -137,7 +139,9 @@ def test_fit_gives_back_the_costs_that_steps_were_made_of():
 
 
 def test_fit_of_a_layer_with_a_window_gives_back_its_costs():
-    line = LayerCosts(Points([1, 1000], [1e-3, 1.1]), Points([], []), (0, 0, 3e-8), (0, 0, 2e-9), window=512)
+    line = LayerCosts(
+        linear=Points([1, 1000], [1e-3, 1.1]), small=Points([], []), decode=(0, 0, 3e-8), chunk=(0, 0, 2e-9), window=512
+    )
     fitted = fit_layer(line.seconds, most_decodes=64, length=3840, window=512)
     shapes = [
         StepShape(num_decodes=1, decode_context=3000),

@@ -9,7 +9,7 @@ from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, parse_link
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
 
-LAYER = LayerCosts(Points([1], [1e-3]), Points([], []), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+LAYER = LayerCosts(linear=Points([1], [1e-3]), small=Points([], []), decode=(0.0, 0.0, 0.0), chunk=(0.0, 0.0, 0.0))
 
 
 def make_costs(**changes) -> HostCosts:

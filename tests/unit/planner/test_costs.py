@@ -12,7 +12,10 @@ from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
 LAYER = LayerCosts(
-    Points([1, 8, 9, 64], [1e-3, 1e-3, 2e-3, 4e-3]), Points([1], [1e-5]), (1e-4, 1e-5, 1e-7), (2e-4, 1e-6, 1e-9)
+    linear=Points([1, 8, 9, 64], [1e-3, 1e-3, 2e-3, 4e-3]),
+    small=Points([1], [1e-5]),
+    decode=(1e-4, 1e-5, 1e-7),
+    chunk=(2e-4, 1e-6, 1e-9),
 )
 HOST = HostCosts(
     name="node",
