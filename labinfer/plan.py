@@ -103,7 +103,7 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     drafted before and proved wrong."""
     num_samples: int = 0
     """A next token is sampled for each of the sequence's last so many prefixes: 0 before the prompt's end, then 1, and one
-    more for each drafted token."""
+    more for each drafted token; one for each token of a chunk of drafted ones behind another chunk."""
     masks: tuple[bytes, ...] = ()
     """For each sample the only tokens that may come, see ``engine/guide.py``; none for any."""
     first_window_block: int = 0

@@ -10,7 +10,7 @@ from labinfer.errors import ExitStatus, UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.option_fields import flag_name
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.make_problem import make_problem
+from labinfer.planner.make_problem import make_problem, refuse_drafters
 from labinfer.planner.options import PlanOptions
 from labinfer.planner.problem import Problem
 from labinfer.planner.report import PlanReport
@@ -25,6 +25,7 @@ def run(options: EngineOptions, own: PlanOptions) -> int:
     Raises:
         UserError: a file cannot be read or written, or the model does not fit.
     """
+    refuse_drafters(options, "plan --auto")
     cluster = Cluster.read(own.cluster, own.link)
     problem = make_problem(cluster, options, objective=own.objective, workload=own.workload)
     _report(problem, own, _open_save(own))
@@ -44,6 +45,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
 
     group, options, file = session.join(), session.options, None
     with group.together():
+        refuse_drafters(options, "plan --auto")
         if group.rank == 0:
             file = _open_save(own)
     directory, config = find_model(group, options)

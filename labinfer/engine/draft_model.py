@@ -151,7 +151,6 @@ class DraftModelProposer:
             self.tables.truncate(cache, num_right)
         else:
             self.tables.drop_saved(cache)
-        drafted.tail = tokens[len(tokens) - sequence.num_assumed : cache.num_tokens]
         while not (
             (cache.blocks or self.tables.admit(cache, tokens, len(tokens)))
             and self.tables.reserve(cache, len(tokens) + limit - 1 - cache.num_tokens)
@@ -162,6 +161,7 @@ class DraftModelProposer:
                 self.counts["crowded_out"] += 1
                 return None
             self.counts["evicted"] += 1
+        drafted.tail = tokens[len(tokens) - sequence.num_assumed : cache.num_tokens]  # found in the cache, too
         return drafted
 
     def _release(self, seq_id: int) -> None:

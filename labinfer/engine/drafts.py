@@ -208,7 +208,7 @@ class Drafts:
         """Tokens that may be drafted for a sequence in the next step, if all of this one are right."""
         if not sequence.may_draft:
             return 0
-        num_output_tokens = sequence.num_output_tokens + 1
+        num_output_tokens = sequence.num_output_tokens + len(sequence.draft) + 1
         return min(
             self._max_tokens,
             sequence.max_context - sequence.cache.num_tokens - 1,

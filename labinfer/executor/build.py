@@ -95,8 +95,10 @@ def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelCon
     with group.together():
         directory = resolve_model(options.model.model, model_dir, may_download=False)
         config = load_config(directory, with_mtp=options.scheduler.has_mtp)
-        if options.scheduler.has_mtp and config.mtp is None:
-            raise no_mtp(directory)
+        if options.scheduler.has_mtp and not has_mtp(config, open_checkpoint(directory).names):
+            raise UserError(
+                f"{FLAG}: {directory} has no MTP layer that could draft; choose another method, such as ngram, or another model"
+            )
     digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
     with group.together():
         if digests[group.rank] != digests[0]:
@@ -164,8 +166,6 @@ def build_placed(
 
     with group.together():
         checkpoint = open_checkpoint(directory)
-        if config.mtp is not None and not has_mtp(config, checkpoint.names):
-            raise no_mtp(directory)
         cache = WeightCache.from_home(options.cache.weight_cache_size)
         if is_whole and group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
@@ -312,16 +312,11 @@ def build_placed(
 
 
 def has_mtp(config: ModelConfig, tensors: Collection[str]) -> bool:
-    """Whether a checkpoint with tensors of these names has an MTP layer, where its config does not say that it has none."""
+    """Whether a checkpoint with tensors of these names has an MTP layer that its family knows."""
+    if config.mtp is None:
+        return False
     projection = model_class(config).names.with_mtp(config.num_layers).resolve(tensors).stored("mtp.fc")
     return any(name.startswith(f"{projection}.") for name in tensors)
-
-
-def no_mtp(directory: Path) -> UserError:
-    """The error of a checkpoint without MTP layer, or of a family whose MTP layers are not known."""
-    return UserError(
-        f"{FLAG}: {directory} has no MTP layer that could draft; choose another method, such as ngram, or another model"
-    )
 
 
 def has_compiled_preview(context: StageContext) -> bool:

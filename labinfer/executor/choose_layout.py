@@ -44,18 +44,11 @@ def choose_layout(
     is_auto = layout == AUTO_LAYOUT
     if not layout or (is_auto and group.size == 1):
         return dataclasses.replace(options, parallel=dataclasses.replace(options.parallel, layout=""))
-    if is_auto and (speculation := options.scheduler.speculative_config) and speculation.model:
+    if is_auto:
+        from labinfer.planner.make_problem import refuse_drafters
+
         with group.together():
-            raise UserError(
-                f"--layout {AUTO_LAYOUT} does not count the memory and the time of the draft model {speculation.model}; give --layers, or a "
-                "plan that leaves the first machine room for it"
-            )
-    if is_auto and options.scheduler.has_mtp:
-        with group.together():
-            raise UserError(
-                f"--layout {AUTO_LAYOUT} does not count the memory and the time of the MTP layer; give --layers, or a plan that leaves "
-                "the last machine room for it"
-            )
+            refuse_drafters(options, f"--layout {AUTO_LAYOUT}")
     from labinfer.executor.probe import probe_cluster
     from labinfer.executor.probe_layout import model_name
     from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options

@@ -54,7 +54,6 @@ def read_hybrid_mixers(file: ConfigFile, stored_by_key_head: bool = False) -> li
     Raises:
         UserError: a key is missing or makes no sense.
     """
-    file = file.with_defaults(head_dim=256, partial_rotary_factor=0.25)
     interval = file.size("full_attention_interval", 4)
     types = read_layer_types(file, (LINEAR, FULL), lambda n: LINEAR if (n + 1) % interval else FULL)
     file.require(file.get("attn_output_gate", bool, True), "attn_output_gate false is not supported")

@@ -71,6 +71,24 @@ def make_problem(
     )
 
 
+def refuse_drafters(options: EngineOptions, flag: str) -> None:
+    """Refuse what drafts with weights, which costs do not have.
+
+    Raises:
+        UserError: a draft model or the model's MTP layer is to draft; it names ``flag``.
+    """
+    if (speculation := options.scheduler.speculative_config) and speculation.model:
+        raise UserError(
+            f"{flag} does not count the memory and the time of the draft model {speculation.model}; plan without it, and "
+            "leave the first machine room for it, or give --layers"
+        )
+    if options.scheduler.has_mtp:
+        raise UserError(
+            f"{flag} does not count the memory and the time of the MTP layer; plan without it, and leave the last machine room "
+            "for it, or give --layers"
+        )
+
+
 def no_room(problem: Problem) -> UserError:
     """The error of a question that has no answer."""
     return UserError(

@@ -43,7 +43,7 @@ class CheckpointNames:
             num_layers: the model's own.
         """
         if not self.has_draft_layers:
-            return replace(self, ignored=tuple(part for part in self.ignored if part != "mtp."))
+            return self  # they stand under mtp. already; what the model has no place for there is left unread
         first = f"model.layers.{num_layers}"
         parts = {
             "mtp.pre_fc_norm_embedding": f"{first}.enorm",

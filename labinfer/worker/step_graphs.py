@@ -14,7 +14,7 @@ MAX_SEQUENCES = 4
 """Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
-KEPT_ROWS = 160
+KEPT_ROWS = 192
 """Rows of all captured steps together, at most: a graph keeps its activations, or logits."""
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]

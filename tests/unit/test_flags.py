@@ -151,6 +151,7 @@ def test_help_is_printed_without_importing_torch():
         assert flag in done.stdout
 
 
+@pytest.mark.timing
 def test_help_is_there_in_half_a_second():
     times = []
     for _ in range(3):  # the best of three, as other processes may want the cores

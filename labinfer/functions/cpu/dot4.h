@@ -238,7 +238,8 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
                                                             : ACROSS / 4;
   Input wide[WIDENS ? ROWS * BLOCK : 1];
   lane_ints kept[WIDENS ? ROWS : 1][ACROSS];  // from block to block
-  for (int64_t begin = 0; begin < inputs;) {
+  int64_t begin = 0;
+  do {  // once without inputs, too: sums are what they start from
     int64_t size = WIDENS ? std::min<int64_t>(BLOCK, inputs - begin) : inputs, apart = WIDENS ? BLOCK : stride;
     const Input* rows;
     if constexpr (WIDENS) {
@@ -296,7 +297,7 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
     }
     begin += size;
     codes += size / STEP * 4 * PANEL;
-  }
+  } while (begin < inputs);
 }
 
 // Panels of 32 outputs: for each 4 inputs the 4 bytes of every output. out (ROWS, 32) = start of a row + its products.

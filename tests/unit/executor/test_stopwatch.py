@@ -36,6 +36,7 @@ def test_burst_counts_as_the_quota_would_have_it_go_on():
     assert Stopwatch(0.25, StoppingGroup()).time(lambda: work(0.01)) == pytest.approx(0.04, rel=0.1)
 
 
+@pytest.mark.timing
 def test_pause_that_the_quota_has_made_does_not_count_twice():
     def stopped_work() -> None:
         work(0.01)
