@@ -73,6 +73,8 @@ class DraftLengths:
     _num_probes: int = 0
     _probed: Sequence | None = None
     _draft_seconds: float = 0.0  # of a token in the longest draft of a step
+    _declined: tuple[frozenset[Sequence], int, int] | None = None
+    """A step for which no draft was worth it: for its like none is until something has been learnt."""
 
     def __post_init__(self) -> None:
         self.places = [Share() for _ in range(self.num_places)]
@@ -86,7 +88,9 @@ class DraftLengths:
             num_others: rows of the step beside one for each of these sequences.
             num_micro_batches: steps whose drafts are made while ``seconds`` pass.
         """
-        chosen = self._best(limits, num_others, seconds, num_micro_batches)
+        asked = frozenset(limits), num_others, num_micro_batches
+        chosen = {} if asked == self._declined else self._best(limits, num_others, seconds, num_micro_batches)
+        self._declined = None if chosen else asked
         if chosen:
             self._steps_without = 0
             return chosen
@@ -94,6 +98,7 @@ class DraftLengths:
         if self._steps_without < self._probe_steps:
             return {}
         self._steps_without = 0
+        self._declined = None
         self._draft_seconds *= KEPT  # a drafter that was too slow is measured again some day
         self._probed = list(limits)[
             self._num_probes % len(limits)
@@ -197,10 +202,12 @@ class DraftLengths:
 
     def add_draft_time(self, seconds: float, longest: int) -> None:
         """Time that the drafter took for a step, for drafts of up to so many tokens."""
+        self._declined = None
         self._draft_seconds += (seconds / longest - self._draft_seconds) * (0.1 if self._draft_seconds else 1.0)
 
     def add_verified(self, sequence: Sequence, places: Series[int], num_right: int) -> None:
         """Drafted tokens at these places in their drafts, of which the first ``num_right`` were right."""
+        self._declined = None
         if num_right:
             self._probe_steps = PROBE_STEPS
         elif sequence is self._probed:

@@ -156,3 +156,19 @@ def test_rows_of_drafts_cost_what_was_timed_for_them_with_one_sequence_and_no_le
 def test_drafts_through_stages_are_chosen_by_the_whole_round():
     times = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]] * 3, hop=0.5)
     assert drafted_share(0.95, times, 1, num_stages=3) > 0.7
+
+
+def test_declined_step_is_not_searched_again_until_something_is_learnt():
+    lengths, sequence, asked = DraftLengths(num_places=4), Named("a"), []
+
+    def seconds(rows: int) -> float:
+        asked.append(rows)
+        return float(rows)
+
+    assert lengths.choose({sequence: 4}, 3, seconds) == {}
+    first = len(asked)
+    assert first and lengths.choose({sequence: 4}, 3, seconds) == {} and len(asked) == first
+    assert lengths.choose({sequence: 4}, 2, seconds) == {} and len(asked) > first
+    before = len(asked)
+    lengths.add_verified(sequence, range(2), 0)
+    assert lengths.choose({sequence: 4}, 2, seconds) == {} and len(asked) > before
