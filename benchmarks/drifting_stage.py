@@ -1,14 +1,15 @@
 """A stage whose machine becomes slower while streams run: when it is named, what --replan auto does, and what that gives (Linux, root).
 
     python benchmarks/drifting_stage.py --model demo --quota 0.5
-    python benchmarks/drifting_stage.py --model demo --hosts
+    python benchmarks/drifting_stage.py --model DIR --hosts
 
 Sixteen greedy requests at a time are answered, again and again, by two ranks with a stage each. Then rank 1 gets a CPU quota by cgroup
 v1, with a period of 4 ms. Seconds until `/v1/cluster` names the stage and until the layers have been split anew; tokens a second before,
 with the quota, behind the change, and with every other split, each by `POST /v1/cluster/layout`.
 
 With --hosts it is the three uneven hosts of ``uneven_hosts.py``, started with ``--layout auto``; the second one is left half of its
-quota, and what the change gives is compared with a server that is started anew with ``--layout auto`` on the hosts as they are then.
+quota, and what the change gives is compared with a server that is started anew with ``--layout auto`` on the hosts as they are then. A step
+of the demo is shorter than a period of the quotas: take a model whose steps are not, such as the `small` shape with 24 layers.
 
 Exit status 1 where the stage is not named within 30 s, the rate behind the change is below 0.9 of the best one, or an answer differs
 from what it was before.
