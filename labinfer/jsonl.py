@@ -87,6 +87,7 @@ class ParsedLine:
     priority: int = 0
     user: str = ""
     cache_salt: str = ""
+    return_drafted: bool = False
     embedding: EmbeddingBody | None = None
     warnings: tuple[str, ...] = ()
     """Parts of it that were left out, in words."""
@@ -132,6 +133,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         priority=body.priority,
         user=body.user,
         cache_salt=body.cache_salt,
+        return_drafted=body.return_drafted,
         warnings=tuple(body.warnings),
     )
 

@@ -32,6 +32,8 @@ class Delta:
     """Log-probabilities of these tokens, where the request asks for them."""
     stop_reason: str | int | None = None
     """See ``Completion``."""
+    drafted: list[bool] = field(default_factory=list)
+    """Likewise, for these tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Completion:
     """Log-probabilities of each token, where the request asks for them."""
     score: float | None = None
     """With beam search; see ``SamplingParams.length_penalty``."""
+    drafted: list[bool] = field(default_factory=list)
+    """For each token whether it came from a draft that was right; see ``--speculative-config``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,8 @@ class RequestOutput:
     """Tokens that were drafted for the answers; see ``--speculative-config``."""
     num_accepted_tokens: int = 0
     """Number of these that were right."""
+    num_steps: int = 0
+    """Steps of the model that the tokens came with, those of all answers added up."""
 
     @property
     def text(self) -> str | None:
@@ -101,8 +107,12 @@ class Answer:
     finish_reason: FinishReason | None = None
     num_taken: int = 0
     """Tokens that were handed out."""
+    drafted: list[bool] = field(default_factory=list)
+    """For each token whether it came from a draft that was right."""
     num_drafted: int = 0
     num_accepted: int = 0
+    num_steps: int = 0
+    """Steps that brought tokens."""
     first_token_time: float = 0.0
     end_time: float = 0.0
     queue_seconds: float | None = None
@@ -175,6 +185,11 @@ class RequestState:
         """Number of these that were right."""
         return sum(answer.num_accepted for answer in self.answers)
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the model that the tokens came with, those of all answers added up."""
+        return sum(answer.num_steps for answer in self.answers)
+
     def add(self, update: AnswerUpdate) -> bool:
         """Take in what the engine says of an answer.
 
@@ -187,7 +202,9 @@ class RequestState:
             self.num_cached_tokens = update.num_cached_tokens
         answer.num_drafted += update.num_drafted
         answer.num_accepted += update.num_accepted
+        answer.num_steps += bool(update.token_ids)
         answer.token_ids += update.token_ids
+        answer.drafted += (number < update.num_accepted for number in range(len(update.token_ids)))
         answer.logprobs += update.logprobs
         if update.queue_seconds is not None:
             answer.queue_seconds = update.queue_seconds
@@ -217,6 +234,7 @@ class RequestState:
             finish_reason=answer.finish_reason.value if ended else None,
             logprobs=None if self.request.sampling.logprobs is None else answer.logprobs[begin:],
             stop_reason=self._stop_reason(answer) if ended else None,
+            drafted=answer.drafted[begin:],
         )
 
     def output(self) -> RequestOutput | EmbeddingOutput:
@@ -242,6 +260,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
+            num_steps=self.num_steps,
             num_output_tokens=num_output_tokens,
             time_to_first_token=self.first_token_time - self._arrival_time,
             time_per_output_token=max(map(self._time_per_token, self.answers)),
@@ -255,7 +274,7 @@ class RequestState:
         before = len(answer.token_ids) - len(token_ids)
         for number, token in enumerate(token_ids[: max(0, self._num_text_tokens(answer) - before)], before + 1):
             if answer.detokenizer.add(token, number > self.request.sampling.min_tokens):
-                del answer.token_ids[number:], answer.logprobs[number:]
+                del answer.token_ids[number:], answer.logprobs[number:], answer.drafted[number:]
                 return True
         return False
 
@@ -273,6 +292,7 @@ class RequestState:
             finish_reason=answer.finish_reason.value,
             stop_reason=self._stop_reason(answer),
             logprobs=None if self.request.sampling.logprobs is None else answer.logprobs,
+            drafted=answer.drafted,
         )
 
     def _beam(self, index: int, beam: FinishedBeam) -> Completion:
@@ -290,6 +310,7 @@ class RequestState:
             stop_reason=stop_token,
             logprobs=None,
             score=beam.score,
+            drafted=[False] * len(beam.token_ids),
         )
 
     def _stop_reason(self, answer: Answer) -> str | int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -39,6 +39,8 @@ class ParsedBody:
     include_usage: bool
     continuous_usage: bool
     tool_use: ToolUse
+    return_drafted: bool = False
+    """Whether the answer lists its tokens, each with whether it came from a draft."""
     warnings: list[str] = field(default_factory=list)
     """Parts of it that were left out, in words."""
 
@@ -63,7 +65,8 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
     """
     if body.echo:
         raise UserError("echo is for completions; a chat answer has no prompt text")
-    return _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
+    parsed = _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
+    return replace(parsed, return_drafted=bool(body.return_drafted))
 
 
 def _check_neutral(body: OpenAIBody) -> None:

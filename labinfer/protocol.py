@@ -250,6 +250,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     """Both see ``TemplateUse``."""
     thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
     """Tokens of a thought at most; see ``ChatPrompt``."""
+    return_drafted: bool | None = None
+    """The answer lists its tokens, each with whether it came from a draft."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
     """Both as ``tools`` and ``tool_choice``, see ``ToolUse``."""

@@ -47,7 +47,10 @@ def result_record(
             id=f"{CHAT_PREFIX}{number}",
             created=int(time.time()),
             model=line.model or model,
-            choices=[chat_choice(completion, message, output, tokenizer) for completion, message in answers],
+            choices=[
+                chat_choice(completion, message, output, tokenizer, line.return_drafted)
+                for completion, message in answers
+            ],
             usage=usage,
         )
     else:

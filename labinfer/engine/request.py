@@ -86,6 +86,6 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_drafted: int = 0
     """Tokens that were drafted for the answer since the last update."""
     num_accepted: int = 0
-    """Number of these that were right."""
+    """Number of these that were right: the first ones of ``token_ids``."""
     queue_seconds: float | None = None
     """From the answer's arrival at the engine until it was first run; with its first token, beams or vector."""

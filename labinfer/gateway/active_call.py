@@ -112,6 +112,7 @@ class ActiveCall:
             reasoning,
             drafted=sum(opened.num_drafted_tokens for opened in self.opened),
             accepted=sum(opened.num_accepted_tokens for opened in self.opened),
+            steps=sum(opened.num_steps for opened in self.opened),
         )
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:

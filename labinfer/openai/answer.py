@@ -48,6 +48,8 @@ class CompletionDetails(Answer):
     """Tokens that were drafted, and right; there where tokens were drafted."""
     rejected_prediction_tokens: Count | UnsetType = UNSET
     """Tokens that were drafted and wrong: they are not in the answer, and not among ``completion_tokens``."""
+    steps: Count | UnsetType = UNSET
+    """Steps of the model that ``completion_tokens`` came with; there where tokens were drafted. Not OpenAI's."""
 
 
 class Usage(Answer):
@@ -81,11 +83,12 @@ def count_usage(
     *,
     drafted: int = 0,
     accepted: int = 0,
+    steps: int = 0,
 ) -> Usage:
-    """The usage of so many tokens; ``reasoning`` is None where thoughts are not told apart."""
+    """The usage of so many tokens, which came with so many ``steps``; ``reasoning`` is None where thoughts are not told apart."""
     details = UNSET
     if reasoning is not None or drafted:
-        predictions = (accepted, drafted - accepted) if drafted else (UNSET, UNSET)
+        predictions = (accepted, drafted - accepted, steps) if drafted else ()
         details = CompletionDetails(or_unset(reasoning), *predictions)
     return Usage(prompt_tokens, generated, prompt_tokens + generated, CachedTokens(cached), details)
 
@@ -99,6 +102,7 @@ def total_usage(outputs: list[RequestOutput], reasoning: int | None = None) -> U
         reasoning,
         drafted=sum(output.num_drafted_tokens for output in outputs),
         accepted=sum(output.num_accepted_tokens for output in outputs),
+        steps=sum(output.num_steps for output in outputs),
     )
 
 

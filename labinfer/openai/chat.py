@@ -79,6 +79,16 @@ class ChatLogprobs(Answer):
     content: list[ChosenLogprob]
 
 
+class AnswerToken(Answer):
+    """A token of an answer; not OpenAI's."""
+
+    token: str
+    bytes: list[Byte] | None
+    """Both as those of log-probabilities."""
+    drafted: bool
+    """Whether it came from a draft, which was right."""
+
+
 class ChatChoice(Answer, kw_only=True):
     """An answer. The fields after ``finish_reason`` are not OpenAI's."""
 
@@ -89,6 +99,7 @@ class ChatChoice(Answer, kw_only=True):
     stop_reason: str | int | UnsetType = UNSET
     score: float | UnsetType = UNSET
     prompt_logprobs: list[PlainLogprob] | UnsetType = UNSET
+    tokens: list[AnswerToken] | UnsetType = UNSET
 
 
 class ChatCompletion(Answer, kw_only=True):
@@ -131,6 +142,7 @@ class ChatChunkChoice(Answer, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
     prompt_logprobs: list[PlainLogprob] | UnsetType = UNSET
+    tokens: list[AnswerToken] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Answer, kw_only=True):
@@ -163,7 +175,11 @@ def chat_messages(
 
 
 def chat_choice(
-    completion: Completion, message: ChatMessage, output: RequestOutput, tokenizer: Tokenizer | None
+    completion: Completion,
+    message: ChatMessage,
+    output: RequestOutput,
+    tokenizer: Tokenizer | None,
+    lists_tokens: bool = False,
 ) -> ChatChoice:
     """An answer of ``output``, as a choice with this message."""
     finish_reason = completion.finish_reason
@@ -179,6 +195,7 @@ def chat_choice(
         stop_reason=or_unset(completion.stop_reason),
         score=or_unset(completion.score),
         prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+        tokens=answer_tokens(completion.token_ids, completion.drafted, tokenizer) if lists_tokens else UNSET,
     )
 
 
@@ -210,6 +227,15 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
         top = [SpelledLogprob(*_spell(token_id, logprob, tokenizer)) for token_id, logprob in token.top.items()]
         content.append(ChosenLogprob(*_spell(token.token_id, token.logprob, tokenizer), top))
     return ChatLogprobs(content)
+
+
+def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenizer | None) -> list[AnswerToken]:
+    """Some tokens of an answer, each with whether it was drafted."""
+    spellings = [spell(token_id, tokenizer) for token_id in token_ids]
+    return [
+        AnswerToken(spelling.token, spelling.bytes and list(spelling.bytes), is_drafted)
+        for spelling, is_drafted in zip(spellings, drafted, strict=True)
+    ]
 
 
 def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:

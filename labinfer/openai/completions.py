@@ -109,6 +109,7 @@ def emptied(answer: Answered) -> Answered:
         finish_reason=answer.finish_reason and "length",
         stop_reason=None,
         logprobs=None if answer.logprobs is None else [],
+        drafted=[],
     )
 
 

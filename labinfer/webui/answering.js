@@ -73,6 +73,7 @@ export class Answering extends EventTarget {
     this._first = this._last = 0;
     this._chunks = 0;
     this._thinksSince = 0;
+    this._decoder = new TextDecoder(); // of tokens that are parts of a character
     const { message } = this;
     message.model = body.model;
     for await (const chunk of this.api.chat(this._id, body, this._abort.signal)) {
@@ -85,9 +86,9 @@ export class Answering extends EventTarget {
     message.status = "done";
   }
 
-  _take({ delta, logprobs, finish_reason }) {
+  _take({ delta, logprobs, tokens, finish_reason }) {
     const { message } = this;
-    if (delta.content || delta.reasoning || delta.tool_calls || logprobs) {
+    if (delta.content || delta.reasoning || delta.tool_calls || logprobs || tokens) {
       this._last = performance.now();
       this._first ||= this._last;
       this._begun = true;
@@ -106,9 +107,15 @@ export class Answering extends EventTarget {
       known.arguments += call.function?.arguments ?? "";
     }
     if (logprobs) (message.logprobs ??= []).push(...logprobs.content.map(shortened));
+    if (tokens) (message.drafted ??= []).push(...tokens.map((one) => this._spell(one)));
     if (finish_reason) message.finishReason = finish_reason;
     this.dispatchEvent(new Event("change"));
     this._saving ||= setTimeout(() => this._save(), SAVE_EVERY_MS);
+  }
+
+  /** What a token adds to the text, and whether it was drafted: a character is the token's that completes it. */
+  _spell({ token, bytes, drafted }) {
+    return [bytes ? this._decoder.decode(new Uint8Array(bytes), { stream: true }) : token, drafted];
   }
 
   _endThought() {

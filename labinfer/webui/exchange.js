@@ -20,12 +20,14 @@ const MESSAGE_FIELDS = {
   usage: objectOf({ prompt_tokens: number, completion_tokens: number, prompt_tokens_details: objectOf({ cached_tokens: number }) }),
   edited: boolean, begins: objectOf({ summary: text }), attachments: listOf(objectOf({ name: text, text })),
   toolCalls: listOf(objectOf({ id: text, name: text, arguments: text })),
+  drafted: listOf((pair) => Array.isArray(pair) && text(pair[0]) && boolean(pair[1])),
   logprobs: listOf(objectOf({ token: text, logprob: number, top: listOf((pair) => Array.isArray(pair) && text(pair[0]) && number(pair[1])) })),
 };
 const RECORD_FIELDS = { title: text, named: boolean, created: number, updated: number, model: text, system: text };
 const SETTING_FIELDS = {
   temperature: number, top_p: number, top_k: number, min_p: number, max_tokens: number, repetition_penalty: number,
-  presence_penalty: number, frequency_penalty: number, seed: number, stop: listOf(text), logprobs: number, extra: object,
+  presence_penalty: number, frequency_penalty: number, seed: number, stop: listOf(text), logprobs: number,
+  return_drafted: boolean, extra: object,
 };
 
 /** The text of a file with these conversations. @param {{record: object, messages: object[]}[]} conversations */

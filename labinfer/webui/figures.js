@@ -14,8 +14,9 @@ export function figures(message, words) {
   if (message.edited) parts.push(words.edited);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   if (cached) parts.push(words.cached(cached, usage.prompt_tokens));
-  const { accepted_prediction_tokens: right, rejected_prediction_tokens: wrong } = usage?.completion_tokens_details ?? {};
+  const { accepted_prediction_tokens: right, rejected_prediction_tokens: wrong, steps } = usage?.completion_tokens_details ?? {};
   if (right + wrong) parts.push(words.drafted(right, right + wrong));
+  if (steps) parts.push(words.perStep((usage.completion_tokens / steps).toFixed(1)));
   const reason = status === "done" ? finishReason : status;
   if (reason in words.reasons) parts.push(words.reasons[reason]);
   const nodes = [make("span", { className: "figures" }, ...parts.map((part) => make("span", {}, part)))];

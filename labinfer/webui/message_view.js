@@ -3,6 +3,7 @@
 import { attachmentViews } from "./attachments.js";
 import { copy } from "./clipboard.js";
 import { frameCode } from "./code_view.js";
+import { draftedView } from "./drafted_view.js";
 import { iconButton, make } from "./element.js";
 import { composes, sends } from "./enter_key.js";
 import { logprobsView } from "./logprobs_view.js";
@@ -103,6 +104,7 @@ export class MessageView {
   _frame = (pre) => frameCode(pre, this.words);
 
   _showEnd() {
+    if (this.message.drafted) this._body.append(draftedView(this.message.drafted, this.words));
     this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
   }
 

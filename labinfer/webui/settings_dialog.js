@@ -29,6 +29,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
   });
   const stop = make("textarea", { rows: 2 });
   const logprobs = choice([["", words.logprobsOff], ...TOP_LOGPROBS.map((n) => [String(n), words.logprobsTop(n)])], "");
+  const drafted = make("input", { type: "checkbox" });
   const extra = make("textarea", { rows: 2, spellcheck: false, className: "mono" });
   const forNew = make("input", { type: "checkbox" });
   const wrong = make("p", { className: "failure", role: "alert", id: "settings-wrong" });
@@ -40,6 +41,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
     for (const [name, input] of numbers) input.value = settings[name] ?? "";
     stop.value = (settings.stop ?? []).join("\n");
     logprobs.value = String(settings.logprobs ?? "");
+    drafted.checked = Boolean(settings.return_drafted);
     extra.value = settings.extra ? JSON.stringify(settings.extra) : "";
   }
 
@@ -54,6 +56,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
     const strings = stop.value.split("\n").filter(Boolean);
     if (strings.length) chosen.stop = strings;
     if (logprobs.value) chosen.logprobs = Number(logprobs.value);
+    if (drafted.checked) chosen.return_drafted = true;
     if (extra.value.trim()) {
       try { chosen.extra = JSON.parse(extra.value); } catch { /* told below */ }
       if (chosen.extra?.constructor !== Object) return tell({ control: extra, why: words.extraWrong });
@@ -86,6 +89,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
     field(words.systemPrompt, system, words.systemHint),
     make("div", { className: "grid two" }, ...numbers.map(([name, input]) => field(words.fields[name], input, words.fieldHints[name]))),
     make("div", { className: "grid two" }, field(words.stopStrings, stop), field(words.logprobs, logprobs)),
+    make("label", { className: "check" }, drafted, words.showDrafted),
     field(words.extra, extra),
     make("label", { className: "check" }, forNew, words.forNewChats), wrong,
   ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.close);

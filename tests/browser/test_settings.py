@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
-from chat_page import answers, ask, choose, exported, questions, start_new
+import json
+import re
+
+import pytest
+from axe_findings import findings
+from chat_page import answers, ask, choose, dictate, exported, questions, start_new
 from playwright.sync_api import expect
 from serving import serving
 
 
-def test_one_of_several_models_is_chosen_for_a_conversation(context):
+@pytest.fixture(scope="module")
+def two_models():
+    """A server of two models, for both of which tokens are drafted."""
+    drafts = json.dumps({"method": "ngram", "num_speculative_tokens": 4})
+    with serving("--model", "one=demo", "--model", "two=demo-draft", "--speculative-config", drafts) as running:
+        yield running
+
+
+def test_one_of_several_models_is_chosen_for_a_conversation(context, two_models):
     page = context.new_page()
-    with serving("--model", "one=demo", "--model", "two=demo-draft") as server:
-        page.goto(server.url)
-        model = page.get_by_role("combobox", name="Model")
-        expect(model).to_have_value("one")
-        model.select_option("two")
-        with page.expect_request("**/v1/chat/completions") as asked:
-            ask(page, "17 + 25 = ?")
-        assert asked.value.post_data_json["model"] == "two"
-        page.get_by_role("button", name="New chat").click()
-        expect(questions(page)).to_have_count(0)
-        expect(model).to_have_value("two")
-        model.select_option("one")
-        ask(page, "20 + 3 = ?")
-        page.go_back()
-        expect(model).to_have_value("two")
-        page.reload()
-        expect(model).to_have_value("two")
+    page.goto(two_models.url)
+    model = page.get_by_role("combobox", name="Model")
+    expect(model).to_have_value("one")
+    model.select_option("two")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "17 + 25 = ?")
+    assert asked.value.post_data_json["model"] == "two"
+    page.get_by_role("button", name="New chat").click()
+    expect(questions(page)).to_have_count(0)
+    expect(model).to_have_value("two")
+    model.select_option("one")
+    ask(page, "20 + 3 = ?")
+    page.go_back()
+    expect(model).to_have_value("two")
+    page.reload()
+    expect(model).to_have_value("two")
+
+
+def test_drafted_tokens_are_tinted_where_the_settings_say_so(context, two_models):
+    page = context.new_page()
+    page.goto(two_models.url)
+    text = "eins zwei 三 vier. " * 6
+    dictate(page, text)
+    expect(ask(page, "Go.")).to_contain_text("tokens a step")
+    expect(page.locator("mark")).to_have_count(0)
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("Show which tokens of answers were drafted").check()
+    page.get_by_role("button", name="Save").click()
+    answer = ask(page, "Go.")
+    told = answer.inner_text()
+    (accepted,) = re.findall(r"(\d+) of \d+ drafted tokens accepted", told)
+    assert int(accepted) > 10 and f"{accepted} of " in answer.locator("summary").inner_text()
+    assert answer.locator(".tokens").text_content().startswith(text)
+    expect(answer.locator("mark").first).to_have_css("text-decoration-line", "underline")
+    page.reload()
+    expect(answers(page).last.locator("mark").first).to_have_attribute("title", "drafted, and accepted")
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
+        assert findings(page) == []
+    (kept,) = exported(page)["conversations"]
+    assert kept["settings"]["return_drafted"] and "".join(piece for piece, _ in kept["messages"][-1]["drafted"]).startswith(text)
 
 
 def test_settings_are_sent_and_kept_with_the_conversation(page):

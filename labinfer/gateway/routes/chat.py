@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from msgspec import UNSET
 from starlette.responses import Response
@@ -21,7 +22,7 @@ from labinfer.openai.chat import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
-    ChatLogprobs,
+    answer_tokens,
     chat_choice,
     chat_logprobs,
     chat_messages,
@@ -51,7 +52,7 @@ async def answer(call: Call) -> Response | EventStream:
         tokenizer = model.reader.tokenizer
         messages, usage = chat_messages(output, tokenizer, parsed.tool_use)
         choices = [
-            chat_choice(completion, message, output, tokenizer)
+            chat_choice(completion, message, output, tokenizer, parsed.return_drafted)
             for completion, message in zip(output.completions, messages, strict=True)
         ]
         return call.json(ChatCompletion(id=id, created=created, model=model.info.name, choices=choices, usage=usage))
@@ -76,17 +77,27 @@ class ChatStream:
         """Every chunk, encoded. The first one of an answer has its role, and comes with its first token and not before: clients
         take it for the end of the wait."""
         async for _, delta in self._active.deltas():
-            logprobs = chat_logprobs(delta.logprobs, self._model.reader.tokenizer) if delta.logprobs else None
+            token_fields = self._token_fields(delta)
             for part in self._parts(delta):
-                yield self._chunk(delta.index, part, logprobs)
-                logprobs = None
-            if logprobs is not None or delta.index not in self._begun:  # the text of these tokens is still held back
-                yield self._chunk(delta.index, ChatDelta(content=""), logprobs)
+                yield self._chunk(delta.index, part, token_fields)
+                token_fields = {}
+            if token_fields or delta.index not in self._begun:  # the text of these tokens is still held back
+                yield self._chunk(delta.index, ChatDelta(content=""), token_fields)
             if delta.finish_reason is not None:
                 reason = self._readers[delta.index].finish_reason(delta.finish_reason)
-                yield self._chunk(delta.index, ChatDelta(), None, reason, delta.stop_reason)
+                yield self._chunk(delta.index, ChatDelta(), {}, reason, delta.stop_reason)
         if self._parsed.include_usage:
             yield self._send([], is_last=True)
+
+    def _token_fields(self, delta: Delta) -> dict[str, Any]:
+        """The fields of a choice that tell of the delta's tokens one by one, as far as the request asks for them."""
+        fields: dict[str, Any] = {}
+        tokenizer = self._model.reader.tokenizer
+        if delta.logprobs:
+            fields["logprobs"] = chat_logprobs(delta.logprobs, tokenizer)
+        if self._parsed.return_drafted and delta.token_ids:
+            fields["tokens"] = answer_tokens(delta.token_ids, delta.drafted, tokenizer)
+        return fields
 
     def _parts(self, delta: Delta) -> list[ChatDelta]:
         """The message's fields that grow, in order."""
@@ -101,7 +112,7 @@ class ChatStream:
         self,
         index: int,
         delta: ChatDelta,
-        logprobs: ChatLogprobs | None,
+        token_fields: dict[str, Any],
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
     ) -> bytes:
@@ -113,10 +124,10 @@ class ChatStream:
         choice = ChatChunkChoice(
             index=index,
             delta=delta,
-            logprobs=logprobs,
             finish_reason=finish_reason,
             stop_reason=or_unset(stop_reason),
             prompt_logprobs=prompt_logprobs(measured),
+            **token_fields,
         )
         return self._send([choice])
 
