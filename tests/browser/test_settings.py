@@ -63,7 +63,8 @@ def test_drafted_tokens_are_tinted_where_the_settings_say_so(context, two_models
         expect(page.locator("html")).to_have_attribute("data-theme", theme)
         assert findings(page) == []
     (kept,) = exported(page)["conversations"]
-    assert kept["settings"]["return_drafted"] and "".join(piece for piece, _ in kept["messages"][-1]["drafted"]).startswith(text)
+    pieces = [piece for piece, _ in kept["messages"][-1]["drafted"]]
+    assert kept["settings"]["return_drafted"] and "".join(pieces).startswith(text)
 
 
 def test_settings_are_sent_and_kept_with_the_conversation(page):

@@ -50,6 +50,9 @@ def test_stream_ends_with_the_same_usage(client):
     stream = client.server.stream(ASKED | options).finish()
     deltas = [choice["delta"] for event in stream.events for choice in event["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == text
+    assert not any("tokens" in choice for event in stream.events for choice in event["choices"]), (
+        "nobody asked for them"
+    )
     last = stream.events[-1]["usage"]
     assert last["completion_tokens_details"] == usage["completion_tokens_details"]
     client.add(last)
@@ -58,20 +61,19 @@ def test_stream_ends_with_the_same_usage(client):
 def test_answer_lists_on_request_which_tokens_were_drafted(client):
     status, body = client.server.post("/v1/chat/completions", ASKED | {"return_drafted": True})
     assert status == 200, body
-    client.add(body["usage"])
-    (choice,), details = body["choices"], body["usage"]["completion_tokens_details"]
-    tokens = choice["tokens"]
+    (choice,), usage = body["choices"], body["usage"]
+    client.add(usage)
+    details, tokens = usage["completion_tokens_details"], choice["tokens"]
     drafted = [token["drafted"] for token in tokens]
-    assert len(tokens) == body["usage"]["completion_tokens"] and sum(drafted) == details["accepted_prediction_tokens"]
+    assert len(tokens) == usage["completion_tokens"] and sum(drafted) == details["accepted_prediction_tokens"]
     assert len(tokens) - sum(drafted) == details["steps"], "each step brings one that was not drafted"
     assert not drafted[0] and drafted != sorted(drafted), "they are told apart by their places"
     spelled = bytes(byte for token in tokens for byte in token["bytes"]).decode()
     assert spelled.startswith(choice["message"]["content"])
-    stream = client.server.stream(ASKED | {"return_drafted": True, "max_tokens": None, "ignore_eos": False}).finish()
-    assert [token for event in stream.events for choice in event["choices"] for token in choice.get("tokens", [])] == tokens
-    client.add({"accepted_prediction_tokens": sum(drafted), "rejected_prediction_tokens": details["rejected_prediction_tokens"]})
-    stream = client.server.stream(ASKED | {"max_tokens": 4, "stream_options": {"include_usage": True}}).finish()
-    assert not any("tokens" in choice for event in stream.events for choice in event["choices"])
+    options = {"max_tokens": None, "ignore_eos": False, "stream_options": {"include_usage": True}}
+    stream = client.server.stream(ASKED | options | {"return_drafted": True}).finish()
+    choices = [choice for event in stream.events for choice in event["choices"]]
+    assert [token for choice in choices for token in choice.get("tokens", [])] == tokens
     client.add(stream.events[-1]["usage"])
 
 
