@@ -3,7 +3,7 @@
 import { attachmentViews } from "./attachments.js";
 import { copy } from "./clipboard.js";
 import { frameCode } from "./code_view.js";
-import { draftedView } from "./drafted_view.js";
+import { DraftedView } from "./drafted_view.js";
 import { iconButton, make } from "./element.js";
 import { composes, sends } from "./enter_key.js";
 import { logprobsView } from "./logprobs_view.js";
@@ -27,7 +27,7 @@ export class MessageView {
 
   /** All of it, anew. */
   render() {
-    this._growing = null;
+    this._growing = this._drafted = null;
     this._body = make("div", { className: "body" });
     this._foot = make("div", { className: "foot" });
     this.element.replaceChildren(...this._cut(), this._body, this._foot);
@@ -76,6 +76,7 @@ export class MessageView {
   grow() {
     const { thought, closed, answer, ms } = thoughtOf(this.message);
     if (!this._growing) {
+      this._drafted = null;
       const place = make("div", { className: "markdown" });
       this._thinking = this._thought("", false);
       this._thinking.box.hidden = true;
@@ -91,6 +92,7 @@ export class MessageView {
     }
     this._growing.show(answer);
     if (this.message.toolCalls) this._callsPlace.replaceChildren(...this._calls());
+    this._showDrafted();
   }
 
   /** A line in place of an answer that has not begun. */
@@ -104,8 +106,14 @@ export class MessageView {
   _frame = (pre) => frameCode(pre, this.words);
 
   _showEnd() {
-    if (this.message.drafted) this._body.append(draftedView(this.message.drafted, this.words));
+    this._showDrafted();
     this._foot.append(...figures(this.message, this.words), this._branches(), this._buttons());
+  }
+
+  _showDrafted() {
+    if (!this.message.drafted) return;
+    if (!this._drafted) this._body.append((this._drafted = new DraftedView(this.words)).element);
+    this._drafted.show(this.message.drafted);
   }
 
   _thoughtTitle(closed, ms) {
