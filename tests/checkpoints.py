@@ -366,8 +366,9 @@ MIXTURES = (
     "gemma4-moe",
 )
 LATENTS = (
-    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "deepseek-v3-plain", "kimi-k2", "glm-4.7-flash", "minicpm3"),
+    *("glm-4.7-flash", "deepseek-v2", "deepseek-v3", "deepseek-v3-plain", "kimi-k2", "deepseek-v2-lite", "minicpm3"),
 )
+"""In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
     *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
