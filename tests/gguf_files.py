@@ -61,6 +61,7 @@ def write_gguf(
     pre: str = "gpt-2",
     *,
     merged: bool = False,
+    fused: bool = False,
     **writer_options: Any,
 ) -> Path:
     """A GGUF file of a checkpoint; the path of its first file.
@@ -69,6 +70,7 @@ def write_gguf(
         kind: type of all matrices whose rows have whole blocks, also by a part of their names; others are F32.
         pre: name of the way in which the tokenizer splits texts.
         merged: whether latent attention is written as before 2025: keys and values of a latent by one matrix.
+        fused: whether gates and ups of experts are one tensor.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -82,9 +84,15 @@ def write_gguf(
     tensors = {name: tensor for file in checkpoint.glob("*.safetensors") for name, tensor in load_file(file).items()}
     if config["model_type"] in CONVERTED:
         tensors = dict(entry for name in tensors for entry in _converted(name, tensors[name], config, merged))
-    for name, tensor in _stack_experts(tensors).items():
+    stacks = _stack_experts(tensors)
+    for name, tensor in stacks.items():
         stored = names.get_name(name.replace("dt_bias", "dt_proj.bias"), try_suffixes=(".weight", ".bias"))
         assert stored, name
+        if fused and "ffn_up_exps" in stored:
+            continue
+        if fused and "ffn_gate_exps" in stored:
+            stored = stored.replace("gate", "gate_up")
+            tensor = torch.cat((tensor, stacks[name.replace("gate_proj", "up_proj")]), dim=1)
         chosen = kind if isinstance(kind, str) else next((kind[part] for part in kind if part in name), "F32")
         _add_tensor(writer, stored, _stored(name, tensor, config), chosen)
     if (rope := config.get("rope_parameters", {})).get("rope_type") == "llama3":

@@ -51,6 +51,8 @@ CONFIGS = {
     **{kind: partial(file_config, kind) for kind in FILE_KINDS},
     "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**DELTA, **MOE, num_experts=7, shared_expert_intermediate_size=50),
 }
+FUSED = ("qwen3-moe", "gpt-oss")
+"""Kinds of which gates and ups of experts are written as one tensor."""
 PROMPTS = mixed_prompts(4)
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, prompt_logprobs=0)
 TRICKY = ["I'LL  be\n\n12345 don't", "e\u0301 你好 🤦🏽‍♂️", "<|im_start|>user\nhi<|im_end|>\n", " "]
@@ -66,7 +68,8 @@ def models(request, tmp_path_factory):
     model.save_pretrained(directory)
     write_tokenizer(directory)
     path = directory.parent / f"{request.param}.gguf"
-    return directory, write_gguf(directory, path, merged=request.param == "deepseek-v2")
+    kinds = {"merged": request.param == "deepseek-v2", "fused": request.param in FUSED}
+    return directory, write_gguf(directory, path, **kinds)
 
 
 def answers(model, **options):

@@ -21,7 +21,7 @@ from labinfer.weights.gguf.config import gguf_config
 from labinfer.weights.gguf.families import GgufFamily, read_family
 from labinfer.weights.gguf.file import GgufFile, GgufTensor
 from labinfer.weights.gguf.forms import GgufForm, make_formats, put_codes, take
-from labinfer.weights.gguf.joins import JOINS, Joined
+from labinfer.weights.gguf.joins import JOINS, Joined, halves
 from labinfer.weights.gguf.orders import Order, RotatedPairs, TiledHeads
 from labinfer.weights.loading import LoadFunctions, TorchLoading
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
@@ -58,6 +58,7 @@ class _Contents:
         config = gguf_config(file)
         num_layers, stored = config["num_hidden_layers"], file.tensors.items()
         self.tensors = {family.name(name, num_layers): tensor for name, tensor in stored if name not in CONFIG_TENSORS}
+        _part_gates(self.tensors)
         self.joined = _join(family, self.tensors, num_layers)
         orders = _make_orders(config)
         self.orders = {module: orders[name] for module, name in family.orders.items()}
@@ -184,9 +185,12 @@ class GgufCheckpoint:
             inside, skipped, end = slice(skipped, end), 0, stride
         ascending, places = rows.sort()
         memory = torch.empty(len(rows), end - skipped, dtype=torch.uint8, device="cpu")
-        begins = [0, *(torch.nonzero(ascending.diff() != 1).flatten() + 1).tolist()]
+        is_apart = ascending.diff() != 1
+        if tensor.rows_together:
+            is_apart |= ascending[1:] % tensor.rows_together == 0
+        begins = [0, *(torch.nonzero(is_apart).flatten() + 1).tolist()]
         for begin, stop in zip(begins, [*begins[1:], len(rows)], strict=True):
-            position = tensor.position + int(ascending[begin]) * stride + skipped
+            position = tensor.position + tensor.offset(int(ascending[begin])) + skipped
             if not self.functions.read_rows(tensor.file.fileno(), position, stride, memory[begin:stop]):
                 raise UserError(f"{tensor.path} has been cut short, or fails while it is read; download it again")
         self.bytes_read += memory.numel()
@@ -201,6 +205,20 @@ class GgufCheckpoint:
 
 CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda values: values.neg().log()}
 """By their names in ``families``."""
+
+
+def _part_gates(tensors: dict[str, GgufTensor]) -> None:
+    """Put gates and ups of experts in the place of tensors that have both. Those without halves, or beside gates or ups, stay as they
+    are, and are refused as tensors that no layer has.
+
+    Source: ggml-org/llama.cpp, convert_hf_to_gguf.py: ``--fuse-gate-up-exps``.
+    """
+    for name in [name for name in tensors if ".mlp.experts.gate_up_proj." in name]:
+        names = [name.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj")]
+        parts = halves(tensors[name])
+        if parts is not None and not any(part in tensors for part in names):
+            del tensors[name]
+            tensors.update(zip(names, parts, strict=True))
 
 
 def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -> dict[str, Joined]:

@@ -35,6 +35,7 @@ DENSE = NORMS | ATTENTION | MLP
 EXPERT_STACKS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",  # in the place of the two above
     "mlp.experts.down_proj": "ffn_down_exps",
 }
 EXPERTS = {"mlp.gate": "ffn_gate_inp", **EXPERT_STACKS}

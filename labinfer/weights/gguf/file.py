@@ -61,11 +61,20 @@ class GgufTensor:
     shape: tuple[int, ...]
     """The inputs of a matrix come last, unlike in the file."""
     type: BlockType
+    rows_together: int = 0
+    """Rows that follow one another in the file; 0 for all."""
+    pitch: int = 0
+    """Bytes from the first of these rows to the first of the next ones."""
 
     @property
     def row_bytes(self) -> int:
         """Bytes of each run along the last dimension."""
         return self.shape[-1] // self.type.size * self.type.num_bytes
+
+    def offset(self, row: int) -> int:
+        """Bytes from ``position`` to a row, numbered over all leading dimensions."""
+        number, row = divmod(row, self.rows_together) if self.rows_together else (0, row)
+        return number * self.pitch + row * self.row_bytes
 
 
 @dataclass(frozen=True)

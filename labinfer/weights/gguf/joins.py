@@ -1,10 +1,11 @@
-"""Tensors of a checkpoint that GGUF files store in two parts."""
+"""Tensors of a checkpoint that GGUF files store in two parts, and tensors of files that have two of a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -72,3 +73,23 @@ class Heads(Joined):
 
 JOINS: dict[str, type[Joined]] = {"turns": Turns, "heads": Heads}
 """By their names in ``families``."""
+
+
+def halves(tensor: GgufTensor) -> tuple[GgufTensor, GgufTensor] | None:
+    """The first and the second half of every matrix of a stack (by its rows), or of every vector of one; None where it has none.
+
+    Args:
+        tensor: (count, rows, inputs) or (count, numbers).
+    """
+    if len(tensor.shape) not in (2, 3):
+        return None
+    count, size, *inputs = tensor.shape
+    middle = size // 2
+    if size % 2 or (count, middle, *inputs)[-1] % tensor.type.size:
+        return None
+    pitch = math.prod(tensor.shape[1:-1]) * tensor.row_bytes
+    half = replace(tensor, shape=(count, middle, *inputs), rows_together=middle if inputs else 1, pitch=pitch)
+    return (
+        replace(half, name=f"{tensor.name}[:, :{middle}]"),
+        replace(half, name=f"{tensor.name}[:, {middle}:]", position=tensor.position + pitch // 2),
+    )

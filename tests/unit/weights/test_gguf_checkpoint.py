@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import gguf
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf_files import code_values, finish, spread, write_gguf
+from gguf_files import code_values, finish, quantize, spread, write_gguf
 
 from labinfer.errors import UserError
 from labinfer.functions.packed_weight import TABLES
@@ -24,7 +25,7 @@ from labinfer.weights.gguf.file import GgufFile
 from labinfer.weights.gguf.forms import FORMS
 from labinfer.weights.gguf.types import TYPES
 from labinfer.weights.model_files import read_config
-from labinfer.weights.slices import MatrixSlice, TensorSlice
+from labinfer.weights.slices import MatrixSlice, MatrixStack, TensorSlice
 
 HEADS, KV_HEADS, HEAD, INPUTS, OUTPUTS = 4, 2, 16, 512, 48
 UP, QUERIES = "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj"
@@ -194,6 +195,53 @@ def test_matrix_is_decoded_in_pieces(tmp_path, monkeypatch, form):
     )
     open_checkpoint(tmp_path / "a.gguf").load(matrix)
     assert sum(largest) == rows * columns and max(largest) <= CHUNK
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+def test_gates_and_ups_of_experts_in_one_tensor_are_read_apart(tmp_path, kind):
+    """By their ranges of rows on 1, 2 and 3 ranks, as values and as codes."""
+    experts, columns, inputs, kind = 3, 20, 512, GGMLQuantizationType[kind]
+    writer = GGUFWriter(tmp_path / "a.gguf", "qwen3moe")
+    for name in ("block_count", "context_length", "head_count", "embedding_length"):
+        getattr(writer, f"add_{name}")(1)
+    for name in ("expert_count", "expert_used_count", "expert_feed_forward_length"):
+        getattr(writer, f"add_{name}")(experts)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tensor("token_embd.weight", np.zeros((1, 1), np.float32))
+    stored = quantize(np.random.default_rng(4).standard_normal((experts, 2 * columns, inputs), np.float32), kind)
+    writer.add_tensor("blk.0.ffn_gate_up_exps.weight", stored, raw_dtype=kind)
+    writer.add_tensor(
+        "blk.0.ffn_gate_up_exps.bias", np.arange(experts * 2 * columns, dtype=np.float32).reshape(experts, -1)
+    )
+    finish(writer)
+    values = torch.from_numpy(gguf.quants.dequantize(stored, kind)).view(experts, 2, columns, inputs)
+    checkpoint, stack = open_checkpoint(tmp_path / "a.gguf"), "model.layers.0.mlp.experts"
+    form = read_model_formats(tmp_path / "a.gguf")(f"{stack}.1.up_proj").form("auto")
+    assert form == FORMS.get(kind.name) and not any("gate_up" in name for name in checkpoint.names)
+    cuts = [rows for ranks in (1, 2, 3) for rows in shard_range(columns, ranks)]
+    for half, part in enumerate(("gate_proj", "up_proj")):
+        for expert, rows in itertools.product(range(experts), cuts):
+            expected = values[expert, half, slice(*rows)]
+            destination = torch.empty_like(expected) if form is None else Codes.empty(form, len(expected), (0, inputs))
+            stacked = MatrixStack(
+                name=f"{stack}.gate_up_proj",
+                shape=(experts, 2 * columns, inputs),
+                index=expert,
+                first_row=half * columns,
+            )
+            own = MatrixSlice(
+                name=f"{stack}.{expert}.{part}",
+                outputs=columns,
+                inputs=inputs,
+                rows=rows,
+                columns=(0, inputs),
+                destination=destination,
+                stack=stacked,
+            )
+            checkpoint.load(own)
+            assert torch.equal(destination if form is None else code_values(destination), expected)
+        bias = checkpoint.read(f"{stack}.{part}.bias", (experts, columns), (), torch.float32)
+        assert bias[2].tolist() == [(2 * 2 + half) * columns + row for row in range(columns)]
 
 
 def test_norm_is_read(tmp_path):
