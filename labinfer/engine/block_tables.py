@@ -66,6 +66,12 @@ class BlockTables:
         pools += [self.states.slots, self.states.host] if self.states else []
         return all(pool.num_free == pool.num_blocks for pool in pools)
 
+    def has_room(self, cache: SequenceCache, num_tokens: int) -> bool:
+        """Whether ``admit`` finds room for so many tokens, also where it finds none of them."""
+        if not self.can_share() or self.blocks.blocks_for(num_tokens) > self.blocks.num_free:
+            return False
+        return self.windows is None or self.windows.has_room(cache, [], num_tokens)
+
     def admit(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int, find: bool = True) -> bool:
         """Blocks for its first ``num_tokens`` tokens. What other sequences have computed is shared, or, if it was swapped
         out, that comes back; ``cache.num_tokens`` says how many tokens that makes.

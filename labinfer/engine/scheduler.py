@@ -247,8 +247,7 @@ class Scheduler:
         prefill_tokens = sum(sequence.num_unscheduled for sequence in prefilling)
         if self.waiting:
             first = self.waiting[0]
-            fits = self._blocks.blocks_for(first.num_positions) <= self._blocks.num_free
-            if fits and self._tables.can_share() and self._queues.has_slot(first):
+            if self._tables.has_room(first.cache, first.num_positions) and self._queues.has_slot(first):
                 prefill_tokens += sum(sequence.num_unscheduled for sequence in self.waiting)
         return Load(
             num_decoding=num_decoding,

@@ -147,3 +147,29 @@ def test_sequences_wait_until_a_window_and_a_chunk_have_room():
         bench.update()
     bench.check_end()
     assert most == 6 and bench.scheduler.counts["preemptions"] == 0
+
+
+def test_stages_go_on_with_answers_while_windows_have_no_room_for_a_prompt():
+    """``phases`` puts answers off for prompts that can be admitted, not for one that waits for blocks of windowed layers."""
+    bench = Bench(
+        num_blocks=400,
+        block_size=SIZE,
+        num_stages=2,
+        window=6,
+        num_window_blocks=30,
+        batch_policy="phases",
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        chunked_prefill_size=64,
+    )
+    for _ in range(8):
+        bench.add(80, 20)
+    in_flight = []
+    while bench.scheduler.has_work:
+        bench.launch_all()
+        entries = [entry for batch in bench.scheduler.in_flight for entry in batch.plan.entries]
+        if bench.scheduler.waiting and all(entry.is_decode for entry in entries):
+            in_flight.append(len(bench.scheduler.in_flight))
+        bench.update()
+    bench.check_end()
+    assert set(in_flight) == {2}
