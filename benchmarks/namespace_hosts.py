@@ -14,8 +14,9 @@ from pathlib import Path
 
 from namespace_cables import address, enter_network, join_hosts
 
-PERIOD_US, LEAST_QUOTA_US = 4000, 1000
-"""The latter is the kernel's: a host with less of a period has a longer one."""
+PERIOD_US, LEAST_QUOTA_US = 5000, 1000
+"""The latter is the kernel's: a host with less of a period has a longer one. The former is no multiple of a kernel's tick (4 ms is usual), at
+which groups take turns on a core: of two with periods as long as ticks one may find its turns taken always."""
 SHARES = 1 << 18
 """Weight of a host beside whatever else runs on this machine, the most there is: it gets its quota."""
 CGROUP, MEMORY_CGROUP = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/memory")
@@ -71,7 +72,7 @@ def hosts(
             groups.append(group)
             period = max(PERIOD_US, round(LEAST_QUOTA_US / quota))
             (group / "cpu.cfs_period_us").write_text(str(period))
-            (group / "cpu.cfs_quota_us").write_text(str(round(period * quota)))
+            _set_quota(group, round(period * quota))
             (group / "cpu.shares").write_text(str(SHARES))
             if quota < 1:
                 idlers.append(subprocess.Popen([sys.executable, "-c", IDLER, str(group), str(cores[number])]))
@@ -104,13 +105,21 @@ def enter_host(number: int) -> None:
 @contextmanager
 def slowed(number: int, fraction: float) -> Iterator[None]:
     """Leave a host this part of its CPU quota."""
-    file = CGROUP / f"{_prefix()}{number}" / "cpu.cfs_quota_us"
-    before = int(file.read_text())
-    file.write_text(str(round(before * fraction)))
+    group = CGROUP / f"{_prefix()}{number}"
+    before = int((group / "cpu.cfs_quota_us").read_text())
+    _set_quota(group, round(before * fraction))
     try:
         yield
     finally:
-        file.write_text(str(before))
+        _set_quota(group, before)
+
+
+def _set_quota(group: Path, quota_us: int) -> None:
+    """Give a host so much of each period. What it could not use of one since another host had the core it may use in the next one: without
+    that, hosts of one core have up to a tenth less than their quotas."""
+    (group / "cpu.cfs_burst_us").write_text("0")  # it must never be more than the quota
+    (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+    (group / "cpu.cfs_burst_us").write_text(str(quota_us))
 
 
 def _share_cores(quotas: Sequence[float]) -> list[int]:

@@ -4,7 +4,7 @@
     python benchmarks/uneven_hosts.py --model DIR --delay 0
     python benchmarks/uneven_hosts.py --model DIR --delay 5
 
-Hosts have 1, 0.5 and 0.25 CPUs by cgroup v1, with a period of 4 ms. Without a delay they are joined by cables of --mbit; with one, by
+Hosts have 1, 0.5 and 0.25 CPUs by cgroup v1, with a period of 5 ms. Without a delay they are joined by cables of --mbit; with one, by
 a relay between TUN devices that hands every packet on after so many milliseconds: kernels without netem have no other way. One launch
 of mpirun probes hosts and links, then decodes with every layout. A round is the time from a sequence's token to its next one, the mean
 of all sequences and rounds but the first ones. It is predicted twice: by the planner's formula, and by a simulation of the same run.

@@ -14,7 +14,7 @@ import msgspec
 import labinfer
 from labinfer.config import EngineOptions
 from labinfer.executor.layer_fit import CHUNK_BEFORE, CHUNK_ROWS, CONTEXTS, DECODE_ROWS, HEAD_ROWS
-from labinfer.executor.probe_layout import LAYER_BYTES, MIN_LAYERS, kind_name, model_name
+from labinfer.executor.probe_layout import MIN_LAYERS, kind_name, measured_bytes, model_name
 from labinfer.functions.provider import Provider
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
@@ -72,6 +72,6 @@ def file_name(
             group.rank
         ),  # equal ranks may differ in speed
         sum(info.node == here.node for info in group.everyone),  # they share the memory
-        (LAYER_BYTES, MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
+        (measured_bytes(), MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
     )
     return f"host-{circumstances}.json"

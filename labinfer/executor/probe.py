@@ -21,7 +21,7 @@ from labinfer.comm.links import measure_links
 from labinfer.config import EngineOptions
 from labinfer.executor.build import build_placed, cache_folder, find_model, prepare_providers
 from labinfer.executor.cost_file import file_name, read_costs, write_costs
-from labinfer.executor.layer_fit import CHUNK_ROWS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
+from labinfer.executor.layer_fit import CHUNK_ROWS, CONTEXTS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
 from labinfer.executor.links import Links
 from labinfer.executor.probe_layout import (
     MIN_LAYERS,
@@ -163,7 +163,8 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         channel=ControlChannel(group.split(units), Command, WorkerStats),
     )
     size, room = options.cache.block_size, _free_memory(group, layout) * CACHE_FRACTION
-    num_blocks = min(CACHE_TOKENS // size, int(room) // max(1, layout.block_bytes(place, size)))
+    tokens = min(CACHE_TOKENS, max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS))
+    num_blocks = min(-(-tokens // size), int(room) // max(1, layout.block_bytes(place, size)))
     options = dataclasses.replace(
         options,
         cache=dataclasses.replace(options.cache, num_kv_blocks=max(1, num_blocks), weight_cache_size=0.0),

@@ -22,12 +22,12 @@ BATCH_SECONDS = 0.06
 """Steps are repeated for so long at least, and their mean is taken …"""
 MAX_STEPS = 200
 """… unless they are this many."""
-NUM_BATCHES = 2
-"""Batches of steps of which the fastest counts: others run on the machine too."""
+NUM_BATCHES = 3
+"""Batches of steps, of which the median counts: the fastest one of a few is faster than those of a run."""
 INPUT_STEPS = 5
 """Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
 SLOW_SECONDS = 0.3
-"""Steps that take longer are not repeated again."""
+"""Of steps that take longer there are only two."""
 
 _decode_command = msgspec.msgpack.Decoder(Command)
 
@@ -199,17 +199,16 @@ class StepTimer:
         self.runner.forget([start.seq_id for start in plan.starts])
 
     def _time(self, step: Callable[[], object]) -> float:
-        """Seconds of a step: the mean of the fastest of a few batches."""
+        """Seconds of a step: the median of a few batches' means."""
         self._time_batch(step, 1)  # small steps are captured
         estimate = self._time_batch(step, 1)
         if self.comm.size > 1:  # all ranks of the stage repeat it as often
             estimate = max(float(seconds) for seconds in self.comm.all_gather(torch.tensor([estimate])))
-        if estimate > SLOW_SECONDS:
-            return estimate
         count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / estimate)))
-        if count == 1:
-            return min(estimate, self._time_batch(step, 1))
-        return min(self._time_batch(step, count) for _ in range(NUM_BATCHES))
+        batches = [estimate] if count == 1 else []
+        while len(batches) < (2 if estimate > SLOW_SECONDS else NUM_BATCHES):
+            batches.append(self._time_batch(step, count))
+        return statistics.median(batches)
 
     def _time_batch(self, step: Callable[[], object], count: int) -> float:
         def repeat() -> None:

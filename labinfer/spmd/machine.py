@@ -112,6 +112,23 @@ def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/de
     return [cores[place] for place in sorted(cores)]
 
 
+def last_level_cache(cpus: Iterable[int] | None = None, system: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Bytes of the last-level caches of this process's CPUs together; 0 where the system does not tell.
+
+    Args:
+        cpus: those CPUs; this process's affinity mask by default.
+    """
+    sizes: dict[str, int] = {}
+    for cpu in os.sched_getaffinity(0) if cpus is None else cpus:
+        levels = sorted((system / f"cpu{cpu}" / "cache").glob("index*"), key=lambda folder: folder.name)
+        try:
+            size = (levels[-1] / "size").read_text().strip()  # "32768K"
+            sizes[(levels[-1] / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) << 10
+        except (IndexError, OSError, ValueError):
+            continue
+    return sum(sizes.values())
+
+
 def numa_node(cpu: int, system: Path = Path("/sys/devices/system/cpu")) -> int:
     """The NUMA node, that is the part of the memory, that a CPU is nearest to; 0 where the system does not tell."""
     folders = [path.name.removeprefix("node") for path in (system / f"cpu{cpu}").glob("node[0-9]*")]

@@ -19,7 +19,7 @@ from labinfer.executor import probe
 from labinfer.executor.cost_file import read_costs, write_costs
 from labinfer.executor.layer_fit import fit_layer
 from labinfer.executor.probe import probe_cluster
-from labinfer.executor.probe_layout import LAYER_BYTES, all_degrees, kind_name, layer_places, split_nodes
+from labinfer.executor.probe_layout import all_degrees, kind_name, layer_places, measured_bytes, split_nodes
 from labinfer.group.rank_group import RankGroup, join_group
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
@@ -115,7 +115,7 @@ def test_each_kind_of_layers_is_measured_in_its_first_layers(probed):
     alike = dataclasses.replace(first, mlp=dataclasses.replace(first.mlp))
     other = dataclasses.replace(first, mlp=probed.config.layers[-1].mixer)
     kind, other_kind = kind_name(first), kind_name(other)
-    sizes = {kind: LAYER_BYTES // 3, other_kind: LAYER_BYTES * 9}
+    sizes = {kind: -(-measured_bytes() // 3), other_kind: measured_bytes() * 9}
     assert layer_places([first, alike, other] * 5, sizes) == {kind: [0, 1, 3], other_kind: [2, 5]}
     assert layer_places([first, other], sizes) == {kind: [0], other_kind: [1]}
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from labinfer.spmd.machine import RankInfo, numa_node, usable_cores
+from labinfer.spmd.machine import RankInfo, last_level_cache, numa_node, usable_cores
 from labinfer.spmd.threads import (
     ThreadChoice,
     advice_on_memory,
@@ -178,8 +178,21 @@ def test_a_rank_on_several_numa_nodes_is_advised_against():
     assert "computes on 2 NUMA nodes" in advice_on_memory([0, 1, 0], 1) and "-tp 2" in advice_on_memory([0, 1], 1)
 
 
+def test_last_level_caches_that_cpus_share_count_once(tmp_path):
+    """Four CPUs with a second level each and a third level for two."""
+    for cpu in range(4):
+        for index, size, sharing in ((2, "512K", f"{cpu}"), (3, "32768K", f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}")):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            (folder / "size").write_text(f"{size}\n")
+            (folder / "shared_cpu_list").write_text(f"{sharing}\n")
+    assert last_level_cache(range(4), tmp_path) == 64 << 20
+    assert last_level_cache([1], tmp_path) == 32 << 20
+
+
 def test_machine_that_says_nothing_of_its_cores_has_one_for_each_cpu(tmp_path):
     assert usable_cores([5, 2], tmp_path) == [[2], [5]]
+    assert last_level_cache([5, 2], tmp_path) == 0
 
 
 @pytest.mark.parametrize(("cpus", "text"), [([], ""), ([3], "3"), ([2, 0, 1, 5], "0-2,5"), ([0, 2, 4], "0,2,4")])
