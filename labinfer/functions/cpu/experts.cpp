@@ -29,7 +29,7 @@ struct Call {
 
 // What goes to down, from the products of 16 columns of an expert with gate and up.
 inline floats activate(const Call& call, int64_t expert, int64_t column, floats gate, floats up) {
-  if (!call.gate_bias) return (call.gelu ? gelu(gate) : silu(gate)) * up;
+  if (!call.gate_bias) return (call.gelu ? Gelu::many(gate) : Silu::many(gate)) * up;
   int64_t at = expert * call.bias_columns + column;
   floats most = same(call.limit), bound_gate = gate + load<floats>(call.gate_bias + at);
   floats bound_up = larger(-most, up + load<floats>(call.up_bias + at));

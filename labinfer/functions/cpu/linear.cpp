@@ -1,7 +1,7 @@
 // Products with packed weights.
 #include "dense.h"
+#include "packed.h"
 #include "replay.h"
-#include "team.h"
 
 namespace {
 
@@ -54,15 +54,10 @@ extern "C" {
 
 // weight (outputs, inputs) is put into panels where it stands; inputs is even.
 void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
-  in_parallel(threads, outputs / PANEL, [&](Pieces& pieces) {
-    std::vector<bf16> rows(PANEL * inputs);
-    const bf16* found[PANEL];
-    for (int row = 0; row < PANEL; ++row) found[row] = &rows[row * inputs];
-    for (int64_t number; pieces.next(number);) {
-      bf16* at = weight + number * PANEL * inputs;
-      std::memcpy(rows.data(), at, rows.size() * sizeof(bf16));
-      pack_panel(found, inputs, at);
-    }
+  pack_in_place(weight, outputs, inputs, threads, [=](const bf16* rows, bf16* to) {
+    const bf16* each[PANEL];
+    for (int row = 0; row < PANEL; ++row) each[row] = rows + row * inputs;
+    pack_panel(each, inputs, to);
   });
 }
 
@@ -94,21 +89,13 @@ void linear12_dot(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* 
 REPLAYABLE(linear12_dot)
 #endif
 
-// out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.
+// See look_up.
 void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,
                int64_t first, int threads) {
-  int64_t packed = outputs / PANEL * PANEL;
-  for_each(threads, tokens, [&](int64_t token) {
-    int64_t row = ids[token] - first;
-    bf16* to = out + token * inputs;
-    if (row < 0 || row >= outputs) {
-      std::memset(to, 0, inputs * sizeof(bf16));
-    } else if (row >= packed) {
-      std::memcpy(to, table + row * inputs, inputs * sizeof(bf16));
-    } else {
-      const bf16* at = table + row / PANEL * PANEL * inputs + row % PANEL * 2;
-      for (int64_t pair = 0; pair < inputs / 2; ++pair) std::memcpy(to + 2 * pair, at + pair * 2 * PANEL, 2 * sizeof(bf16));
-    }
+  const bf16* rest = Plain{table, inputs}.rest(outputs / PANEL);
+  look_up(ids, rest, out, tokens, outputs, inputs, first, threads, [=](int64_t panel, int64_t row, bf16* to) {
+    const bf16* at = table + panel * PANEL * inputs + row * 2;
+    for (int64_t pair = 0; pair < inputs / 2; ++pair) std::memcpy(to + 2 * pair, at + pair * 2 * PANEL, 2 * sizeof(bf16));
   });
 }
 REPLAYABLE(embedding)

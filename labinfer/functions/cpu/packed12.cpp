@@ -1,7 +1,7 @@
 // bfloat16 held in 12 bits: packing and look-ups.
+#include "packed.h"
 #include "packed12.h"
 #include "replay.h"
-#include "team.h"
 
 namespace {
 
@@ -145,14 +145,8 @@ void pack12(const bf16* weight, const uint8_t* bases, const int64_t* begin, uint
 void embedding12(const int64_t* ids, const uint8_t* table, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,
                  int64_t first, int threads) {
   Matrix12 matrix(table, outputs, inputs);
-  int64_t packed = matrix.panels * PANEL;
-  for_each(threads, tokens, [&](int64_t token) {
-    int64_t row = ids[token] - first;
-    bf16* to = out + token * inputs;
-    if (row < 0 || row >= outputs) std::memset(to, 0, inputs * sizeof(bf16));
-    else if (row >= packed) std::memcpy(to, matrix.last_rows + (row - packed) * inputs, inputs * sizeof(bf16));
-    else decode_row(matrix.panel(row / PANEL), row % PANEL, inputs, to);
-  });
+  look_up(ids, matrix.last_rows, out, tokens, outputs, inputs, first, threads,
+          [&](int64_t panel, int64_t row, bf16* to) { decode_row(matrix.panel(panel), row, inputs, to); });
 }
 REPLAYABLE(embedding12)
 

@@ -1,7 +1,7 @@
 // Products with packed weights in float32 and float16, computed in float32, and rows of packed tables.
+#include "packed.h"
 #include "panel.h"
 #include "replay.h"
-#include "team.h"
 
 namespace {
 
@@ -23,20 +23,6 @@ inline float dot(const float* a, const Number* b, int64_t size) {
     total += rest;
   }
   return total;
-}
-
-// weight (outputs, inputs) is put into panels where it stands.
-template <typename Stored>
-void pack(Stored* weight, int64_t outputs, int64_t inputs, int threads) {
-  in_parallel(threads, outputs / PANEL, [&](Pieces& pieces) {
-    std::vector<Stored> rows(PANEL * inputs);
-    for (int64_t number; pieces.next(number);) {
-      Stored* to = weight + number * PANEL * inputs;
-      std::memcpy(rows.data(), to, rows.size() * sizeof(Stored));
-      for (int64_t i = 0; i < inputs; ++i)
-        for (int row = 0; row < PANEL; ++row) to[i * PANEL + row] = rows[row * inputs + i];
-    }
-  });
 }
 
 // Some rows times a panel, chunk by chunk of the inputs: sums (rows, PANEL).
@@ -88,25 +74,6 @@ void multiply(const Number* x, const typename Dtype::Stored* weight, const Numbe
   });
 }
 
-// out (tokens, inputs): row id - first of a packed table of so many outputs, zeros for ids outside.
-template <typename Stored>
-void look_up(const int64_t* ids, const Stored* table, Stored* out, int64_t tokens, int64_t outputs, int64_t inputs,
-             int64_t first, int threads) {
-  int64_t packed = outputs / PANEL * PANEL;
-  for_each(threads, tokens, [&](int64_t token) {
-    int64_t row = ids[token] - first;
-    Stored* to = out + token * inputs;
-    if (row < 0 || row >= outputs) {
-      std::memset(to, 0, inputs * sizeof(Stored));
-    } else if (row >= packed) {
-      std::memcpy(to, table + row * inputs, inputs * sizeof(Stored));
-    } else {
-      const Stored* at = table + row / PANEL * PANEL * inputs + row % PANEL;
-      for (int64_t i = 0; i < inputs; ++i) to[i] = at[i * PANEL];
-    }
-  });
-}
-
 }  // namespace
 
 // Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types. Linear
@@ -115,7 +82,10 @@ extern "C" {
 
 #define UNPAIRED(DTYPE, KIND, NUMBER)                                                                                     \
   void pack_##DTYPE(KIND::Stored* weight, int64_t outputs, int64_t inputs, int threads) {                                 \
-    pack(weight, outputs, inputs, threads);                                                                               \
+    pack_in_place(weight, outputs, inputs, threads, [=](const KIND::Stored* rows, KIND::Stored* to) {                     \
+      for (int64_t i = 0; i < inputs; ++i)                                                                                \
+        for (int row = 0; row < PANEL; ++row) to[i * PANEL + row] = rows[row * inputs + i];                               \
+    });                                                                                                                   \
   }                                                                                                                       \
   void linear_##DTYPE(const NUMBER* x, const KIND::Stored* weight, const NUMBER* bias, NUMBER* out, int64_t tokens,       \
                       int64_t outputs, int64_t inputs, int threads) {                                                     \
@@ -124,7 +94,11 @@ extern "C" {
   REPLAYABLE(linear_##DTYPE)                                                                                              \
   void embedding_##DTYPE(const int64_t* ids, const KIND::Stored* table, KIND::Stored* out, int64_t tokens,                \
                          int64_t outputs, int64_t inputs, int64_t first, int threads) {                                   \
-    look_up(ids, table, out, tokens, outputs, inputs, first, threads);                                                    \
+    const KIND::Stored* rest = table + outputs / PANEL * PANEL * inputs;                                                  \
+    look_up(ids, rest, out, tokens, outputs, inputs, first, threads, [=](int64_t panel, int64_t row, KIND::Stored* to) {  \
+      const KIND::Stored* at = table + panel * PANEL * inputs + row;                                                      \
+      for (int64_t i = 0; i < inputs; ++i) to[i] = at[i * PANEL];                                                         \
+    });                                                                                                                   \
   }                                                                                                                       \
   REPLAYABLE(embedding_##DTYPE)
 
