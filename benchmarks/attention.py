@@ -16,13 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from experts import CACHE, seconds
+from experts import CACHE, compiled_function, seconds
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.ceilings import Ceilings
-from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.layer_cache import LayerCache
-from labinfer.functions.providers import make_registry
 from labinfer.native.memory import use_huge_pages
 from labinfer.observe.table import format_table
 
@@ -91,12 +89,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
 
-    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    provider = CpuProvider()
-    provider.prepare(CPU)
-    candidates = make_registry([provider]).candidates("paged_attention", CPU, torch.bfloat16)
-    function = candidates[args.implementation or list(candidates)[-1]].call
+    function, provider = compiled_function("paged_attention", args.threads, args.implementation)
     cases = [
         make_case(function, args, dtype, context, num_new=1, is_shuffled=is_shuffled)
         for dtype in args.dtypes

@@ -13,11 +13,9 @@ import argparse
 import statistics
 
 import torch
-from experts import CACHE, SETTING, seconds
+from experts import CACHE, SETTING, compiled_function, seconds
 
-from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.delta_calls import DeltaRuleCall
-from labinfer.functions.providers import make_registry
 from labinfer.observe.table import format_table
 
 
@@ -30,10 +28,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
 
-    torch.set_num_threads(args.threads)
-    provider = CpuProvider()
-    provider.prepare(SETTING.device)
-    function = make_registry([provider]).candidates("delta_rule", SETTING.device, SETTING.dtype)["cpu"].call
+    function, _ = compiled_function("delta_rule", args.threads, "cpu")
     call = DeltaRuleCall(key_heads=tuple(range(args.heads)), key_size=args.size, value_size=args.size)
     rows = []
     with torch.inference_mode():

@@ -105,6 +105,19 @@ def measure(registry: FunctionRegistry, call: ExpertsCall, name: str, prompt: in
     return statistics.median(rates), statistics.median(ratios)
 
 
+def compiled_function(name: str, threads: int, implementation: str = "") -> tuple[Callable, CpuProvider]:
+    """An implementation of a function in bfloat16, by default the preferred one, and the provider that has compiled it; torch computes on
+    so many threads from now on."""
+    torch.set_num_threads(threads)
+    provider = CpuProvider()
+    provider.prepare(SETTING.device)
+    known = make_registry([provider]).candidates(name, SETTING.device, SETTING.dtype)
+    chosen = implementation or list(known)[-1]
+    if chosen not in known:
+        raise SystemExit(f"--implementation {chosen}: there is none of this name; choose one of {', '.join(known)}")
+    return known[chosen].call, provider
+
+
 def seconds(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()

@@ -16,14 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from experts import CACHE
+from experts import CACHE, compiled_function
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.calls import CallSetting
 from labinfer.functions.cpu.library import build, load
-from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.latent_calls import LatentSizes
-from labinfer.functions.providers import make_registry
 from labinfer.observe.table import format_table
 
 CPU = torch.device("cpu")
@@ -85,12 +83,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each case")
     args = parser.parse_args()
 
-    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    provider = CpuProvider()
-    provider.prepare(CPU)
-    candidates = make_registry([provider]).candidates("latent_attention", CPU, torch.bfloat16)
-    function = candidates[args.implementation or list(candidates)[-1]].call
+    function, provider = compiled_function("latent_attention", args.threads, args.implementation)
     ceilings, rows = provider.ceilings(), []
     rate = max(ceilings.float32, ceilings.dot)
     for dtype in args.dtypes:

@@ -1,4 +1,4 @@
-"""Gemma 3, the text part (Gemma team 2025, arXiv:2503.19786; model card of google/gemma-3-4b-it)."""
+"""Gemma 3, the text part (Gemma team 2025, arXiv:2503.19786; model card of google/gemma-3-4b-it), and what Gemma 4 has of it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from labinfer.models.config import (
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
 
+ROOTS = ("language_model.model", "model.language_model", "model")
+SANDWICH_NORMS = {
+    "self_attn_output_norm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "mlp_output_norm": "post_feedforward_layernorm",
+}
+
 
 class Gemma3ForCausalLM(Decoder):
     """Norms on both sides of attention and MLP, whose weights are stored less 1; 5 of 6 layers see a window."""
 
     norm_placement = "sandwich"
     names = CheckpointNames(
-        renamed={
-            "self_attn_output_norm": "post_attention_layernorm",
-            "post_attention_layernorm": "pre_feedforward_layernorm",
-            "mlp_output_norm": "post_feedforward_layernorm",
-        },
-        roots=("language_model.model", "model.language_model", "model"),
+        renamed=SANDWICH_NORMS,
+        roots=ROOTS,
         ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     )
 
@@ -43,24 +46,16 @@ class Gemma3ForCausalLM(Decoder):
             query_pre_attn_scalar=256,
             tie_word_embeddings=True,
         )
-        activation = file.get("hidden_activation", str, "gelu_pytorch_tanh")
-        file.require(
-            activation == "gelu_pytorch_tanh",
-            f"hidden_activation {activation!r:.60} is not supported; only gelu_pytorch_tanh is",
-        )
         file.require(
             file.values.get("attn_logit_softcapping") is None, "attn_logit_softcapping is not supported in Gemma 3"
         )
         file.require(
             not file.get("use_bidirectional_attention", bool, False), "use_bidirectional_attention is not supported"
         )
-        scalar, cap = file.get("query_pre_attn_scalar", float), file.values.get("final_logit_softcapping")
+        scalar = file.get("query_pre_attn_scalar", float)
         file.require(scalar > 0, f"query_pre_attn_scalar should be above 0, not {scalar}")
-        if cap is not None:
-            cap = file.get("final_logit_softcapping", float)
-            file.require(cap > 0, f"final_logit_softcapping should be above 0, not {cap}")
         eps = file.get("rms_norm_eps", float, 1e-6)
-        mlp = GatedMLPConfig(intermediate_size=file.size("intermediate_size"), activation="gelu")
+        mlp = read_gelu_mlp(file, file.size("intermediate_size"))
         every = file.size("sliding_window_pattern", 6)
         windows = read_windows(file, file.size("sliding_window"), lambda n: SLIDING if (n + 1) % every else FULL)
         ropes = _read_ropes(file)
@@ -80,7 +75,7 @@ class Gemma3ForCausalLM(Decoder):
             for window in windows
         ]
         scale = file.size("hidden_size") ** 0.5
-        return read_model(file, layers, norm_offset=1.0, embedding_scale=scale, logits_cap=cap)
+        return read_model(file, layers, norm_offset=1.0, embedding_scale=scale, logits_cap=read_logits_cap(file))
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
@@ -91,6 +86,33 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
         config = super().read_config(file.with_defaults(vocab_size=262208, num_attention_heads=8))
         file.require(config.logits_cap is None, "final_logit_softcapping beside pictures is not supported")
         return config
+
+
+def read_gelu_mlp(file: ConfigFile, columns: int) -> GatedMLPConfig:
+    """A gated MLP with GELU in its tanh form.
+
+    Raises:
+        UserError: the config has another activation.
+    """
+    activation = file.get("hidden_activation", str, "gelu_pytorch_tanh")
+    file.require(
+        activation == "gelu_pytorch_tanh",
+        f"hidden_activation {activation!r:.60} is not supported; only gelu_pytorch_tanh is",
+    )
+    return GatedMLPConfig(intermediate_size=columns, activation="gelu")
+
+
+def read_logits_cap(file: ConfigFile) -> float | None:
+    """The bound of logits; None where they have none.
+
+    Raises:
+        UserError: it is no number above 0.
+    """
+    if file.values.get("final_logit_softcapping") is None:
+        return None
+    cap = file.get("final_logit_softcapping", float)
+    file.require(cap > 0, f"final_logit_softcapping should be above 0, not {cap}")
+    return cap
 
 
 def _read_ropes(file: ConfigFile) -> dict[bool, RopeConfig]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from labinfer.layers.attention import AttentionConfig
 from labinfer.layers.layer_inputs import LayerInputsConfig
 from labinfer.layers.mixer import MLPConfig
-from labinfer.layers.mlp import GatedMLPConfig
 from labinfer.layers.side_by_side import SideBySideConfig
 from labinfer.models.config import (
     FULL,
@@ -20,6 +19,7 @@ from labinfer.models.config import (
     read_windows,
 )
 from labinfer.models.decoder import Decoder
+from labinfer.models.gemma3 import ROOTS, SANDWICH_NORMS, read_gelu_mlp, read_logits_cap
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 ROPES = {
@@ -34,10 +34,8 @@ class Gemma4ForCausalLM(Decoder):
 
     norm_placement = "sandwich"
     names = CheckpointNames(
-        renamed={
-            "self_attn_output_norm": "post_attention_layernorm",
-            "post_attention_layernorm": "pre_feedforward_layernorm",
-            "mlp_output_norm": "post_feedforward_layernorm",
+        renamed=SANDWICH_NORMS
+        | {
             "layer_inputs.table": "embed_tokens_per_layer",
             "layer_inputs.projection": "per_layer_model_projection",
             "layer_inputs.norm": "per_layer_projection_norm",
@@ -53,7 +51,7 @@ class Gemma4ForCausalLM(Decoder):
             "mlp.experts_input_norm": "pre_feedforward_layernorm_2",
             "mlp.experts_output_norm": "post_feedforward_layernorm_2",
         },
-        roots=("language_model.model", "model.language_model", "model"),
+        roots=ROOTS,
         ignored=(
             *("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
             "model.vision_embedder.",
@@ -69,20 +67,11 @@ class Gemma4ForCausalLM(Decoder):
             tie_word_embeddings=True,
             vocab_size_per_layer_input=262144,
         )
-        activation = file.get("hidden_activation", str, "gelu_pytorch_tanh")
-        file.require(
-            activation == "gelu_pytorch_tanh",
-            f"hidden_activation {activation!r:.60} is not supported; only gelu_pytorch_tanh is",
-        )
         file.require(
             file.values.get("use_bidirectional_attention") in (None, False, "vision"),
             "use_bidirectional_attention of all tokens is not supported",
         )
         eps, num_layers = file.get("rms_norm_eps", float, 1e-6), file.size("num_hidden_layers")
-        cap = None
-        if file.values.get("final_logit_softcapping") is not None:
-            cap = file.get("final_logit_softcapping", float)
-            file.require(cap > 0, f"final_logit_softcapping should be above 0, not {cap}")
         windows = read_windows(
             file,
             file.size("sliding_window", 512),
@@ -114,7 +103,7 @@ class Gemma4ForCausalLM(Decoder):
             file,
             layers,
             embedding_scale=file.size("hidden_size") ** 0.5,
-            logits_cap=cap,
+            logits_cap=read_logits_cap(file),
             layer_inputs=_read_layer_inputs(file),
             layer_scalar=True,
         )
@@ -200,7 +189,7 @@ def _sources(file: ConfigFile, windows: tuple[int, ...], num_shared: int) -> lis
 
 
 def _read_mlp(file: ConfigFile, columns: int, eps: float) -> MLPConfig:
-    dense = GatedMLPConfig(intermediate_size=columns, activation="gelu")
+    dense = read_gelu_mlp(file, columns)
     if not file.get("enable_moe_block", bool, False):
         return dense
     router = read_router(file, file.size("num_experts"), file.size("top_k_experts"), expert_scale=True)
