@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from labinfer.errors import UserError
-from labinfer.functions.protocols import Functions
+from labinfer.functions.functions import Functions
 
 
 @dataclass

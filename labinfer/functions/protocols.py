@@ -1,4 +1,4 @@
-"""A protocol for every function, and ``Functions``: one implementation of each, as layers are handed them.
+"""A protocol for every function.
 
 ``reference/`` says what each computes, in plain torch; implementations of other providers give the same up to rounding, for
 every size. Activations are in the model's dtype, any float type, and on the rank's device; integers are int64. Letters of
@@ -7,9 +7,8 @@ shapes are those of docs/structure.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -386,68 +385,3 @@ class Sample(Protocol):
         Where the largest logit of a row is no finite number (NaN, or infinite), nothing can be weighed against it: it is
         taken.
         """
-
-
-MatrixKind = Literal["layer", "vocabulary", "expert", "exact"]
-"""Kinds of matrices, by which each is quantised: those of the layers; embedding and head; experts of a mixture; and those
-too small and too delicate to be quantised, such as routers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatrixFunctions:
-    """Weight packing and the kernels that read one packed layout."""
-
-    pack_weight: PackWeight
-    linear: Linear
-    embedding: Embedding | None
-    """None where tables are not held this way."""
-    target: str
-    """Name of ``linear`` in a ``Choice``, such as ``layer.linear``."""
-    quantization: str
-    pack_codes: PackCodes | None = None
-    """None where no codes are held this way."""
-    packing: str = ""
-    """Name of the implementation that packs, and its layout."""
-    make_preview: MakePreview | None = None
-    largest_logits: LargestLogits | None = None
-    """None, as ``make_preview``, where heads held this way have no preview."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertFunctions:
-    """Memory for experts and the kernel that reads its layout."""
-
-    make_experts: MakeExperts
-    experts: Experts
-    target: str
-    """Name of ``experts`` in a ``Choice``."""
-    quantization: str
-    packing: str = ""
-    """Name of the implementation that packs, and its layout."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Functions:
-    """One implementation of every function, for one device and dtype."""
-
-    matrices: Mapping[MatrixKind, MatrixFunctions]
-    codes: Mapping[str, MatrixFunctions]
-    """For matrices that a checkpoint holds in codes, by their quantization, whatever kind they are of."""
-    experts: ExpertFunctions
-    coded_experts: Mapping[str, ExpertFunctions]
-    """For experts that a checkpoint holds in codes, by their quantization."""
-    route: Route
-    add_rms_norm: AddRMSNorm
-    silu_and_mul: SiluAndMul
-    gelu_and_mul: GeluAndMul
-    rotate_and_write: RotateAndWrite
-    paged_attention: PagedAttention
-    tiled_cache: bool = False
-    """Whether these two are the fastest where the KV cache is in tiles; all implementations read and write either layout."""
-    write_latent: WriteLatent
-    latent_attention: LatentAttention
-    causal_conv: CausalConv
-    delta_rule: DeltaRule
-    gated_norm: GatedNorm
-    argmax: Argmax
-    sample: Sample

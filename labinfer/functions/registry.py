@@ -16,7 +16,7 @@ import torch
 
 from labinfer.errors import UserError
 from labinfer.functions.by_sequence import BySequence
-from labinfer.functions.protocols import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
+from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "embedding", "make_preview", "largest_logits")
 """Functions that share packed weights, so that their implementations must be of one layout."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.functions.protocols import Functions
+from labinfer.functions.functions import Functions
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm
 

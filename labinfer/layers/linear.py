@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from labinfer.functions.protocols import MatrixKind
+from labinfer.functions.functions import MatrixKind
 from labinfer.layers.context import StageContext
 from labinfer.layers.matrix import Matrix
 from labinfer.layers.sharding import HeadShard

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from labinfer.functions.calls import FunctionCall, LinearCall
+from labinfer.functions.functions import MatrixFunctions, MatrixKind
 from labinfer.functions.packed_weight import PackedWeight, export_packed, import_packed
-from labinfer.functions.protocols import MatrixFunctions, MatrixKind
 from labinfer.layers.context import StageContext
 from labinfer.weights.codes import CodeForm, Codes, Range
 from labinfer.weights.slices import MatrixSlice

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.functions import Functions
 from labinfer.functions.graph import Capture
-from labinfer.functions.protocols import Functions
 from labinfer.layers.input_batch import ModelInputBatch, OutputRows, PooledRows, PromptRow, WindowedPlaces
 from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
 from labinfer.sampling_params import GREEDY_BELOW

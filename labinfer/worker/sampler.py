@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from labinfer.functions.protocols import Functions
+from labinfer.functions.functions import Functions
 from labinfer.functions.sample_params import SampleParams
 from labinfer.plan import TokenLogprobs
 from labinfer.sampling_params import GREEDY_BELOW

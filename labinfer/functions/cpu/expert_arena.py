@@ -19,8 +19,8 @@ from labinfer.errors import UserError
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, NUM_THREADS, PIECE_BYTES, FileReader
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.expert_offload import ExpertStats, needs_compiled_experts
+from labinfer.functions.functions import ExpertFunctions, Functions
 from labinfer.functions.packed_experts import MatrixCodes, PackedExperts
-from labinfer.functions.protocols import ExpertFunctions, Functions
 
 PARTS = 4
 """A layer's experts are read in so many parts at most, so that one is multiplied with while the next ones are read."""

@@ -12,9 +12,9 @@ from published_formats import pack
 from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.functions import ExpertFunctions, Functions
 from labinfer.functions.packed_experts import ExpertForm
 from labinfer.functions.packed_weight import TABLES
-from labinfer.functions.protocols import ExpertFunctions, Functions
 from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.weights.codes import unpack

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from labinfer.functions.functions import Functions
 from labinfer.functions.packed_experts import PackedExperts
-from labinfer.functions.protocols import Functions
 from labinfer.functions.providers import reference_registry
 
 CPU = torch.device("cpu")

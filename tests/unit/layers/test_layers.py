@@ -11,8 +11,8 @@ from tiny_llama import model_of, plain_slices
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.functions import Functions
 from labinfer.functions.layer_cache import LayerCache
-from labinfer.functions.protocols import Functions
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.attention import paged_attention, write_kv
 from labinfer.functions.reference.elementwise import rms_norm, rotary, silu_and_mul
