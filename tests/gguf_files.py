@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import gguf
 import numpy as np
 import torch
 from checkpoints import CONFIGS
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf_vocabularies import add_tokenizer
 from safetensors.torch import load_file, save_file
-from sentencepiece import SentencePieceProcessor
 from transformers import PretrainedConfig
 
 from labinfer.functions.packed_weight import TABLES
@@ -287,67 +287,6 @@ def _llama3_factors(rope: dict[str, Any], head_size: int) -> torch.Tensor:
 
 def _head_size(config: dict[str, Any]) -> int:
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-
-
-def add_tokenizer(writer: GGUFWriter, checkpoint: Path, pre: str) -> None:
-    """The vocabulary of a ``tokenizer.json`` of BPE over bytes, and the chat template."""
-    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
-    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
-    texts = {number: (text, TokenType.NORMAL) for text, number in tokenizer["model"]["vocab"].items()}
-    for token in tokenizer["added_tokens"]:
-        texts[token["id"]] = token["content"], TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
-    ids = {text: number for number, (text, _) in texts.items()}
-    tokens = [texts.get(number, (f"[PAD{number}]", TokenType.UNUSED)) for number in range(max(texts) + 3)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list([text for text, _ in tokens])
-    writer.add_token_types([kind for _, kind in tokens])
-    merges = tokenizer["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    for name, add in (("eos_token", writer.add_eos_token_id), ("bos_token", writer.add_bos_token_id)):
-        if config.get(name):
-            add(ids[config[name]])
-    if config.get("chat_template"):
-        writer.add_chat_template(config["chat_template"])
-
-
-def add_sentencepiece(
-    writer: GGUFWriter,
-    path: Path,
-    added: dict[int, tuple[str, TokenType]],
-    user_defined: Collection[str] = (),
-    spaces: str = " ",
-) -> None:
-    """The pieces of a ``tokenizer.model``, and tokens behind them.
-
-    Args:
-        user_defined: pieces that are found in texts as a whole.
-        spaces: how those in such pieces are written.
-    """
-    processor = SentencePieceProcessor(model_file=str(path))
-    kinds = {
-        TokenType.UNKNOWN: processor.is_unknown,
-        TokenType.CONTROL: processor.is_control,
-        TokenType.UNUSED: processor.is_unused,
-        TokenType.BYTE: processor.is_byte,
-    }
-    size = processor.get_piece_size()
-    tokens = [
-        (processor.id_to_piece(n), next((kind for kind, holds in kinds.items() if holds(n)), TokenType.NORMAL))
-        for n in range(size)
-    ]
-    tokens = [
-        (text.replace("▁", spaces), TokenType.USER_DEFINED) if text in user_defined else (text, kind)
-        for text, kind in tokens
-    ]
-    tokens += [added[n] for n in range(size, size + len(added))]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([text for text, _ in tokens])
-    writer.add_token_types([kind for _, kind in tokens])
-    writer.add_token_scores([processor.get_score(n) for n in range(size)] + [-1000.0] * len(added))
-    writer.add_bos_token_id(processor.bos_id())
-    writer.add_eos_token_id(processor.eos_id())
-    writer.add_unk_token_id(processor.unk_id())
 
 
 def finish(writer: GGUFWriter) -> None:

@@ -10,7 +10,8 @@ import pytest
 import sentencepiece
 from checkpoints import CHAT_TEMPLATE, CORPUS
 from gguf import GGUFWriter, TokenType
-from gguf_files import add_sentencepiece, add_tokenizer, finish
+from gguf_files import finish
+from gguf_vocabularies import add_sentencepiece, add_tokenizer
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
