@@ -71,8 +71,8 @@ def read_values(path: Path) -> None:
             checkpoint.read(name, shape, (), torch.float32)
 
 
-def test_gguf_files_are_read_or_refused(request, tmp_path):
-    option, path = request.config.getoption, tmp_path / "model.gguf"
+def test_gguf_files_are_read_or_refused(cases, tmp_path):
+    path = tmp_path / "model.gguf"
     seeds = [_seed(path, model) for model in ("gpt2", "llama")]
 
     def read(data: bytes) -> None:
@@ -91,12 +91,5 @@ def test_gguf_files_are_read_or_refused(request, tmp_path):
             raise refusals[0]
 
     for change in (mutate, _mutate_header):
-        counts = fuzz(
-            read,
-            seeds,
-            refusals=(UserError,),
-            change=change,
-            cases=option("--fuzz-cases") or 300,
-            seed=option("--fuzz-seed"),
-        )
+        counts = fuzz(read, seeds, refusals=(UserError,), change=change, **cases(300))
         assert counts["taken"] > counts.total() // 20, "the seeds are refused before anything is read"
