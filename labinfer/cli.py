@@ -44,7 +44,7 @@ from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
 from labinfer.option_fields import check_bounds, convert, convert_section
-from labinfer.sampling_options import SamplingOptions
+from labinfer.sampling_options import SamplingOptions, as_flags
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.spmd.topology import stage_sizes
@@ -202,7 +202,8 @@ def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argp
         if arguments[:1] == ["bench"] and all(word.startswith("-") for word in arguments[1:]):
             parser = build_bench_parser(program)
             parser.parse_args(arguments[1:])
-            parser.error("bench needs a kind")
+            kinds = [name.removeprefix("bench ") for name in COMMANDS if name.startswith("bench ")]
+            parser.error(f"bench needs a kind, one of {', '.join(kinds)}")
         command, flags = split_command(arguments)
         return command, build_parser(command, program).parse_args(flags)
 
@@ -266,8 +267,7 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
         job, sampling = _check_job(args)
         return {"job": job, "sampling": sampling}
     if name == "chat":
-        sampling = _sampling(args)
-        SamplingParams(**sampling)  # refused before anything is loaded
+        sampling, _ = _sampling(args)  # refused before anything is loaded
         return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
     own = [convert_section(section, _given(args, section)) for section in COMMANDS[name][1] if section not in SECTIONS]
     for section in own:
@@ -316,16 +316,20 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
         raise UserError("--output-format text shows the answers to --input at the terminal; leave it or --output out")
     if "" in job.prompt:
         raise UserError("--prompt is empty; give some text")
-    return job, SamplingParams(**_sampling(args))
+    return job, _sampling(args)[1]
 
 
-def _sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of ``SamplingParams`` that were given."""
+def _sampling(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]:
+    """The fields of ``SamplingParams`` that were given, and these with the defaults of the others."""
     hints = typing.get_type_hints(SamplingOptions)
-    return {
+    given = {
         name: tuple(value) if name in REPEATED else value if hints[name] is bool else convert(name, value, hints[name])
         for name, value in _given(args, SamplingOptions).items()
     }
+    try:
+        return given, SamplingParams(**given)
+    except UserError as error:
+        raise UserError(as_flags(str(error))) from None
 
 
 def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:

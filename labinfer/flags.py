@@ -256,6 +256,10 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
             if words[: len(name.split())] == name.split():
                 word = words[len(name.split())]
                 raise UsageError(f"{name}: unexpected {word!r}; a model is given as --model {word}")
+        if any(" " in word for word in words):
+            raise UsageError(
+                f"there is no command {command!r:.80}; a text to answer is given as --prompt {command!r:.80}"
+            )
         known = ", ".join(name for name in COMMANDS if name != "generate")
         raise UsageError(
             f"there is no command {command!r}; commands are {known}, and without one --prompt or --input is run"

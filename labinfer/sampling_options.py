@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 
 from labinfer.option_fields import option
@@ -37,3 +38,16 @@ SamplingOptions = dataclasses.make_dataclass(
     namespace={"__doc__": "Choice of tokens, for requests that do not set their own."},
     frozen=True,
 )
+
+
+def as_flags(message: str) -> str:
+    """A message on ``SamplingParams`` with its fields as flags: ``top_p must be …`` becomes ``--top-p must be …``.
+
+    Fields are the first word, and those with an underscore, which no other word has.
+    """
+
+    def flag(match: re.Match) -> str:
+        name = match[0]
+        return f"--{name.replace('_', '-')}" if name in SAMPLING_FLAGS else name
+
+    return re.sub(r"^[a-z_]+|\b[a-z]+(?:_[a-z]+)+\b", flag, message)

@@ -69,7 +69,8 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
     """
     if name in BUNDLED:
         return Path(__file__).parent.parent / "assets" / name, []
-    tried = [f"directory {name}"]
+    is_file = name.endswith(SUFFIX)
+    tried = [f"{'file' if is_file else 'directory'} {name}"]
     if _is_model(name):
         return Path(name), tried
     if os.path.exists(name):
@@ -81,13 +82,13 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
             path = Path(model_dir) / candidate
             if _is_model(path):
                 return path, tried
-            tried.append(f"directory {path}")
+            tried.append(f"{'file' if is_file else 'directory'} {path}")
     else:
         tried.append("$LABINFER_MODEL_DIR (not set)")
     repository = ALIASES.get(name, name)
     if repository.count("/") == 1 and not repository.startswith(("/", ".", "~")):
         return None, tried
-    if "/" not in name:
+    if "/" not in name and not is_file:
         tried.append(f"name {name} (known: {', '.join((*BUNDLED, *ALIASES))})")
     raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")
 

@@ -115,7 +115,7 @@ JOB_CASES = {
     "neither prompt nor input": ([], "give either --prompt TEXT or --input FILE"),
     "empty prompt": (["--prompt", ""], "--prompt is empty"),
     "prompt too long": (["--prompt", "9 " * 600], "maximum context length is"),
-    "bad temperature": (["--prompt", "hello", "--temperature", "-1"], "temperature must be from 0 to 100"),
+    "bad temperature": (["--prompt", "hello", "--temperature", "-1"], "error: --temperature must be from 0 to 100"),
 }
 
 

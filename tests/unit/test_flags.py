@@ -11,6 +11,7 @@ import pytest
 
 from labinfer.errors import UserError
 from labinfer.flags import COMMANDS, OTHER_ENGINES, build_parser, program_name, split_command
+from labinfer.sampling_options import as_flags
 
 ENGINE_FLAGS = {
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
@@ -231,6 +232,23 @@ def test_short_option_may_be_joined_to_its_value():
 def test_model_after_the_command_leads_to_its_flag():
     with pytest.raises(UserError, match="serve: unexpected 'DIR'; a model is given as --model DIR"):
         split_command(["serve", "DIR", "-tp", "2"])
+
+
+def test_text_without_a_flag_leads_to_it():
+    with pytest.raises(UserError, match="a text to answer is given as --prompt '17 [+] 25 = [?]'$"):
+        split_command(["17 + 25 = ?", "--temperature", "0"])
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("n 3 is more than num_beams 2", "--n 3 is more than --num-beams 2"),
+        ("stop: a string must have 1 to 100 characters", "--stop: a string must have 1 to 100 characters"),
+        ("early_stopping must be true", "early_stopping must be true"),
+    ],
+)
+def test_messages_on_sampling_name_flags(message, expected):
+    assert as_flags(message) == expected
 
 
 def test_wrong_flag_is_a_usage_error_without_importing_torch():

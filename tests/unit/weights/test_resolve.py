@@ -38,6 +38,8 @@ def test_model_directory_variable_takes_names_and_aliases(tmp_path):
 def test_unknown_name_lists_what_was_tried_and_what_is_known(tmp_path):
     with pytest.raises(UserError, match=r"--model nonsense was not found; tried: directory nonsense.*demo, demo-draft"):
         resolve_model("nonsense", str(tmp_path), may_download=False)
+    with pytest.raises(UserError, match=r"tried: file none\.gguf; file /.*none\.gguf$"):
+        resolve_model("none.gguf", str(tmp_path), may_download=False)
 
 
 def test_file_is_refused(tmp_path):
