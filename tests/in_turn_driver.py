@@ -1,7 +1,7 @@
 """Runs on every rank of a real launch: one command after another, in the same processes.
 
 ``python in_turn_driver.py DIRECTORY`` takes lists of arguments from ``cases.json`` there. What rank R says in case N goes to
-``N.R.txt``, and the exit status that it comes to and the seconds it took to ``N.R.json``.
+``N.R.out`` and ``N.R.err``, and the exit status that it comes to and the seconds it took to ``N.R.json``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from labinfer.spmd.environment import detect
 
 
 @contextmanager
-def output_to(path: Path) -> Iterator[None]:
-    """Standard output and error of this process, whoever writes to them, in a file."""
+def output_to(*paths: Path) -> Iterator[None]:
+    """Standard output and error of this process, whoever writes to them, in these two files."""
     kept = [os.dup(1), os.dup(2)]
-    with open(path, "wb") as file:
-        for stream in (1, 2):
+    for stream, path in zip((1, 2), paths, strict=True):
+        with open(path, "wb") as file:
             os.dup2(file.fileno(), stream)
     try:
         yield
@@ -39,7 +39,7 @@ def output_to(path: Path) -> Iterator[None]:
 def run_cases(directory: Path, rank: int) -> None:
     for number, arguments in enumerate(json.loads((directory / "cases.json").read_text())):
         begin = time.monotonic()
-        with output_to(directory / f"{number}.{rank}.txt"):
+        with output_to(*(directory / f"{number}.{rank}.{suffix}" for suffix in ("out", "err"))):
             status = main(arguments)
         result = {"status": int(status), "seconds": time.monotonic() - begin}
         (directory / f"{number}.{rank}.json").write_text(json.dumps(result))

@@ -179,9 +179,10 @@ def run_in_turn(
 
     Args:
         cases: what follows ``launch.py``, by a name for the case.
-        directory: an empty one, for what ranks say.
+        directory: for what ranks say; made where there is none.
         nodes: see ``command``.
     """
+    directory.mkdir(exist_ok=True)
     (directory / "cases.json").write_text(json.dumps([list(map(str, arguments)) for arguments in cases.values()]))
     done = run(launcher, ranks, IN_TURN, directory, timeout=timeout, nodes=nodes, **env)
     ended = {}
@@ -190,9 +191,12 @@ def run_in_turn(
         assert all(file.exists() for file in files), f"{name!r} ended the ranks\n{done.text}"
         results = [json.loads(file.read_text()) for file in files]
         assert len({result["status"] for result in results}) == 1, (name, results)
-        text = "".join((directory / f"{number}.{rank}.txt").read_text(errors="replace") for rank in range(ranks))
+        out, err = (
+            "".join((directory / f"{number}.{rank}.{suffix}").read_text(errors="replace") for rank in range(ranks))
+            for suffix in ("out", "err")
+        )
         seconds = max(result["seconds"] for result in results)
-        ended[name] = Finished(results[0]["status"], "", text, seconds, seconds)
+        ended[name] = Finished(results[0]["status"], out, err, seconds, seconds)
     assert done.returncode == 0, done.text
     return ended
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 import torch
 from checkpoints import FULL, HYBRID, LINEAR, MOE, QWEN_SHAPE, make_checkpoint, randomize, write_tokenizer
 from gguf_files import file_config, write_gguf
-from launchers import LAUNCH, run
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3_5MoeTextConfig
+from launchers import Finished, run_in_turn
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3_5MoeTextConfig
 
 FLAGS = (
     "--prompt",
@@ -21,83 +24,100 @@ FLAGS = (
     "--threads",
     "1",
 )
+HELD = ("-tp", "2")
+"""Of codes that ranks compute with as they are."""
+RUNS = {
+    "llama-untied": (("single", 1, ()), ("torchrun", 2, ("-tp", "2")), ("mpirun", 2, ("-pp", "2"))),
+    "qwen3.5-moe": (("torchrun", 3, ("-tp", "3")),),
+    "gemma3": (("torchrun", 2, ("-tp", "2")),),
+    "gpt-oss": (("mpirun", 3, ("-tp", "3")),),
+    "deepseek-v2": (("torchrun", 3, ("-tp", "3")),),
+    "deepseek-v3": (("mpirun", 2, ("-pp", "2")), ("torchrun", 3, ("-tp", "1,2", "-pp", "2"))),
+    "codes": (("single", 1, ("-q", "none")), ("torchrun", 2, ("-q", "none", "-tp", "2")), ("torchrun", 2, HELD)),
+}
+"""Launcher, ranks and flags of all runs of a file. Those with the same launcher and as many ranks share a launch."""
 
 
-def test_every_layout_gives_the_text_of_the_checkpoint(tmp_path):
-    directory = make_checkpoint(tmp_path / "model", "llama-untied")
-    path = write_gguf(directory, tmp_path / "model.gguf", split_max_tensors=20)
-    assert path.name == "model-00001-of-00002.gguf"
-    expected = run("single", 1, LAUNCH, "--model", str(directory), *FLAGS)
-    assert expected.returncode == 0 and expected.stdout.strip(), expected.text
-    for launcher, ranks, layout in (("single", 1, ()), ("torchrun", 2, ("-tp", "2")), ("mpirun", 2, ("-pp", "2"))):
-        found = run(launcher, ranks, LAUNCH, "--model", str(path), *FLAGS, *layout)
-        assert found.stdout == expected.stdout, found.text
+def config_of(name: str) -> PretrainedConfig:
+    """Experts and a delta rule of which three ranks divide no heads or columns; blocks of 256 of which each of two ranks has
+    a part; or another kind, whose tensors files join and stack."""
+    if name == "qwen3.5-moe":
+        shape = HYBRID | {"layer_types": [LINEAR, LINEAR, FULL, LINEAR]} | MOE
+        return Qwen3_5MoeTextConfig(**shape, num_experts=7, shared_expert_intermediate_size=50)
+    if name == "codes":
+        sizes = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_hidden_layers": 2}
+        return Qwen2Config(**QWEN_SHAPE | sizes)
+    return file_config(name)
 
 
-def test_experts_and_delta_rule_are_cut_over_three_ranks(tmp_path):
-    """Heads and columns that three ranks do not divide, from tensors of all experts and rows in an order of their own."""
+def make_model(name: str, directory: Path) -> tuple[Path, Path]:
+    """A checkpoint, and a file of it."""
+    checkpoint, path = directory / "model", directory / "model.gguf"
+    if name == "llama-untied":
+        path = write_gguf(make_checkpoint(checkpoint, name), path, split_max_tensors=20)
+        assert path.name == "model-00001-of-00002.gguf"
+        return checkpoint, path
     torch.manual_seed(4)
-    types = {"layer_types": [LINEAR, LINEAR, FULL, LINEAR]}
-    config = Qwen3_5MoeTextConfig(**HYBRID | types, **MOE, num_experts=7, shared_expert_intermediate_size=50)
-    model = AutoModelForCausalLM.from_config(config)
-    randomize(model)
-    model.save_pretrained(tmp_path / "model")
-    write_tokenizer(tmp_path / "model")
-    path = write_gguf(tmp_path / "model", tmp_path / "model.gguf")
-    expected = run("single", 1, LAUNCH, "--model", str(tmp_path / "model"), *FLAGS)
-    found = run("torchrun", 3, LAUNCH, "--model", str(path), *FLAGS, "-tp", "3")
-    assert found.stdout == expected.stdout and expected.stdout.strip(), found.text
+    model = AutoModelForCausalLM.from_config(config_of(name))
+    if name != "codes":
+        randomize(model)
+    model.save_pretrained(checkpoint)
+    write_tokenizer(checkpoint)
+    types = {"v_proj": "Q6_K", "down_proj": "Q6_K", "_proj": "Q8_0"} if name == "codes" else "F32"
+    return checkpoint, write_gguf(checkpoint, path, types, merged=name == "deepseek-v2")
 
 
-SAMPLE = (
-    ("gemma3", "torchrun", 2, ("-tp", "2")),
-    ("gpt-oss", "mpirun", 3, ("-tp", "3")),
-    ("deepseek-v2", "torchrun", 3, ("-tp", "3")),
-    ("deepseek-v3", "mpirun", 2, ("-pp", "2")),
-    ("deepseek-v3", "torchrun", 3, ("-tp", "1,2", "-pp", "2")),
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
+    """A checkpoint and a file of it, by name."""
+    return {name: make_model(name, tmp_path_factory.mktemp(name)) for name in RUNS}
+
+
+@pytest.fixture(scope="module")
+def launched(models, tmp_path_factory):
+    """``launched(launcher, ranks)``: how runs end, by model and flags."""
+
+    @cache
+    def launch(launcher: str, ranks: int) -> dict[str, Finished]:
+        cases = {
+            f"{name} {flags}": ["--model", models[name][1], *FLAGS, *flags]
+            for name, runs in RUNS.items()
+            for *place, flags in runs
+            if place == [launcher, ranks]
+        }
+        if launcher == "single":
+            cases |= {name: ["--model", checkpoint, *FLAGS] for name, (checkpoint, _) in models.items()}
+        return run_in_turn(launcher, ranks, cases, tmp_path_factory.mktemp("launch"))
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "ranks", "flags"),
+    [(name, *run) for name, runs in RUNS.items() for run in runs if (name, run[2]) != ("codes", HELD)],
 )
-
-
-@pytest.mark.parametrize(("kind", "launcher", "ranks", "layout"), SAMPLE)
-def test_ranks_read_their_parts_of_joined_and_stacked_tensors(tmp_path, kind, launcher, ranks, layout):
-    torch.manual_seed(4)
-    model = AutoModelForCausalLM.from_config(file_config(kind))
-    randomize(model)
-    model.save_pretrained(tmp_path / "model")
-    write_tokenizer(tmp_path / "model")
-    path = write_gguf(tmp_path / "model", tmp_path / "model.gguf", merged=kind == "deepseek-v2")
-    expected = run("single", 1, LAUNCH, "--model", str(tmp_path / "model"), *FLAGS)
-    found = run(launcher, ranks, LAUNCH, "--model", str(path), *FLAGS, *layout)
+def test_every_layout_gives_the_text_of_the_checkpoint(launched, name, launcher, ranks, flags):
+    """That of codes is the file's own, decoded by one rank."""
+    expected = launched("single", 1)["codes ('-q', 'none')" if name == "codes" else name]
+    found = launched(launcher, ranks)[f"{name} {flags}"]
+    assert expected.returncode == found.returncode == 0, expected.text + found.text
     assert found.stdout == expected.stdout and expected.stdout.strip(), found.text
 
 
-def test_codes_are_cut_over_two_ranks(tmp_path):
-    """Blocks of 256 of which each rank has a part."""
-    torch.manual_seed(4)
-    shape = QWEN_SHAPE | {
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-    }
-    AutoModelForCausalLM.from_config(Qwen2Config(**shape)).save_pretrained(tmp_path / "model")
-    write_tokenizer(tmp_path / "model")
-    path = write_gguf(
-        tmp_path / "model", tmp_path / "model.gguf", {"v_proj": "Q6_K", "down_proj": "Q6_K", "_proj": "Q8_0"}
-    )
-    expected = run("single", 1, LAUNCH, "--model", str(path), *FLAGS, "-q", "none")
-    decoded = run("torchrun", 2, LAUNCH, "--model", str(path), *FLAGS, "-q", "none", "-tp", "2")
-    assert decoded.stdout == expected.stdout and expected.stdout.strip(), decoded.text
-    held = run("torchrun", 2, LAUNCH, "--model", str(path), *FLAGS, "-tp", "2")
+def test_codes_are_held_by_two_ranks(launched):
+    held = launched("torchrun", 2)[f"codes {HELD}"]
     assert held.returncode == 0 and held.stdout.strip(), held.text
 
 
 def test_tokenizer_that_is_not_known_leaves_a_way_out(tmp_path):
     directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
     path = write_gguf(directory, tmp_path / "model.gguf", pre="of-my-own")
-    refused = run("single", 1, LAUNCH, "--model", str(path), *FLAGS)
+    cases = {
+        "refused": ["--model", path, *FLAGS],
+        "another": ["--model", path, *FLAGS, "--tokenizer", directory],
+        "checkpoint": ["--model", directory, *FLAGS],
+    }
+    refused, done, expected = run_in_turn("single", 1, cases, tmp_path / "said").values()
     assert refused.returncode == 2 and len(refused.our_errors) == 1
     assert "pre-tokenizer 'of-my-own'" in refused.our_errors[0] and "--tokenizer DIR" in refused.our_errors[0]
-    done = run("single", 1, LAUNCH, "--model", str(path), *FLAGS, "--tokenizer", str(directory))
-    expected = run("single", 1, LAUNCH, "--model", str(directory), *FLAGS)
     assert done.stdout == expected.stdout and expected.stdout.strip(), done.text

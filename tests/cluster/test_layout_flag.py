@@ -118,7 +118,7 @@ def test_machines_that_measure_are_planned_for(jobs, tmp_path):
     ended = run_in_turn("mpirun", 2, cases, tmp_path, nodes=(A, B))
     plan = ended["plan"]
     assert plan.returncode == 0, plan.text
-    assert "predicted:" in plan.stderr and f"start it with --layout {saved}, or with -tp" in plan.stderr
+    assert "predicted:" in plan.stdout and f"start it with --layout {saved}, or with -tp" in plan.stdout
     layers = [stage.layers for stage in SavedPlan.read(str(saved)).stages]
     assert sum(layers) == 4
     jobs.check("auto", ended["auto"])

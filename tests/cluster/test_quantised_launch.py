@@ -6,7 +6,7 @@ import re
 
 import pytest
 from checkpoints import make_checkpoint
-from launchers import LAUNCH, run
+from launchers import Finished, run_in_turn
 from published_formats import PUBLISHED, write_published
 
 FLAGS = ("--prompt", "x", "--raw", "--max-tokens", "12", "--ignore-eos", "--dtype", "float32", "--threads", "1")
@@ -19,22 +19,29 @@ def checkpoints(tmp_path_factory):
     return str(directory), str(directory.parent / "twin")
 
 
-def test_two_ranks_give_the_text_of_the_values(checkpoints):
+@pytest.fixture(scope="module")
+def alone(checkpoints, tmp_path_factory) -> dict[str, Finished]:
+    """What one rank says of the values, and of the layout of two ranks."""
     quantised, twin = checkpoints
-    expected = run("single", 1, LAUNCH, "--model", twin, *FLAGS)
-    assert expected.returncode == 0 and expected.stdout.strip(), expected.text
-    for launcher, layout in (("torchrun", ("-tp", "2")), ("mpirun", ("-pp", "2"))):
-        decoded = run(launcher, 2, LAUNCH, "--model", quantised, *FLAGS, *layout, "--quantization", "none")
-        assert decoded.stdout == expected.stdout, decoded.text
-    held = run("torchrun", 2, LAUNCH, "--model", quantised, *FLAGS, "-tp", "2")
+    plan = ["plan", "--model", quantised, "-tp", "2", "--dtype", "float32"]
+    cases = {"text": ["--model", twin, *FLAGS], "no room": [*plan, "--num-kv-blocks", "100000000000"]}
+    cases |= {name: [*plan, "--num-kv-blocks", "10", "--quantization", name] for name in ("auto", "none")}
+    return run_in_turn("single", 1, cases, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize(("launcher", "layout"), [("torchrun", ("-tp", "2")), ("mpirun", ("-pp", "2"))])
+def test_two_ranks_give_the_text_of_the_values(launcher, layout, checkpoints, alone, tmp_path):
+    run = ["--model", checkpoints[0], *FLAGS, *layout]
+    decoded, held = run_in_turn(launcher, 2, {"decoded": [*run, "-q", "none"], "held": run}, tmp_path / "said").values()
+    assert alone["text"].returncode == 0 and alone["text"].stdout.strip(), alone["text"].text
+    assert decoded.stdout == alone["text"].stdout, decoded.text
     assert held.returncode == 0 and held.stdout.strip(), held.text
 
 
-def test_plan_counts_codes(checkpoints):
+def test_plan_counts_codes(alone):
     weights = []
     for quantization in ("auto", "none"):
-        flags = ("-tp", "2", "--num-kv-blocks", "10", "--dtype", "float32", "--quantization", quantization)
-        done = run("single", 1, LAUNCH, "plan", "--model", checkpoints[0], *flags)
+        done = alone[quantization]
         assert done.returncode == 0, done.text
         rows = [
             re.split(" {2,}", line.strip()) for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])
@@ -47,8 +54,8 @@ def test_plan_counts_codes(checkpoints):
     assert all(held < 0.9 * decoded for held, decoded in zip(*weights, strict=True))
 
 
-def test_plan_of_a_layout_that_has_no_room_ends_with_1_and_the_sums(checkpoints):
-    done = run("single", 1, LAUNCH, "plan", "--model", checkpoints[0], "-tp", "2", "--num-kv-blocks", "100000000000")
+def test_plan_of_a_layout_that_has_no_room_ends_with_1_and_the_sums(alone):
+    done = alone["no room"]
     assert done.returncode == 1, done.text
     complaints = [line for line in done.stdout.splitlines() if "has no room: " in line]
     assert [line[:19] for line in complaints] == ["rank 0 has no room:", "rank 1 has no room:"]

@@ -126,7 +126,6 @@ class TestStart:
                 "generation_config.json: temperature": ["--model", unwise_copy(tmp_path / "model"), "--port", "0"],
             }
             cases = {expected: ["serve", *flags] for expected, flags in wrong.items()}
-            (tmp_path / "said").mkdir()
             ended = run_in_turn("single", 1, cases, tmp_path / "said")
         for expected, done in ended.items():
             assert done.returncode == 2, done.text
