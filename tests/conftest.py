@@ -1,8 +1,9 @@
-"""What holds in every test: short waits of OpenMP's threads, and books of KV blocks that agree."""
+"""What holds in every test: short waits of OpenMP's threads, samples of large matrices, and books of KV blocks that agree."""
 
 from __future__ import annotations
 
 import pytest
+from pairwise import mark_slow_cases
 
 from labinfer.spmd.environment import shorten_openmp_spins
 
@@ -12,6 +13,11 @@ shorten_openmp_spins()  # as a run does, before anything imports torch
 def pytest_addoption(parser):
     parser.addoption("--fuzz-cases", type=int, default=0, help="cases of each fuzzer, instead of a small sample")
     parser.addoption("--fuzz-seed", type=int, default=1, help="seed of the fuzzers")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    mark_slow_cases(items)  # before those marked slow are left out
 
 
 @pytest.fixture(autouse=True)

@@ -108,6 +108,7 @@ def test_sequences_are_drafted_for_together():
     assert_nothing_left(bench)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("num_states", [0, 4, 20])

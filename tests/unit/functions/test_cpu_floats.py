@@ -45,6 +45,7 @@ def assert_near(got: torch.Tensor, exact: torch.Tensor, roundings: int = 1) -> N
     torch.testing.assert_close(got.double(), exact, rtol=bound, atol=bound * float(exact.abs().mean()))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 13, 14, 40, 241, 500])
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(32, 16), (64, 128), (31, 6), (70, 131), (33, 257), (1, 1), (65, 1000)]
@@ -127,6 +128,7 @@ def test_activations(cpu, dtype, function, size):
     assert getattr(cpu, function)(unknown).isnan().all()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("rotated", [0, 8, 24, 32])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("norms", ["none", "before", "after", "before, in float32"])

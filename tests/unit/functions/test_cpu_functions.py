@@ -46,6 +46,7 @@ def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
     torch.testing.assert_close(got.float(), exact, rtol=2**-8, atol=2**-8 * float(exact.abs().mean()))
 
 
+@pytest.mark.pairwise("panels")
 @pytest.mark.parametrize("tokens", [1, 2, 5, 13, 14, 40])
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 16), (64, 6), (31, 32), (96, 130), (100, 64), (1, 2), (33, 2)])
 @pytest.mark.parametrize("biased", [False, True])
@@ -144,6 +145,7 @@ def test_rotate_and_write(cpu, heads, num_kv, size, block):
         assert torch.equal(whole, rounded * scale.unsqueeze(-1))  # and nothing elsewhere
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("rotated", [0, 8, 24, 32])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("norms", ["none", "before", "after", "before, in float32"])

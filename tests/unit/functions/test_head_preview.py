@@ -61,6 +61,7 @@ def make(request, compiled_functions):
     return reference if request.param == "reference" else lambda kind: compiled(kind, compiled_functions)
 
 
+@pytest.mark.pairwise("make")
 @pytest.mark.parametrize("outputs", OUTPUTS)
 @pytest.mark.parametrize("inputs", [INPUTS, 50, 33])
 @pytest.mark.parametrize("threads", [1, 3])

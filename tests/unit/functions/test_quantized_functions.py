@@ -143,6 +143,7 @@ def linear_of(dtype: torch.dtype, tokens: int, outputs: int, inputs: int, biased
     return x, weight, torch.randn(outputs).to(dtype) if biased else None
 
 
+@pytest.mark.pairwise
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -157,6 +158,7 @@ def test_linear_int8(cpu, dtype, tokens, outputs, inputs):
         assert_near(cpu.linear(x.repeat(1, 2)[:, :inputs], packed, bias), wanted)  # rows that are apart
 
 
+@pytest.mark.pairwise
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", [32, 64, 128])

@@ -93,6 +93,7 @@ DEFINITIONS |= {"Loop": {"$ref": "#/$defs/Loop"}}
 OPTIONAL_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", ["qwen_xml", "glm", "minimax", "deepseek_v32"])
 @pytest.mark.parametrize(
     ("schema", "text", "value"),

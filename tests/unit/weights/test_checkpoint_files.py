@@ -128,6 +128,7 @@ def test_index_that_is_no_json_object_is_refused_by_path(tmp_path, text):
 STORED = torch.arange(14 * 6, dtype=torch.float32).reshape(14, 6)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("dim", "begin", "end"), [(0, 0, 14), (0, 3, 11), (0, 5, 5), (1, 0, 6), (1, 2, 5), (1, 3, 3)])

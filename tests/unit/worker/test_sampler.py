@@ -203,6 +203,7 @@ def mask_of(*tokens: int) -> bytes:
     return number.to_bytes(max(tokens) // 8 + 1, "little")
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
 @pytest.mark.parametrize("tokens", [(0,), (7, 8), (3, 17, 49)])
 @pytest.mark.parametrize("sets", [{}, {"top_k": 5}, {"top_p": 0.3}, {"min_p": 0.9}, {"typical_p": 0.2}])
