@@ -23,6 +23,7 @@ def frees(llm: LLM) -> bool:
     return windows is not None and windows.blocks.num_free == windows.blocks.num_blocks
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     ("chunk", "block_size", "caching"), [(5, 4, True), (5, 16, False), (100, 4, True), (100, 16, True)]
 )

@@ -81,6 +81,7 @@ def forms(experts: Experts) -> set[tuple[int, int, bool] | None]:
     return {(one.bits, one.group, one.zeros is not None) if hasattr(one, "scales") else None for one in weights}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("rank", "size", "cut"), LAYOUTS)
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_NAMES)])
 def test_codes_of_experts_stand_for_the_weights_of_the_oracle(checkpoints, name, rank, size, cut):
@@ -164,6 +165,7 @@ def rounded(rows: torch.Tensor) -> torch.Tensor:
     return (rows.double() * factors.double()).round() * peaks.double() / 127
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("rank", "size", "cut"), LAYOUTS)
 @pytest.mark.parametrize("name", ["gptq-sym", "gptq-asym", "gptq-8-asym", "w8a8", "fp8"])
 def test_compiled_experts_are_those_with_the_oracles_weights(checkpoints, compiled_functions, name, rank, size, cut):
