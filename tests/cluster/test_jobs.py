@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from golden import PROMPTS, golden
-from launchers import LAUNCH, command, environment, finish, kill_tree, matrix, run, start
+from launchers import LAUNCH, command, environment, finish, kill_tree, matrix, run, run_in_turn, start
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from labinfer import LLM, SamplingParams
@@ -160,28 +160,27 @@ def test_signal_during_a_prompt_run_keeps_the_answers_that_are_finished(model, t
     assert f"{len(read_lines(out))} finished" in done.stderr
 
 
-def test_flags_are_defaults_and_lines_override_them(model, tmp_path):
+def test_flags_are_defaults_that_lines_override_and_stop_strings_end_texts_before_them(model, tmp_path):
+    with LLM(model, threads=1) as llm:
+        text = llm.generate("the", SamplingParams(max_tokens=20, ignore_eos=True))[0].text
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
     lines = [
         {"id": 0, "prompt_token_ids": [5], "ignore_eos": True},
         {"id": 1, "prompt_token_ids": [5], "max_tokens": 2, "ignore_eos": True},
     ]
     out = tmp_path / "out.jsonl"
     paths = ["--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out]
-    flags = ["--max-tokens", "7", "--temperature", "0.9", "--seed", "3"]
-    done = run("single", 1, LAUNCH, "--model", model, *paths, *flags)
-    assert done.returncode == 0, done.text
+    prompt = ["--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos", "--stop", stop]
+    cases = {
+        "job": ["--model", model, *paths, "--max-tokens", "7", "--temperature", "0.9", "--seed", "3"],
+        "stopped": ["--model", model, *prompt],
+    }
+    done, stopped = run_in_turn("single", 1, cases, tmp_path / "said").values()
+    assert done.returncode == stopped.returncode == 0, done.text + stopped.text
     records = {record["id"]: record["token_ids"] for record in read_lines(out)}
     assert [len(records[0]), len(records[1])] == [7, 2]
     assert records[0][:2] == records[1], "the same seed and prompt"
-
-
-def test_stop_strings_end_the_text_before_them(model):
-    with LLM(model, threads=1) as llm:
-        text = llm.generate("the", SamplingParams(max_tokens=20, ignore_eos=True))[0].text
-    stop = text[len(text) // 2 : len(text) // 2 + 2]
-    flags = ["--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos", "--stop", stop]
-    cut = run("single", 1, LAUNCH, "--model", model, *flags)
-    assert cut.stdout.rstrip("\n") == text[: text.index(stop)]
+    assert stopped.stdout.rstrip("\n") == text[: text.index(stop)]
 
 
 def test_few_kv_blocks_only_make_it_slower_and_the_report_has_every_figure(model, tmp_path):

@@ -66,6 +66,9 @@ def test_gateway_of_a_supervisor_that_does_not_get_on_is_replaced(signum, tmp_pa
         wait_for(lambda: server.text.count("serving ") == 2, 60)
         wait_for(lambda: server.complete().status == 200, 10)
         assert "(restart 2)" not in server.text
+        tree = server.processes
+        assert server.stop() == 128 + signal.SIGTERM
+        wait_for(lambda: not any(map(is_running, tree)), 10)
 
 
 @pytest.mark.slow
