@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -48,38 +49,44 @@ MISTAKES = {
 }
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}
 WATCHED = """
-import sys
+import json, sys
 from labinfer.cli import main
 
-try:
-    status = main(sys.argv[1:])
-except SystemExit as ended:
-    status = ended.code
-print("imported:", *sys.modules)
-raise SystemExit(status)
+for arguments in json.loads(sys.argv.pop()):
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    print("imported:", int(status or 0), *sys.modules, flush=True)
 """
 MOST_SECONDS = 0.3
 
 
-def run_watched(arguments: list[str], **env: str) -> tuple[int, set[str]]:
-    """Exit status, and the modules that were imported."""
-    environment = {**os.environ, **env}
-    done = subprocess.run([sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True, env=environment)
-    line = done.stdout.splitlines()[-1]
-    assert line.startswith("imported: "), done.stderr
-    return done.returncode, set(line.split()[1:])
+def run_watched(*commands: list[str], **env: str) -> list[tuple[int, set[str]]]:
+    """Exit status of each of these command lines, one after another in one process, and the modules that were imported by then."""
+    arguments = [sys.executable, "-c", WATCHED, json.dumps(commands)]
+    done = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, **env})
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("imported: ")]
+    assert len(lines) == len(commands), done.stderr
+    return [(int(status), set(modules)) for status, *modules in lines]
 
 
-@pytest.mark.parametrize("arguments", QUESTIONS.values(), ids=QUESTIONS)
-def test_question_is_answered_without_heavy_imports(arguments):
-    status, modules = run_watched(arguments)
+@pytest.fixture(scope="module")
+def watched() -> dict[str, tuple[int, set[str]]]:
+    commands = QUESTIONS | MISTAKES
+    return dict(zip(commands, run_watched(*commands.values()), strict=True))
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_question_is_answered_without_heavy_imports(watched, name):
+    status, modules = watched[name]
     assert status == 0
     assert "labinfer" in modules and not modules & HEAVY
 
 
-@pytest.mark.parametrize("arguments", MISTAKES.values(), ids=MISTAKES)
-def test_wrong_command_line_is_refused_without_heavy_imports(arguments):
-    status, modules = run_watched(arguments)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_wrong_command_line_is_refused_without_heavy_imports(watched, name):
+    status, modules = watched[name]
     assert status == 2
     assert not modules & HEAVY
 
@@ -88,12 +95,12 @@ def test_wrong_command_line_is_refused_without_heavy_imports(arguments):
 def test_model_that_the_hub_does_not_have_is_refused_before_torch_is_imported(tmp_path, world_size):
     ranks = {"RANK": "0", "WORLD_SIZE": world_size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": world_size}
     env = ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    status, modules = run_watched(["--prompt", "x", "--model", "nobody/nothing"], **env)
+    [(status, modules)] = run_watched(["--prompt", "x", "--model", "nobody/nothing"], **env)
     assert status == 2 and "huggingface_hub" in modules and "torch" not in modules
 
 
 def test_run_imports_nothing_that_it_has_no_use_for():
-    status, modules = run_watched(["--prompt", "17 + 25 = ?", "--threads", "1"])
+    [(status, modules)] = run_watched(["--prompt", "17 + 25 = ?", "--threads", "1"])
     assert status == 0 and "torch" in modules
     assert not modules & {"sympy", "matplotlib", "transformers", "starlette"}
     others = {"planner.objective", "jsonl", "openai", "weights.gguf.checkpoint"}
