@@ -106,6 +106,7 @@ def test_length_is_chosen_a_step_ahead():
         assert asked_share(share, times, num_sequences) <= 2 * PROBE_TOKENS / PROBE_STEPS
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", [{}, {"num_states": 9}, {"num_host_blocks": 20, "preemption_mode": "swap"}])
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_random_steps_leave_no_block_behind(options, num_stages):

@@ -253,6 +253,7 @@ def test_engine_with_states_leaks_nothing_in_thousands_of_steps(shape, num_steps
     assert kinds == {"copy", "copy_state", *swapped} | ({"swap_out", "swap_in"} if swapped else set())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", [LONG_WINDOW, SHORT_WINDOW], ids=["long window", "short window"])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("num_steps", [1_500, pytest.param(20_000, marks=pytest.mark.slow)])
@@ -284,6 +285,7 @@ def test_blocks_of_windowed_layers_are_counted_and_freed_in_thousands_of_steps(s
     assert kinds == {"copy", "copy_window", *swaps}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_stages", [1, 3])
 @pytest.mark.parametrize(
     "shape",
@@ -322,6 +324,7 @@ def test_drafts_leak_nothing_in_thousands_of_steps(shape, num_stages, num_steps)
     assert not bench.scheduler.drafts._lengths._sequences, "a sequence that ended is remembered"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize(
     "shape",

@@ -121,6 +121,7 @@ def test_experts_in_bfloat16(cpu, tokens, hidden, columns):
     assert_near(cpu.experts(x.repeat(1, 2)[:, :hidden], ids, weights, packed), exact, "none")  # rows that are apart
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("quantization", "group", "dtype"), FORMS[1:], ids=str)
 @pytest.mark.parametrize(("hidden", "columns"), SIZES)
 def test_experts_in_other_dtypes_and_whole_numbers(whole, quantization, group, dtype, hidden, columns):

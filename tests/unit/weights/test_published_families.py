@@ -50,6 +50,7 @@ def head_weights(model) -> dict[str, torch.Tensor]:
     return {name: module.weight for name, module in model.named_modules() if isinstance(module, HeadWeights)}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "name",
     [
