@@ -154,6 +154,7 @@ def measure(args: argparse.Namespace) -> None:
         "enable_prefix_caching": False,
         "memory_utilization": 0.3,
         "threads": args.threads,
+        "ranks": args.ranks,
     }
     with launched({"speculation": flat}) as llms:
         for name in args.tasks:
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=40, help="held-out conversations")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--ranks", help="as launch.py's, where a spare rank drafts")
     parser.add_argument("--hops-ms", type=float, help="hosts with this delay each way between them")
     parser.add_argument("--hosts", type=int, default=2, help="hosts, where hops have a delay")
     args = parser.parse_args()

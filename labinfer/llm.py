@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from labinfer.clock import Clock, SystemClock
 from labinfer.config import EngineOptions, as_keywords
 from labinfer.early_reading import read_early
-from labinfer.engine.assemble import make_engine
+from labinfer.engine.assemble import make_drafter, make_engine
 from labinfer.engine.driver import EngineDriver
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
@@ -30,6 +30,7 @@ from labinfer.errors import UserError
 from labinfer.executor.build import RankParts, build_rank
 from labinfer.executor.choose_layout import choose_layout
 from labinfer.executor.draft_model import DraftModel
+from labinfer.executor.draft_rank import DraftRank
 from labinfer.executor.spmd import SpmdExecutor, StatsReporter, follow
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
@@ -117,7 +118,11 @@ class LLM:
                 choose_format(options.model.response_template, None, "")
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
         self._turns, self._closed = Turns("LLM"), False
-        self._parts = parts = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
+        built = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
+        self._parts = parts = built if isinstance(built, RankParts) else None
+        self._draft_rank = built if isinstance(built, DraftRank) else None
+        if self._draft_rank is not None:
+            self._drafter = make_drafter(self._draft_rank.model, cache=options.cache, scheduling=options.scheduler)
         self.tokenizer: Tokenizer | None = None
         trace: OutputFile | None = None
         if parts is not None:
@@ -141,7 +146,13 @@ class LLM:
                 proposer = make_proposer(speculation, self.facts) if make_proposer else None
         if self.is_rank0:
             self._executor = SpmdExecutor(
-                parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=len(others)
+                parts.channel,
+                parts.worker,
+                parts.pipeline,
+                parts.stats,
+                parts.recorder,
+                model=len(others),
+                drafts=parts.drafts,
             )
             self.guides = GuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
             self.engine: LLMEngine = make_engine(
@@ -154,6 +165,7 @@ class LLM:
                 guides=self.guides,
                 proposer=proposer,
                 draft_model=parts.draft_model,
+                draft_link=parts.drafts,
             )
             self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
@@ -167,7 +179,7 @@ class LLM:
 
     @property
     def is_spare(self) -> bool:
-        """Whether this rank has no part of the model (``--ranks``): its calls return at once, but ``close``."""
+        """Whether this rank has no part of the model (``--ranks``): its calls return at once, but ``close``, unless it drafts."""
         return self._parts is None
 
     @property
@@ -192,7 +204,7 @@ class LLM:
 
     @property
     def draft_model(self) -> DraftModel | None:
-        """On rank 0, where one drafts."""
+        """On rank 0, where one drafts there."""
         return self._parts.draft_model
 
     @property
@@ -335,8 +347,8 @@ class LLM:
                 self.inputs.close()
                 self._runs.close()
                 self._parts.channel.close()
-            if self._parts is not None:
-                self._parts.close()
+            for parts in filter(None, (self._parts, self._draft_rank)):
+                parts.close()
 
     def check_usable(self) -> None:
         """Raises:
@@ -382,6 +394,9 @@ class LLM:
 
 def follow_all(llms: list[LLM]) -> None:
     """Ranks other than 0: take part until rank 0's runs of all these models of the group have ended."""
+    for llm in llms:
+        if llm._draft_rank is not None:
+            llm._draft_rank.follow(llm._drafter.answer)
     parts = [llm._parts for llm in llms if not llm.is_spare]
     if not parts:
         return

@@ -233,3 +233,49 @@ class EndRun(msgspec.Struct, frozen=True, array_like=True, tag="end_run"):
 
 Command = BatchPlan | EndRun
 """Messages that rank 0 sends down the control channel."""
+
+
+class DraftStart(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence that the rank with the draft model has not seen yet."""
+
+    seq_id: int
+    sampling: TokenSampling
+    ends: list[int]
+    """Tokens that end it."""
+    salt: str
+    """Only sequences with the same one find each other's tokens in the cache."""
+
+
+class DraftEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A sequence that tokens are to be drafted for."""
+
+    seq_id: int
+    begin: int
+    """Index of the first of its tokens that are new; from there on …"""
+    token_ids: list[int]
+    """… these take the place of what was told before."""
+    num_assumed: int
+    """Number of the last ones that may prove wrong."""
+    limit: int
+    """Tokens to draft at most."""
+
+
+class DraftRequest(msgspec.Struct, frozen=True, array_like=True, tag="draft_request"):
+    """Rank 0 asks for drafts."""
+
+    starts: list[DraftStart]
+    finished: list[int]
+    """Sequences to forget."""
+    entries: list[DraftEntry]
+
+
+class DraftAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Drafted tokens for each entry of a request."""
+
+    drafts: list[list[int]]
+    error: str = ""
+    """The reason why there are none, and will be none."""
+
+
+DraftCommand = DraftRequest | EndRun
+"""Messages that rank 0 sends to the rank with the draft model."""

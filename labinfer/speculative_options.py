@@ -23,6 +23,7 @@ AUTO_MTP_TOKENS = 4
 MAX_TOKENS = 128
 """Longest draft that may be asked for; it is hardly ever right to its end."""
 MAX_NGRAM = 64
+MAX_RANK = 1_000_000
 FLAG = "--speculative-config"
 
 
@@ -34,6 +35,8 @@ class SpeculativeOptions:
     """One of ``METHODS``, or the path of a Python file; see docs/speculation.md."""
     model: str = ""
     """With draft_model, which is then the default: the model that drafts, as ``--model`` names models."""
+    draft_rank: int = 0
+    """The rank that holds this model: rank 0, between its steps, or one that ``--ranks`` leaves out, beside the steps of all."""
     num_speculative_tokens: int = 0
     """Tokens of a draft; 0 for as many as promise the most tokens a second."""
     continuous: bool = True
@@ -76,12 +79,14 @@ class SpeculativeOptions:
         if given.get("num_speculative_tokens") == AUTO:
             del given["num_speculative_tokens"]
         elif "num_speculative_tokens" in given:
-            _check_number("num_speculative_tokens", given, MAX_TOKENS, ' or "auto"')
+            _check_number("num_speculative_tokens", given, 1, MAX_TOKENS, ' or "auto"')
+        if "draft_rank" in given:
+            _check_number("draft_rank", given, 0, MAX_RANK)
         if type(given.get("continuous", True)) is not bool:
             raise UserError(f"{FLAG}: continuous must be true or false, not {given['continuous']!r:.60}")
         for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):
             if name in given:
-                _check_number(name, given, MAX_NGRAM)
+                _check_number(name, given, 1, MAX_NGRAM)
                 bound = max if other == "prompt_lookup_max" else min  # the other one gives way, if it was not given
                 given.setdefault(other, bound(given[name], getattr(cls, other)))
         options = cls(**given)
@@ -97,6 +102,10 @@ class SpeculativeOptions:
                 f"{FLAG}: model {self.model!r:.60} does not go with the method {self.method}; the method {DRAFT_MODEL} takes the "
                 "name of a model, and no other one does"
             )
+        if self.draft_rank and self.method != DRAFT_MODEL:
+            raise UserError(
+                f"{FLAG}: draft_rank {self.draft_rank} is for the method {DRAFT_MODEL}, not for {self.method}; leave it out"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise UserError(
                 f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max {self.prompt_lookup_max}"
@@ -107,7 +116,7 @@ class SpeculativeOptions:
                     raise UserError(f"{FLAG}: {name} is for the method {NGRAM}, not for {self.method}; leave it out")
 
 
-def _check_number(name: str, values: dict[str, Any], most: int, instead: str = "") -> None:
+def _check_number(name: str, values: dict[str, Any], least: int, most: int, instead: str = "") -> None:
     value = values[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise UserError(f"{FLAG}: {name} must be a whole number from 1 to {most}{instead}, not {value!r:.60}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UserError(f"{FLAG}: {name} must be a whole number from {least} to {most}{instead}, not {value!r:.60}")

@@ -48,24 +48,32 @@ class ControlChannel:
         if self._receivers:
             self._send(wire.pack(command))
 
-    def receive(self) -> Any:
-        """Followers: sleep until rank 0's next command, and begin to forward it before it is looked at."""
-        parts = self._receive(self._sender, f"the next plan from rank {self._sender}", math.inf)
+    def receive(self, what: str = "the next plan") -> Any:
+        """Followers: sleep until rank 0's next command, and begin to forward it before it is looked at.
+
+        Args:
+            what: such a command, in words.
+        """
+        parts = self._receive(self._sender, f"{what} from rank {self._sender}", math.inf)
         self._send(parts)
         return wire.unpack(parts, self._commands)
 
-    def reply(self, reply: msgspec.Struct) -> None:
-        """Followers: send a reply to rank 0 and wait until it, and all that was forwarded, is on its way."""
+    def reply(self, reply: msgspec.Struct, what: str = "a report", timeout: float | None = None) -> None:
+        """Followers: send a reply to rank 0 and wait until it, and all that was forwarded, is on its way.
+
+        Args:
+            what: the reply, in words.
+            timeout: seconds that rank 0 may take to take it; None for the group's limit.
+        """
         self._sends.drain()
         for part in wire.pack(reply):
-            self._comm.isend(part, 0).wait("rank 0 to take a report")
+            self._comm.isend(part, 0).wait(f"rank 0 to take {what}", timeout)
 
-    def collect(self) -> list:
+    def collect(self, what: str = "the report") -> list:
         """Rank 0: wait for one reply from every follower; in rank order."""
         self._sends.drain()
         return [
-            wire.unpack(self._receive(source, f"the report of rank {source}"), self._replies)
-            for source in self._followers
+            wire.unpack(self._receive(source, f"{what} of rank {source}"), self._replies) for source in self._followers
         ]
 
     def _send(self, parts: list[torch.Tensor]) -> None:

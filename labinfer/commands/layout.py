@@ -45,18 +45,21 @@ def run(session: Session, own: PlanOptions) -> int:
     if group.size == 1:
         tp = parallel.tensor_parallel_size
         world_size = sum(tp) if len(tp) > 1 else tp[0] * max(1, parallel.pipeline_parallel_size, len(parallel.layers))
-        numbers = range(max(parallel.ranks) + 1 if parallel.ranks else world_size)
+        speculation = session.options.scheduler.speculative_config
+        named = (*parallel.ranks, speculation.draft_rank if speculation else 0)
+        numbers = range(max(named) + 1 if parallel.ranks else world_size)
         everyone = [msgspec.structs.replace(group.everyone[0], rank=rank, local_rank=rank) for rank in numbers]
     with group.together():
         layout = make_layout(session.options, config, everyone)
         draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
+        on_rank0 = None if layout.draft_devices else draft
         if group.size == 1:
             free = {rank: free_memory(device) for rank, device in layout.devices.items()}
         else:
             free = _gather_free(group, layout)
         if group.rank == 0:
             rooms = [
-                _estimate_room(session, layout, everyone, rank, free[rank], draft=draft if rank == 0 else None)
+                _estimate_room(session, layout, everyone, rank, free[rank], draft=on_rank0 if rank == 0 else None)
                 for rank in layout.devices
             ]
             blocks, needs = _count_blocks(session, layout, [room for room, _ in rooms])
@@ -81,15 +84,18 @@ def run(session: Session, own: PlanOptions) -> int:
                 )
             if draft is not None:
                 place = draft.topology.place(0)
+                holds, beside = "rank 0 holds the draft model, too", " beside the model's"
+                for rank in layout.draft_devices:
+                    holds, beside = f"rank {rank} holds the draft model", ""
                 notes.append(
-                    f"rank 0 holds the draft model, too: {format_bytes(draft.weight_bytes(place))} of weights, and "
-                    f"{format_bytes(draft.meta(place).bytes_per_token)} a token beside the model's"
+                    f"{holds}: {format_bytes(draft.weight_bytes(place))} of weights, and "
+                    f"{format_bytes(draft.meta(place).bytes_per_token)} a token{beside}"
                 )
                 if state := draft.meta(place).bytes_per_sequence:
                     notes[-1] += f", {format_bytes(state)} a sequence"
             complaints = [
                 _describe_shortfall(
-                    session, layout, everyone, rank, free[rank], blocks=blocks, draft=draft if rank == 0 else None
+                    session, layout, everyone, rank, free[rank], blocks=blocks, draft=on_rank0 if rank == 0 else None
                 )
                 for rank in layout.devices
             ]

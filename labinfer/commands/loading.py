@@ -57,8 +57,11 @@ def announce(models: dict[str, LLM]) -> None:
     else:
         sys.stderr.write(format_table(("model", *HEADER), rows) + "\n")
     group, placed = llm.group, llm.layout.topology.placed_ranks
-    if spare := [str(rank) for rank in group.ranks if rank not in placed]:
+    drafting = llm.layout.draft_devices
+    if spare := [str(rank) for rank in group.ranks if rank not in placed and rank not in drafting]:
         logger.info("spare: rank%s %s", "s" * (len(spare) > 1), ", ".join(spare))
+    for rank in drafting:
+        logger.info("draft model on rank %d: %s", rank, llm.options.scheduler.speculative_config.model)
     for name, llm in models.items():
         _announce_capacity(f" of {name}" if len(models) > 1 else "", llm)
 

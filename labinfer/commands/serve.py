@@ -9,7 +9,7 @@ import socket
 from labinfer.commands.hosting import Hosting
 from labinfer.commands.session import Session
 from labinfer.config import EngineOptions
-from labinfer.errors import BrokenLink, ExitStatus
+from labinfer.errors import BrokenLink, ExitStatus, UserError
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.options import ServerOptions
 from labinfer.gateway.process import GatewayProcess, SupervisorsGateway, listen
@@ -53,6 +53,12 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
                 fault_timeout,
                 lambda: Beat(progress.describe(), progress.wait()),
                 lambda: _end_with_stopped(gateway, group, fault_timeout),
+            )
+    speculation = session.options.scheduler.speculative_config
+    with group.together():
+        if len(models) > 1 and speculation and speculation.draft_rank:
+            raise UserError(
+                f"--speculative-config: draft_rank is for a single model, not for {len(models)}; leave it out"
             )
     layouts = {}
     for name, model in models.items():

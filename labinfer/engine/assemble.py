@@ -15,6 +15,7 @@ from labinfer.engine.guide import GuideMaker
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
+from labinfer.engine.remote_drafts import Drafter, DraftLink, RemoteProposer
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.state_slots import StateSlots
 from labinfer.engine.windowed_blocks import WindowedBlocks
@@ -32,6 +33,7 @@ def make_engine(
     guides: GuideMaker | None = None,
     proposer: Proposer | None = None,
     draft_model: DraftModel | None = None,
+    draft_link: DraftLink | None = None,
 ) -> LLMEngine:
     """Assemble an engine.
 
@@ -42,11 +44,19 @@ def make_engine(
         guides: for answers that must have a form; None where there is no such request.
         proposer: drafts tokens; None drafts none.
         draft_model: drafts them instead.
+        draft_link: the way to another rank, which drafts them instead.
     """
     if draft_model is not None:
         proposer = DraftModelProposer(draft_model, cache, scheduling.max_num_batched_tokens, facts.eos_token_ids)
+    if draft_link is not None:
+        proposer = RemoteProposer(draft_link, facts.eos_token_ids)
     scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
     return LLMEngine(scheduler, executor, facts, options=scheduling, recorder=recorder or Recorder(0), guides=guides)
+
+
+def make_drafter(draft_model: DraftModel, *, cache: CacheOptions, scheduling: SchedulerOptions) -> Drafter:
+    """Assemble what drafts on a rank of its own. Requests say what ends each sequence."""
+    return Drafter(DraftModelProposer(draft_model, cache, scheduling.max_num_batched_tokens, eos_token_ids=()))
 
 
 def make_scheduler(

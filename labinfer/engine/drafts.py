@@ -13,7 +13,7 @@ from labinfer.engine.brought_drafts import BroughtDrafts
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.sequence import Sequence
-from labinfer.errors import first_line
+from labinfer.errors import PeerLost, WaitTimeout, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -261,6 +261,8 @@ class Drafts:
             for token in (token for proposed in proposals for token in proposed):
                 if type(token) is not int or not 0 <= token < self._vocab_size:
                     raise ValueError(f"{token!r:.60} is no id of a vocabulary of {self._vocab_size}")
+        except (PeerLost, WaitTimeout):
+            raise  # of a drafter on another rank: the group has lost it
         except Exception as error:  # noqa: BLE001 - it may be anybody's code, and no answer needs it
             self._switch_off(error)
             return [[] for _ in limits]

@@ -20,6 +20,7 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError, first_line
 from labinfer.executor.draft_model import DraftModel, load_draft_model
+from labinfer.executor.draft_rank import DraftRank, RemoteLink, build_draft_rank
 from labinfer.executor.lent_cores import share_cores
 from labinfer.executor.links import Links, connect, make_links
 from labinfer.executor.measure import StepMeter
@@ -72,10 +73,14 @@ class RankParts:
     step_times: StepTimes | None
     """None where nothing depends on them."""
     draft_model: DraftModel | None = None
-    """On rank 0, where one drafts."""
+    """On rank 0, where one drafts there."""
+    drafts: RemoteLink | None = None
+    """On rank 0, where a spare rank drafts."""
 
     def close(self) -> None:
         """Let go of the weights and KV caches."""
+        if self.drafts is not None:
+            self.drafts.close()
         self.worker.close()
         if self.draft_model is not None:
             self.draft_model.close()
@@ -115,8 +120,8 @@ def build_rank(
     on_progress: Callable[[int, int], None],
     channel: ControlChannel | None = None,
     shares_channel: bool = False,
-) -> RankParts | None:
-    """Load this rank's share and connect it; collective over the group. None on a spare rank.
+) -> RankParts | DraftRank | None:
+    """Load this rank's share and connect it; collective over the group. None on a spare rank that does not draft.
 
     Args:
         channel: that of another model of this group, which it is to share; None on a spare rank.
@@ -133,7 +138,18 @@ def build_rank(
     with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
         if group.rank in placed:
             return build_placed(links, options, config, directory, layout, on_progress=on_progress)
-        group.progress.label = f"rank {group.rank} (spare)"
+        drafts = group.rank in layout.draft_devices
+        group.progress.label = f"rank {group.rank} ({'drafts' if drafts else 'spare'})"
+        if drafts:
+            with memory_for("the draft model", layout.draft_devices[group.rank]):
+                return build_draft_rank(
+                    group,
+                    options,
+                    layout,
+                    links.drafts,
+                    providers=prepare_providers(links.placed, layout.draft_devices[group.rank]),
+                    weight_cache=WeightCache.from_home(options.cache.weight_cache_size),
+                )
     return None
 
 
@@ -222,7 +238,7 @@ def build_placed(
     layout = dataclasses.replace(layout, loaded_bytes=_gather_weight_bytes(group, model))
     draft_model, speculative = None, options.scheduler.speculative_config
     with group.together(), memory_for("the draft model's weights", device):
-        if speculative is not None and speculative.model and group.rank == 0:
+        if speculative is not None and speculative.model and not speculative.draft_rank and group.rank == 0:
             draft_model = load_draft_model(
                 options,
                 speculative.model,
@@ -308,6 +324,7 @@ def build_placed(
         capacity=capacity,
         step_times=times,
         draft_model=draft_model,
+        drafts=RemoteLink(links.drafts) if links.drafts is not None and group.rank == 0 else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""DraftModel: a smaller model that rank 0 holds whole, with KV blocks of its own, and that drafts for the model of all ranks."""
+"""DraftModel: a smaller model that one rank holds whole, with KV blocks of its own, and that drafts for the model of all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class DraftModel:
         model_dir: $LABINFER_MODEL_DIR, or empty.
         layout: the layout of the model that it drafts for.
         everyone: all ranks.
-        providers: prepared for rank 0's device.
+        rank: this one.
+        providers: prepared for its device.
         weight_cache: packed weights of earlier starts; None for none.
 
     Raises:
@@ -56,6 +57,7 @@ class DraftModel:
         layout: Layout,
         everyone: Sequence[RankInfo],
         *,
+        rank: int = 0,
         providers: list[Provider],
         weight_cache: WeightCache | None,
     ):
@@ -82,12 +84,12 @@ class DraftModel:
         self.weight_bytes = weight_bytes(self._model)
         self.num_blocks = 0
         per_state = self.layout.meta(self.place).bytes_per_sequence
-        room = free_memory(self._device) / layout.sharing_device(0, everyone) * options.cache.memory_utilization
+        room = free_memory(self._device) / layout.sharing_device(rank, everyone) * options.cache.memory_utilization
         max_num_seqs = options.scheduler.max_num_seqs
         self.num_states = states_that_fit(int(room * STATE_SHARE), per_state, max_num_seqs) if per_state else 0
         if per_state and self.num_states < STATES_EACH:
             raise UserError(
-                f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank 0; "
+                f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank {rank}; "
                 "raise --memory-utilization or choose another draft model"
             )
         self.state_bytes = self.num_states * per_state
@@ -161,9 +163,10 @@ def load_draft_model(
     layout: Layout,
     everyone: Sequence[RankInfo],
     *,
+    rank: int = 0,
     providers: list[Provider],
     weight_cache: WeightCache | None,
 ) -> DraftModel:
     """The draft model of this name, for the model with these options; see ``DraftModel``."""
     own = draft_options(options, name, layout)
-    return DraftModel(own, model_dir, layout, everyone, providers=providers, weight_cache=weight_cache)
+    return DraftModel(own, model_dir, layout, everyone, rank=rank, providers=providers, weight_cache=weight_cache)

@@ -12,7 +12,7 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
 from labinfer.observe.progress_line import compile_progress
-from labinfer.plan import Command
+from labinfer.plan import Command, DraftAnswer, DraftCommand
 from labinfer.rank_stats import WorkerStats
 from labinfer.spmd.command_senders import command_senders
 from labinfer.spmd.topology import Place
@@ -33,6 +33,8 @@ class Links:
     """The placed ranks of this one's machine; itself on a spare rank, None where there is one stage."""
     channel: ControlChannel | None
     """None on a spare rank whose first model has made it."""
+    drafts: ControlChannel | None
+    """From rank 0 to the spare rank that drafts; None where none does."""
 
 
 def make_links(
@@ -53,6 +55,10 @@ def make_links(
     for rank in sorted(placed):
         by_machine.setdefault(group.everyone[rank].node, []).append(rank)
     carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
+    drafts = None
+    if layout.draft_devices:
+        senders = dict.fromkeys(layout.draft_devices, 0)
+        drafts = ControlChannel(group.split([everyone]), DraftCommand, DraftAnswer, senders)
     return Links(
         placed=group.only(placed) if spare else group,
         stage=group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
@@ -60,6 +66,7 @@ def make_links(
         results=group.split([everyone]) if has_pipeline else None,
         machine=group.split([*by_machine.values(), *spare]) if has_pipeline else None,
         channel=channel,
+        drafts=drafts,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, ResultArrival
+from labinfer.executor.draft_rank import RemoteLink
 from labinfer.functions.expert_offload import ExpertOffload
 from labinfer.observe.recorder import Recorder
 from labinfer.plan import BatchPlan, BatchResult, EndRun
@@ -29,6 +30,7 @@ class SpmdExecutor:
     Args:
         pipeline: None when there is one stage; its results then come straight from this rank's worker.
         model: number of the model among those of the group.
+        drafts: the link to a rank that drafts; None where there is none.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class SpmdExecutor:
         recorder: Recorder,
         *,
         model: int = 0,
+        drafts: RemoteLink | None = None,
     ):
+        self._drafts = drafts
         self._channel, self._worker, self._pipeline, self._stats = channel, worker, pipeline, stats
         self._recorder, self._model = recorder, model
         self._results: deque[BatchResult | ResultArrival] = deque()
@@ -75,6 +79,8 @@ class SpmdExecutor:
         return BatchResult.decode(data)
 
     def end_run(self, finished: list[int]) -> list[WorkerStats]:
+        if self._drafts is not None:
+            self._drafts.end_run()
         self._channel.broadcast(EndRun(finished, self._model))
         self._worker.runner.forget(finished)
         self._worker.stop()

@@ -1,4 +1,4 @@
-"""make_draft_layout: the layout of a draft model, which rank 0 holds whole beside its share of the model."""
+"""make_draft_layout: the layout of a draft model, which one rank holds whole: rank 0 beside its share of the model, or a spare one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from labinfer.spmd.machine import RankInfo
 
 
 def draft_options(options: EngineOptions, name: str, layout: Layout) -> EngineOptions:
-    """Options of a draft model: rank 0's device and dtype; what the checkpoint holds in codes stays, and nothing else is rounded.
+    """Options of a draft model: its rank's device, and rank 0's dtype; what the checkpoint holds in codes stays, and nothing else is
+    rounded.
 
     Args:
         name: the draft model's, as ``--model`` takes it.
@@ -33,15 +34,16 @@ def draft_options(options: EngineOptions, name: str, layout: Layout) -> EngineOp
         head_preview=False,
     )
     cache = dataclasses.replace(options.cache, expert_offload=0.0)
-    return dataclasses.replace(
-        options, model=model, parallel=ParallelOptions(device=(str(layout.devices[0]),)), cache=cache
-    )
+    scheduler = dataclasses.replace(options.scheduler, speculative_config=None)
+    (device,) = layout.draft_devices.values() or [layout.devices[0]]
+    parallel = ParallelOptions(device=(str(device),))
+    return dataclasses.replace(options, model=model, parallel=parallel, cache=cache, scheduler=scheduler)
 
 
 def make_draft_layout(
     options: EngineOptions, config: ModelConfig, layout: Layout, everyone: Sequence[RankInfo]
 ) -> Layout:
-    """Build and check the layout of a draft model on rank 0.
+    """Build and check the layout of a draft model on its rank.
 
     Args:
         options: as ``draft_options`` gives them.
@@ -59,4 +61,5 @@ def make_draft_layout(
         )
     length = min(layout.max_model_len, config.max_position)
     options = dataclasses.replace(options, model=dataclasses.replace(options.model, max_model_len=length))
-    return make_layout(options, config, everyone[:1])
+    (rank,) = layout.draft_devices or [0]
+    return make_layout(options, config, [everyone[rank]])

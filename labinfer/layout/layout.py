@@ -18,6 +18,7 @@ from labinfer.layers.context import ExpertCut, StageContext
 from labinfer.layout.meta_stage import MetaStage
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import model_class
+from labinfer.speculative_options import FLAG
 from labinfer.spmd.machine import RankInfo, resolve_device
 from labinfer.spmd.topology import Place, Topology, make_topology, per_stage
 
@@ -34,6 +35,8 @@ class Layout:
     topology: Topology
     devices: Mapping[int, torch.device]
     """Device of each rank that has a place."""
+    draft_devices: Mapping[int, torch.device] = field(default_factory=dict)
+    """The spare rank that holds a draft model, if there is one, and its device."""
     dtypes: tuple[torch.dtype, ...]
     """Dtype of each stage's activations and weights."""
     kv_dtypes: tuple[torch.dtype, ...]
@@ -114,9 +117,9 @@ class Layout:
 
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
         """Ranks that draw on the same memory as this one."""
+        devices = {**self.devices, **self.draft_devices}
         return sum(
-            everyone[other].node == everyone[rank].node and device == self.devices[rank]
-            for other, device in self.devices.items()
+            everyone[other].node == everyone[rank].node and device == devices[rank] for other, device in devices.items()
         )
 
     def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
@@ -227,6 +230,11 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     topology.check_nodes([info.node for info in everyone])
     device_names = per_stage("--device", parallel.device, topology.num_stages)
     devices = {place.rank: resolve_device(device_names[place.stage], everyone[place.rank]) for place in topology.places}
+    draft_devices = {}
+    if (speculation := options.scheduler.speculative_config) and (rank := speculation.draft_rank):
+        _check_draft_rank(rank, topology, len(everyone))
+        name = device_names[0] if len(set(device_names)) == 1 else "auto"
+        draft_devices[rank] = resolve_device(name, everyone[rank])
     dtype_names = per_stage("--dtype", options.model.dtype, topology.num_stages)
     dtypes = tuple(_resolve_dtype(name, config) for name in dtype_names)
     quantizations = per_stage("--quantization", options.model.quantization, topology.num_stages)
@@ -239,6 +247,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         config=config,
         topology=topology,
         devices=devices,
+        draft_devices=draft_devices,
         dtypes=dtypes,
         kv_dtypes=kv_dtypes,
         experts=tuple(per_stage("--experts", parallel.experts, topology.num_stages)),
@@ -249,6 +258,18 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         head_preview=options.model.head_preview,
         expert_memory=int(options.cache.expert_offload * GIB),
     )
+
+
+def _check_draft_rank(rank: int, topology: Topology, num_ranks: int) -> None:
+    if rank >= num_ranks:
+        raise UserError(
+            f"{FLAG}: there is no rank {rank} for the draft model among {num_ranks}; give another draft_rank"
+        )
+    if rank in topology.placed_ranks:
+        raise UserError(
+            f"{FLAG}: draft_rank {rank} is {topology.place(rank)}; give a rank that --ranks leaves out, or 0 for the first one "
+            "beside its stage"
+        )
 
 
 def _check_preview(quantization: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from labinfer.config import EngineOptions, ModelOptions
 from labinfer.errors import UserError
 from labinfer.option_fields import join
+from labinfer.speculative_options import SpeculativeOptions
 from labinfer.spmd.topology import make_topology
 
 
 def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[int]) -> list[str]:
     """Flags by which ranks that are left go on: with the stages that have lost no rank, and those that spare ranks can take over.
 
+    A spare rank that drafts goes on doing so, unless it is needed for a stage or gone: then n-grams are drafted instead.
     Numbers of layers that were given grow in proportion. Where a flag has a value for each stage, those of these stages stay.
     With ``--layout`` there are none: the ranks read it, or plan, again.
 
@@ -37,7 +42,9 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
         len(nodes),
         ranks=parallel.ranks,
     )
-    spare = [rank for rank in left if rank not in topology.placed_ranks]
+    speculation = options.scheduler.speculative_config
+    draft_rank = speculation.draft_rank if speculation else 0
+    spare = sorted(set(left).difference(topology.placed_ranks), key=lambda rank: (rank == draft_rank, rank))
     stages: dict[int, Sequence[int]] = {}
     for stage in range(topology.num_stages):
         ranks = topology.stage_ranks(stage)
@@ -61,6 +68,12 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
     ):
         if len(values) > 1:
             flags += [flag, join([values[stage] for stage in stages])]
+    if draft_rank:
+        drafts: dict[str, Any] = {"method": "ngram"}
+        if draft_rank in spare:
+            moved = asdict(replace(speculation, draft_rank=left.index(draft_rank)))
+            drafts = {key: value for key, value in moved.items() if value != getattr(SpeculativeOptions, key)}
+        flags += ["--speculative-config", json.dumps(drafts)]
     given = options.model.quantization
     if "int4" in given and len(given) > 1 and "int4" not in [given[stage] for stage in stages]:
         flags += ["--quantization-group-size", str(ModelOptions.quantization_group_size)]

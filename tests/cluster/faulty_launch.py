@@ -1,11 +1,12 @@
-"""``launch.py`` with a fault in it: ``FAULT_RANK`` raises, hangs or is killed when it comes to step ``FAULT_STEP``; or it does not
-get on while it loads (``FAULT=load``).
+"""``launch.py`` with a fault in it: ``FAULT_RANK`` raises, hangs or is killed when it comes to step ``FAULT_STEP``, or, where it drafts,
+to the request of this number; or it does not get on while it loads (``FAULT=load``).
 
 The time of the fault, in seconds since 1970, goes to the file ``FAULT_TIME``, if there is one.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from labinfer.cli import main
 from labinfer.comm.lifeline import Lifeline
 from labinfer.commands import generate
+from labinfer.engine.remote_drafts import Drafter
 from labinfer.spmd.environment import detect
 from labinfer.worker.worker import Worker
 
@@ -40,16 +42,31 @@ def stop_afterwards(close):
     return wrapped
 
 
+def fail():
+    note_time()
+    if KIND == "raise":
+        raise RuntimeError("a fault put in by a test")
+    if KIND == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(3600)
+
+
 def faulty(progress):
     def wrapped(self):
         if self._launched[0][0].step_id == STEP:
-            note_time()
-            if KIND == "raise":
-                raise RuntimeError("a fault put in by a test")
-            if KIND == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(3600)
+            fail()
         return progress(self)
+
+    return wrapped
+
+
+def faulty_drafter(answer):
+    numbers = itertools.count()
+
+    def wrapped(self, request):
+        if next(numbers) == STEP:
+            fail()
+        return answer(self, request)
 
     return wrapped
 
@@ -62,4 +79,5 @@ if __name__ == "__main__":
             Lifeline.close = stop_afterwards(Lifeline.close)
         else:
             Worker.progress = faulty(Worker.progress)
+            Drafter.answer = faulty_drafter(Drafter.answer)
     raise SystemExit(main())

@@ -77,6 +77,24 @@ def test_tensor_parallel_rank_that_fails_ends_the_others_where_they_wait_for_its
 
 
 @pytest.mark.parametrize(
+    ("launcher", "fault"), matrix(("mpirun", "hang"), ("torchrun", "kill"), over=[("hang",), ("kill",)])
+)
+def test_rank_that_drafts_and_fails_ends_the_others_and_is_named(launcher, fault, model, job):
+    speculation = json.dumps({"model": model, "num_speculative_tokens": 3, "draft_rank": 2})
+    flags = ["-pp", "2", "--ranks", "0,1", "--speculative-config", speculation, "--timeout", "2"]
+    env = {"FAULT": fault, "FAULT_RANK": "2", "FAULT_STEP": "4"}
+    done = run(launcher, 3, FAULTY, "--model", model, *job, *flags, timeout=60, **env)
+    assert done.returncode != 0
+    if fault == "hang":
+        assert any("waited 2 s" in line and "for the drafts of rank 2" in line for line in done.our_errors), done.text
+        assert "rank 2 (drafts): before the first step, waiting for nobody" in done.own_stderr, (
+            "the culprit is not named"
+        )
+    else:
+        assert "rank 2" in done.own_stderr, done.text
+
+
+@pytest.mark.parametrize(
     ("launcher", "signum"),
     matrix(("mpirun", signal.SIGINT), over=[(signal.SIGINT,), (signal.SIGTERM,)]),
 )

@@ -88,6 +88,19 @@ def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, alo
     assert json.loads(report.read_text())["ranks"] == [0, 2]
 
 
+@pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
+def test_spare_rank_drafts(launcher, model, alone, tmp_path):
+    report = tmp_path / "report.json"
+    speculation = json.dumps({"model": model, "num_speculative_tokens": 3, "draft_rank": 2})
+    layout = ["--ranks", "0,1", "--pipeline-parallel-size", "2", "--speculative-config", speculation]
+    done = run(launcher, 3, LAUNCH, "--model", model, *SHORT, *layout, "--report", report)
+    assert done.returncode == 0, done.text
+    assert done.stdout == alone.stdout
+    assert f"draft model on rank 2: {model}" in done.stderr and "spare" not in done.stderr
+    figures = json.loads(report.read_text())
+    assert figures["ranks"] == [0, 1] and figures["speculation"]["accepted"] > 0
+
+
 def figures_of(launcher: str, ranks: int, model: str, tmp_path: Path) -> dict:
     """The report of a short run."""
     report = tmp_path / "report.json"

@@ -1,12 +1,14 @@
-"""A draft model on rank 0 beside every layout: the answers are those without it."""
+"""A draft model on rank 0 beside every layout, or on a spare rank: the answers are those without it."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 from layouts import layouts_for
 
 from labinfer import SamplingParams
 from labinfer.config import EngineOptions
+from labinfer.errors import AgreedError
 from labinfer.llm import LLM
 
 FIELDS = [
@@ -45,3 +47,36 @@ def test_answers_are_those_without_a_draft_model(group, golden):
             assert tokens == expected, layout
             assert 20 < num_drafted < 2 * num_accepted, layout
         assert (llm.draft_model is not None) == llm.is_rank0
+
+
+def test_answers_are_those_with_a_draft_model_on_a_spare_rank(group, golden):
+    """Two runs, as the rank that drafts goes on with the next."""
+    directory, prompts, _ = golden
+    if group.size not in (2, 3):
+        return
+    spare, ranks = group.size - 1, tuple(range(group.size - 1))
+    flat = {"model": str(directory), "block_size": 4, "num_kv_blocks": 200}
+    flat |= {"ranks": ranks, "pipeline_parallel_size": len(ranks)}
+    expected, _, _ = answers(LLM.from_options(group, EngineOptions.from_flat(flat)), prompts)
+    drafted = {"model": str(directory), "num_speculative_tokens": 3, "draft_rank": spare}
+    llm = LLM.from_options(group, EngineOptions.from_flat({**flat, "speculative_config": drafted}))
+    for _ in range(2):
+        tokens, num_drafted, num_accepted = answers(llm, prompts)
+        if llm.is_rank0:
+            assert tokens == expected
+            assert 20 < num_drafted < 2 * num_accepted
+    assert llm.is_spare == (group.rank == spare)
+
+
+def test_rank_that_cannot_draft_is_refused(group, golden):
+    directory, _, _ = golden
+    drafted = {"model": str(directory), "draft_rank": group.size}
+    flat = {"model": str(directory), "tensor_parallel_size": group.size, "speculative_config": drafted}
+    with pytest.raises(AgreedError, match=f"no rank {group.size} for the draft model among {group.size};"):
+        LLM.from_options(group, EngineOptions.from_flat(flat))
+    if group.size > 1:
+        drafted["draft_rank"] = 1
+        with pytest.raises(
+            AgreedError, match=r"draft_rank 1 is rank 1 \(stage 0, tp 1\); give a rank that --ranks leaves out"
+        ):
+            LLM.from_options(group, EngineOptions.from_flat(flat))

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "flags": "planner option_fields supervisor gateway terminal batch simulator bench config sampling_options",
     "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl input_processor outputs executor layout group "
     "planner engine worker functions comm prompts text observe weights cache_capacity spmd config sampling_params clock",
-    "supervisor": "option_fields gateway host link spmd config heartbeat clock",
+    "supervisor": "option_fields gateway host link spmd config speculative_options heartbeat clock",
     "gateway": "parsed_body option_fields link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "pooling": "",
     "executor": "layout group planner worker models layers functions comm observe plan weights "
     "cache_capacity spmd config speculative_options native rank_stats",
-    "layout": "group worker models layers functions comm weights cache_capacity spmd config",
+    "layout": "group worker models layers functions comm weights cache_capacity spmd config speculative_options",
     "group": "comm spmd config",
     "planner": "option_fields engine observe plan cache_capacity spmd config",
     "engine": "observe plan cache_capacity config speculative_options sampling_params structured_outputs rank_stats clock",

@@ -25,6 +25,7 @@ def test_every_method_has_a_proposer():
         ({"prompt_lookup_min": 7}, SpeculativeOptions(prompt_lookup_min=7, prompt_lookup_max=7)),
         ({"prompt_lookup_min": 3}, SpeculativeOptions(prompt_lookup_min=3)),
         ({"continuous": False}, SpeculativeOptions(continuous=False)),
+        ({"model": "x", "draft_rank": 2}, SpeculativeOptions(method="draft_model", model="x", draft_rank=2)),
         ({"method": "mine/drafter.py"}, SpeculativeOptions(method="mine/drafter.py")),
     ],
 )
@@ -50,6 +51,9 @@ def test_nothing_is_drafted_unless_it_is_asked_for():
         ({"num_speculative_tokens": 129}, "not 129"),
         ({"num_speculative_tokens": True}, "not True"),
         ({"num_speculative_tokens": 2.0}, "not 2.0"),
+        ({"model": "x", "draft_rank": -1}, "draft_rank must be a whole number from 0 to 1000000, not -1"),
+        ({"model": "x", "draft_rank": "2"}, "draft_rank must be a whole number"),
+        ({"method": "mtp", "draft_rank": 2}, "draft_rank 2 is for the method draft_model, not for mtp"),
         ({"continuous": 1}, "continuous must be true or false, not 1"),
         ({"prompt_lookup_min": 0}, "prompt_lookup_min must be a whole number from 1 to 64"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min 4 is more than prompt_lookup_max 3"),

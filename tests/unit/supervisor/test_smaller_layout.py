@@ -32,6 +32,17 @@ NODES = ["a", "a", "b", "b", "c"]
         ({"ranks": (4, 0, 1, 2)}, [0, 1, 4], "-tp 1,1,1 -pp 3 --ranks 2,0,1"),
         ({"ranks": (0, 2), "layers": (3, 1)}, [0, 1, 4], "-tp 1,1 -pp 2 --ranks 0,1 --layers 3,1"),
         ({"ranks": (0, 1, 4), "tensor_parallel_size": (2, 1)}, [0, 1, 2, 3], "-tp 2,1 -pp 2 --ranks 0,1,2"),
+        (
+            {"ranks": (0, 1), "speculative_config": {"model": "x", "draft_rank": 4, "num_speculative_tokens": 3}},
+            [0, 1, 4],
+            '-tp 1,1 -pp 2 --ranks 0,1 --speculative-config {"method": "draft_model", "model": "x", "draft_rank": 2, '
+            '"num_speculative_tokens": 3}',
+        ),
+        (
+            {"ranks": (0, 2), "speculative_config": {"model": "x", "draft_rank": 1}},
+            [0, 1],
+            '-tp 1,1 -pp 2 --ranks 0,1 --speculative-config {"method": "ngram"}',
+        ),
     ],
     ids=[
         "even",
@@ -44,6 +55,8 @@ NODES = ["a", "a", "b", "b", "c"]
         "order",
         "spare",
         "spare of another machine",
+        "draft rank",
+        "draft rank that stands in",
     ],
 )
 def test_stages_that_lost_no_rank_stay_and_spare_ranks_stand_in(options, left, flags):
