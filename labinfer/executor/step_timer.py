@@ -27,7 +27,7 @@ NUM_BATCHES = 3
 INPUT_STEPS = 5
 """Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
 SLOW_SECONDS = 0.3
-"""Of steps that take longer there are only two."""
+"""Time of a step; of those that take longer only two are measured."""
 
 _decode_command = msgspec.msgpack.Decoder(Command)
 
