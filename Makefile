@@ -27,7 +27,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-unit test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
+.PHONY: help setup run test test-all test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -53,7 +53,8 @@ run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another mo
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
 ALONE := test-cluster test-mpi-3
-PAIRED := test-unit test-features test-server test-browser test-online
+PAIRED := test-features test-unit test-server test-functions test-browser test-online
+FUNCTIONS := tests/unit/functions tests/unit/weights
 LAUNCHING := tests/test_chat.py tests/test_offline.py tests/test_signals.py
 
 test: lint ## everything a change must pass: lint, the parts, and alone what measures times
@@ -62,10 +63,13 @@ test: lint ## everything a change must pass: lint, the parts, and alone what mea
 	@$(MAKE) --no-print-directory test-timing
 
 test-all: SAMPLE =
-test-all: lint test-unit test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster ## the whole matrices as well (over an hour)
+test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster ## the whole matrices as well (over an hour)
 
-test-unit: $(VENV)/.setup-test ## every room by itself: no process group
-	$(LIMIT) 1200 $(BIN)/python -m pytest tests/unit $(SAMPLE)
+test-unit: $(VENV)/.setup-test ## every room but two by itself: no process group
+	$(LIMIT) 1200 $(BIN)/python -m pytest tests/unit $(addprefix --ignore=,$(FUNCTIONS)) $(SAMPLE)
+
+test-functions: $(VENV)/.setup-test ## the other two: functions, and weights as checkpoints store them
+	$(LIMIT) 1200 $(BIN)/python -m pytest $(FUNCTIONS) $(SAMPLE)
 
 test-features: $(VENV)/.setup-test ## what users see of a feature, in one process
 	$(LIMIT) 1200 $(BIN)/python -m pytest $(filter-out $(LAUNCHING),$(wildcard tests/test_*.py)) $(SAMPLE)

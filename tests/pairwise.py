@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
@@ -21,11 +21,15 @@ def sample(cases: Sequence[Case], strength: int) -> set[int]:
     Greedy, as in Cohen et al., The AETG System, IEEE Transactions on Software Engineering 23(7), 1997.
     """
     tuples = [set(combinations(case, strength)) or {case} for case in cases]
-    missing, chosen = set().union(*tuples), set()
-    while missing:
-        best = max(range(len(cases)), key=lambda index: len(tuples[index] & missing))
+    missing, chosen, used = set().union(*tuples), set(), Counter()
+    while missing:  # values that were taken seldom come first, so that all of them have their turn
+        gains = [
+            (len(own & missing), -sum(used[value] for value in case)) for own, case in zip(tuples, cases, strict=True)
+        ]
+        best = gains.index(max(gains))
         chosen.add(best)
         missing -= tuples[best]
+        used.update(cases[best])
     return chosen
 
 

@@ -50,6 +50,7 @@ def with_room(checkpoint):
         return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("policy", ["throttle", "greedy", "phases"])
 @pytest.mark.parametrize(("order", "mode"), [("fcfs", "recompute"), ("priority", "swap"), ("fair", "swap")])
 def test_with_room_for_three_all_finish_with_the_same_tokens(checkpoint, with_room, policy, order, mode):

@@ -90,6 +90,7 @@ def assert_same(ours: RequestOutput, theirs: RequestOutput) -> None:
     assert_logprobs_agree(ours.prompt_logprobs, theirs.prompt_logprobs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(
     "options",

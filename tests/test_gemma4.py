@@ -69,6 +69,7 @@ def check(directory, references, **options) -> dict[str, int]:
         return dict(llm.report.counts)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("chunk", [5, 512])
 def test_answers_are_transformers(model, chunk):
     """Chunks that are smaller and larger than the window of 8 tokens; then prompts that are found."""

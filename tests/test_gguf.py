@@ -133,6 +133,7 @@ def relative_error(found: list[float], exact: list[float]) -> float:
     return statistics.fmean(abs(a - b) for a, b in zip(found, exact, strict=True)) / statistics.stdev(exact)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("family", ["dense", "experts"])
 def test_quantised_file_has_its_values_and_is_held_in_codes(tmp_path, family, kind):

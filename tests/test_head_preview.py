@@ -28,6 +28,7 @@ def answers(directory: str, **options) -> list:
     return [(output.completions[0].token_ids, output.completions[0].logprobs) for output in outputs]
 
 
+@pytest.mark.each_value
 @needs_compiler
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("kind", ["qwen2-tied", "llama-untied"])

@@ -33,6 +33,7 @@ def hybrid(request):
     return golden(request.param)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("chunk", [1, 16, 512])
 def test_tokens_and_logits_are_those_of_transformers(hybrid, chunk):
     with recorded(hybrid.directory, chunked_prefill_size=chunk) as (llm, rows):
@@ -119,6 +120,7 @@ def test_snapshots_go_before_a_sequence_waits(checkpoint):
 # Preemption and beams.
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_sequences_come_to_the_same_tokens(hybrid, mode):
     swap = {"swap_space": 0.002} if mode == "swap" else {}

@@ -124,6 +124,7 @@ ENDLESS = {"context_shift": True, "block_size": BLOCK}
 ENDLESS_PROMPTS = [[3 + index, *mixed_prompts()[index % 8][:30]] for index in range(8)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "options",
     [

@@ -28,6 +28,7 @@ def checkpoint():
     return golden("deepseek-v3").directory
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", LATENTS)
 @pytest.mark.parametrize("chunk", [1, 16, 512])
 def test_tokens_and_logits_are_those_of_transformers(kind, chunk):
@@ -36,6 +37,7 @@ def test_tokens_and_logits_are_those_of_transformers(kind, chunk):
         check_answers(greedy(llm), rows, golden(kind).tokens, golden(kind).logits)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["deepseek-v2-lite", "deepseek-v3-plain"])
 @pytest.mark.parametrize("form", ["absorbed", "expanded"])
 def test_each_form_alone_gives_the_logits_of_transformers(kind, form):

@@ -130,6 +130,7 @@ def drafter(request, tmp_path_factory):
     return directory, alone, noise
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "options",
     [

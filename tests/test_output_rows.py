@@ -25,6 +25,7 @@ def rows(monkeypatch) -> list[tuple[int, int]]:
     return calls
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", ["qwen2-tied", "glm4-moe", "olmo3", "gemma3", "qwen3.5"])
 @pytest.mark.parametrize("chunk", [0, 16])
 def test_only_sampled_rows_leave_the_last_layer(rows, family, chunk):

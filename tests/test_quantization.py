@@ -24,6 +24,7 @@ def mean_error(a: list[float], b: list[float]) -> float:
     return statistics.fmean(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.each_value
 @pytest.mark.skipif(
     not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so there is only the reference"
 )

@@ -244,6 +244,7 @@ def thinker(tmp_path_factory):
         yield llm, closing["id"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("thinks", [True, False])
 def test_form_begins_behind_a_thought(thinker, kind, thinks):

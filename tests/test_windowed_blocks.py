@@ -39,6 +39,7 @@ def test_tokens_and_logits_are_those_of_transformers(kind, chunk, block_size, ca
         assert frees(llm) and (llm.report.counts["found"] > 0) == caching
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_preemption_changes_no_token(kind, mode):
@@ -58,6 +59,7 @@ def test_beams_are_those_of_transformers():
     assert [[item.token_ids for item in output.completions] for output in outputs] == golden("gpt-oss").beams
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("context", [40, 12, 8])
 @pytest.mark.parametrize("changes", [{}, {"kv_cache_dtype": "int8"}, {"num_kv_blocks": 90}], ids=str)
 def test_shifted_contexts_are_those_of_layers_that_hold_all(context, changes):

@@ -79,6 +79,7 @@ def read_random(part: WeightSlice) -> None:
     part.destination.copy_(whole[tuple(slice(*cut) for cut in ranges)])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("experts", ["columns", "whole"])
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "int8")]

@@ -119,7 +119,7 @@ def expected(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, matrices
     return out.float()
 
 
-@pytest.mark.pairwise("functions")
+@pytest.mark.each_value("functions")
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(("hidden", "columns", "lead"), SIZES)
 def test_coded_experts_are_those_of_the_formula(functions, form, hidden, columns, lead):

@@ -30,7 +30,7 @@ CODES = [name for name, published in PUBLISHED.items() if published.form]
 # Weights.
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize(("rank", "size"), RANKS)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_decoded_weights_are_those_of_the_oracle(checkpoints, compiled_functions, name, rank, size):
@@ -42,7 +42,7 @@ def test_decoded_weights_are_those_of_the_oracle(checkpoints, compiled_functions
         assert torch.equal(values(matrix), values(plain[path])), path
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize(("rank", "size"), RANKS)
 @pytest.mark.parametrize("name", CODES)
 def test_codes_stand_for_the_weights_of_the_oracle(checkpoints, compiled_functions, name, rank, size):
@@ -58,6 +58,7 @@ def test_codes_stand_for_the_weights_of_the_oracle(checkpoints, compiled_functio
             assert (got - wanted).norm() < 0.008 * wanted.norm(), path
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weights_are_the_same_without_a_compiler(checkpoints, compiled_functions, name, quantization):
@@ -67,7 +68,7 @@ def test_weights_are_the_same_without_a_compiler(checkpoints, compiled_functions
         assert torch.equal(values(matrix), values(plain[path])), path
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize(("rank", "size"), RANKS)
 @pytest.mark.parametrize("name", FP8)
 def test_fp8_in_8_bits_is_rounded_by_groups(checkpoints, compiled_functions, name, rank, size):
@@ -137,7 +138,7 @@ def rounded_to_8_bits(x_TI: torch.Tensor) -> torch.Tensor:
     return (x_TI.double() * factors.double()).round() * peaks.double() / 127
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize(("rank", "size"), RANKS)
 @pytest.mark.parametrize("name", [name for name in CODES if PUBLISHED[name].exact] + ["fp8"])
 def test_compiled_products_are_those_with_the_oracles_weights(checkpoints, compiled_functions, name, rank, size):
