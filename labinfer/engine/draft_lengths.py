@@ -28,7 +28,7 @@ HOPELESS = 0.02
 """Chance of being right under which no token is drafted."""
 
 LEAST_GAIN = 1.05
-"""Tokens a second that drafts have to promise, as a multiple of those without: a step with drafts costs the engine more than rows."""
+"""Tokens a second that drafts have to promise, as a multiple of those without: times and chances are never quite as measured."""
 
 StepSeconds = Callable[[int], float]
 """Seconds until a step that runs so many rows has brought its tokens."""

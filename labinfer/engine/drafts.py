@@ -12,10 +12,15 @@ from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.brought_drafts import BroughtDrafts
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.proposer import Proposer
+from labinfer.engine.round_overheads import RoundOverheads
 from labinfer.engine.sequence import Sequence
 from labinfer.errors import PeerLost, WaitTimeout, first_line
+from labinfer.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
+
+LEAST_PART = 0.1
+"""Part of the time by a start that a round takes at least, however short those before it were."""
 
 
 class Drafts:
@@ -62,6 +67,9 @@ class Drafts:
         self._chooses_lengths = chooses_lengths and draft_time is not None
         self._asked_before: set[Sequence] = set()  # those that the proposer knows
         self._token_seconds = 0.0  # of the last step with drafts, if it had had none
+        self._overheads = RoundOverheads(num_plain=2 if self._is_asked_ahead else 1)
+        self._last_result: float | None = None  # when the last step came back; None where the engine had nothing to do since
+        self._seconds_since = 0.0  # of the proposer since then
 
     def extend(
         self,
@@ -94,7 +102,7 @@ class Drafts:
         self.counts["draft_seconds"] += draft_seconds
         if self._draft_time is not None:
             usual, longer = (
-                self._draft_time(num_micro_batches, num_micro_batches * num_decodes, count) / num_micro_batches
+                self._round_seconds(num_micro_batches, num_micro_batches * num_decodes, count) / num_micro_batches
                 for count in (0, num_drafted)
             )
             self.counts["saved_seconds"] += usual - longer - draft_seconds
@@ -161,6 +169,7 @@ class Drafts:
         begin = self._clock()
         proposals = self._propose(limits)
         draft_seconds = self._clock() - begin
+        self._seconds_since += draft_seconds
         if self._asked_before.issuperset(limits):  # others take longer the first time, for all that is before
             self._lengths.add_draft_time(draft_seconds, max(limits.values()))
         self._asked_before |= limits.keys()
@@ -219,12 +228,49 @@ class Drafts:
         """Lengths of drafts in a step of so many decodes, where they are chosen; otherwise all are as long as can be."""
         if not (limits and self._chooses_lengths):
             return limits
+        in_round = num_micro_batches * num_decodes
+        if self._overheads.wants_plain(in_round):
+            return {}
         return self._lengths.choose(
             limits,
             num_decodes - len(limits),
-            lambda rows: self._draft_time(num_micro_batches, num_micro_batches * num_decodes, rows - num_decodes),
+            lambda rows: self._round_seconds(num_micro_batches, in_round, rows - num_decodes),
             num_micro_batches,
         )
+
+    def _round_seconds(self, num_micro_batches: int, num_decodes: int, num_drafted: int) -> float:
+        """Seconds of a round in which each micro-batch runs so many drafted tokens: by the times of a start, and by what rounds took
+        beyond these."""
+        seconds = self._draft_time(num_micro_batches, num_decodes, num_drafted)
+        return max(LEAST_PART * seconds, seconds + self._overheads.seconds(num_decodes, num_drafted))
+
+    def time_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
+        """Learn what a round really takes, when a step comes back: the time since the one before, for each that is in flight.
+
+        Args:
+            sequences: of the plan's entries.
+            num_in_flight: micro-batches that were on their way, this one included.
+        """
+        if not self._chooses_lengths or self.proposer is None:
+            return
+        now = self._clock()
+        begin, self._last_result = self._last_result, now
+        drafting, self._seconds_since = self._seconds_since, 0.0
+        if begin is None or plan.num_decodes < len(plan.entries):
+            return
+        if any(sequence.num_in_flight > 1 for sequence in sequences):  # chunks behind others make no rounds
+            return
+        num_drafted = plan.num_samples - len(plan.entries)
+        if not num_drafted and any(entry.num_drafts for entry in plan.entries):
+            return  # an MTP layer took part: it is no round without drafts
+        num_decodes = num_in_flight * len(plan.entries)
+        seconds = num_in_flight * (now - begin - drafting)
+        expected = self._draft_time(num_in_flight, num_decodes, num_drafted)
+        self._overheads.add(num_decodes, num_drafted, seconds - expected)
+
+    def rest(self) -> None:
+        """Take the time until the next step comes back for no round's: there is nothing to do."""
+        self._last_result = None
 
     def _take_blocks(self, sequence: Sequence, count: int, num_chosen: int) -> bool:
         """Take room for ``count`` drafted tokens behind the ``num_chosen`` that are run without, and for a state to go back to.

@@ -137,6 +137,7 @@ class Scheduler:
         assert batch.plan.step_id == result.step_id, (
             f"step {result.step_id} came back, but {batch.plan.step_id} was awaited"
         )
+        self.drafts.time_round(batch.plan, batch.sequences, 1 + len(self.in_flight))
         advanced = []
         for entry, sequence, brought in zip(batch.plan.entries, batch.sequences, result.entries, strict=True):
             assert len(brought.token_ids) == entry.num_samples, f"step {result.step_id} sampled other rows than planned"
@@ -164,6 +165,8 @@ class Scheduler:
                 if reason is not None:
                     self.finish(sequence, reason)
                 advanced.append(sequence)
+        if not self.has_work:
+            self.drafts.rest()
         return advanced
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:

@@ -74,7 +74,10 @@ class StepMeter:
             options.max_num_batched_tokens,
             positions // 2 if self.layout.config.mtp is not None else positions,
         )
-        rows = [count for count in DRAFT_ROWS if count <= room] if options.chooses_drafts else []
+        rows = []
+        if options.chooses_drafts:
+            most_rows = min(room, 1 + options.speculative_config.max_tokens)
+            rows = [count for count in DRAFT_ROWS if count <= most_rows]
         drafts = [
             min(self._time_with_others(group, 1, number, count) for number in range(DRAFT_ROUNDS)) for count in rows
         ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from scheduler_bench import Bench, RandomProposer
 
 from labinfer.engine.draft_lengths import LEAST_GAIN, PLACES_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
+from labinfer.engine.round_overheads import FORGET_AFTER, LEAST, PLAIN_EVERY, RoundOverheads
+from labinfer.plan import BatchPlan, BatchResult
 from labinfer.rank_stats import StepTimes
 from labinfer.speculative_options import SpeculativeOptions
 
@@ -113,8 +116,18 @@ def test_sequences_without_guesses_leave_probes_to_others():
     assert [list(chosen) for chosen in probed if chosen] == [[silent], [other]] * 2
 
 
-def drafted_share(share: float, times: StepTimes, num_sequences: int, num_stages: int = 1) -> float:
-    """Drafted tokens for each generated one, in the second half of a run."""
+def drafted_share(
+    share: float,
+    times: StepTimes,
+    num_sequences: int,
+    num_stages: int = 1,
+    overhead: Callable[[int], float] | None = None,
+) -> float:
+    """Drafted tokens for each generated one, in the last part of a run.
+
+    Args:
+        overhead: seconds that a step takes beyond ``times``, by its drafted tokens; None for a clock that stands still.
+    """
     proposer = RandomProposer(random.Random(0), share, full=True)
     bench = Bench(
         num_blocks=2000,
@@ -123,7 +136,16 @@ def drafted_share(share: float, times: StepTimes, num_sequences: int, num_stages
         proposer=proposer,
         speculative_config=SpeculativeOptions(),
     )
-    for _ in range(2):
+    run = bench.worker.run
+
+    def run_slowly(plan: BatchPlan) -> BatchResult:
+        count = max(0, plan.num_samples - len(plan.entries))
+        bench.clock.sleep(times.at(0, len(plan.entries)) + times.drafted(0, len(plan.entries), count) + overhead(count))
+        return run(plan)
+
+    if overhead is not None:
+        bench.worker.run = run_slowly
+    for _ in range(2 if overhead is None else 6):
         for _ in range(num_sequences):
             bench.add(3, 100)
         before = bench.scheduler.counts["drafted"]
@@ -139,6 +161,28 @@ def test_drafts_are_made_where_rows_are_free_and_guesses_good():
 @pytest.mark.parametrize(("share", "times", "num_sequences"), [(0.0, FLAT, 1), (0.95, LINEAR, 1), (0.95, LINEAR, 48)])
 def test_nothing_but_probes_is_drafted_where_guesses_are_bad_or_rows_cost(share, times, num_sequences):
     assert drafted_share(share, times, num_sequences) <= 1.5 * PROBE_TOKENS / PROBE_STEPS
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3])
+def test_lengths_follow_what_rounds_take_beyond_the_times_of_a_start(num_sequences):
+    probes = 1.5 * PROBE_TOKENS / PROBE_STEPS
+    assert drafted_share(0.95, FLAT, num_sequences, overhead=lambda count: 0.0) > 0.7
+    assert drafted_share(0.95, FLAT, num_sequences, overhead=lambda count: 2.0 * count) <= probes
+    assert drafted_share(0.95, FLAT, num_sequences, overhead=lambda count: 40.0 * (count > 0)) <= probes
+    assert drafted_share(0.95, LINEAR, num_sequences, overhead=lambda count: 0.0) <= probes
+    assert drafted_share(0.95, LINEAR, num_sequences, overhead=lambda count: 20.0) > 0.7
+
+
+def test_lengths_that_took_too_long_are_tried_again_some_day():
+    overheads = RoundOverheads()
+    for _ in range(LEAST):
+        overheads.add(1, 0, 1.0)
+        overheads.add(1, 4, 9.0)
+    assert [overheads.seconds(1, count) for count in (0, 3, 4, 20)] == [1.0, 1.0, 9.0, 9.0]
+    assert overheads.seconds(2, 4) == 0.0
+    plain = [overheads.wants_plain(1) for _ in range(2 * FORGET_AFTER)]
+    assert sum(plain) == 2 * FORGET_AFTER / PLAIN_EVERY
+    assert [overheads.seconds(1, count) for count in (0, 4)] == [1.0, 1.0]
 
 
 def test_rows_of_drafts_cost_what_was_timed_for_them_with_one_sequence_and_no_less_than_others_with_several():
