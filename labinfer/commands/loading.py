@@ -77,6 +77,10 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         str(layout.kv_dtype(llm.place)).removeprefix("torch."),
         llm.facts.max_model_len,
     )
+    if capacity.captured_bytes:
+        logger.info(
+            "captured steps%s: at most %s on rank 0, beside the KV cache", whose, format_bytes(capacity.captured_bytes)
+        )
     if windows := capacity.describe_windows(block_size):
         logger.info("KV cache%s: %s", whose, windows)
     if (draft := llm.draft_model) is not None:

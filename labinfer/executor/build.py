@@ -50,7 +50,7 @@ from labinfer.weights.model_files import config_path
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.model_runner import ModelRunner
+from labinfer.worker.model_runner import CAPTURED_BYTES, ModelRunner
 from labinfer.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,9 @@ def build_placed(
     draft_room = DraftRoom()
     if draft_model is not None:
         draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
-    capacity = agree_on_blocks(group, options, layout, place, draft_room)
+    capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
+    capacity = agree_on_blocks(group, options, layout, place, draft_room, captured_bytes)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
             "the context is cut from %d to %d tokens: that is all the KV cache holds",
@@ -274,7 +276,6 @@ def build_placed(
             num_host_states=capacity.num_host_states,
         )
         model.make_rotary_tables(capacity.max_model_len, device)
-        capture = next(filter(None, (provider.capture() for provider in providers)), None)
         if draft_model is not None:
             draft_model.make_cache(
                 capacity.num_blocks, options.cache.block_size, options.scheduler.max_num_seqs, capture

@@ -11,6 +11,11 @@ import torch
 class Graph(Protocol):
     """Calls of a step without the Python around them."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all that is computed in between, and of the result."""
+        ...
+
     def replay(self) -> None:
         """Do the same again, reading from and writing to the same memory."""
 

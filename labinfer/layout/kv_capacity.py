@@ -46,6 +46,8 @@ class KVCapacity:
     """Slots for states of sequences; 0 where no layer keeps any."""
     num_host_states: int = 0
     """The same in host memory."""
+    captured_bytes: int = 0
+    """Bytes of this rank that are left for captured steps, at most."""
 
     def describe_windows(self, block_size: int) -> str:
         """A text on layers with a window; empty where they have no blocks of their own."""
@@ -126,12 +128,13 @@ class RankRoom:
 
 
 def agree_on_blocks(
-    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft: DraftRoom
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft: DraftRoom, captured_bytes: int = 0
 ) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.
 
     Args:
         draft: bytes that a draft model's cache takes on this rank.
+        captured_bytes: that captured steps may come to take on it.
 
     Raises:
         AgreedError: a rank has no room for what is needed or asked for.
@@ -152,7 +155,7 @@ def agree_on_blocks(
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
     if device.type == "cpu":  # both pools are in the same memory
         free -= num_host * per_block + num_host_states * per_state
-    free -= draft.states
+    free -= draft.states + captured_bytes
     room = int(free * cache.memory_utilization)
     num_states = states_that_fit(room, per_state, options.scheduler.max_num_seqs)
     state_bytes = num_states * per_state
@@ -210,6 +213,7 @@ def agree_on_blocks(
         gain=blocks.gain,
         num_states=num_states,
         num_host_states=num_host_states,
+        captured_bytes=captured_bytes,
     )
 
 

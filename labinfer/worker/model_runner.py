@@ -22,10 +22,13 @@ from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
 from labinfer.worker.mtp_drafter import MTPDrafter
 from labinfer.worker.sampler import Sampler, measure
-from labinfer.worker.step_graphs import MAX_ROWS, StepGraphs
+from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, StepGraphs
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
+
+CAPTURED_BYTES = LAYERS_BYTES + 2 * HEAD_BYTES
+"""Memory that captured steps of a ``ModelRunner`` keep, at most."""
 
 PREVIEW_ROWS = 1
 """Rows of which a head's preview is asked, at most: each row reads the copy, and all together read the head once."""
@@ -69,9 +72,9 @@ class ModelRunner:
         capture: Capture | None = None,
     ):
         self.model, self._cache, self._capture = model, cache, capture
-        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture)
+        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture, LAYERS_BYTES)
         self._heads = {
-            largest_only: StepGraphs(partial(sampled_logits, model, largest_only=largest_only), capture)
+            largest_only: StepGraphs(partial(sampled_logits, model, largest_only=largest_only), capture, HEAD_BYTES)
             for largest_only in (False, True)
         }
         self._dtype, self._indices = dtype, IndexBuffer(device)
@@ -93,7 +96,7 @@ class ModelRunner:
         """
         part, model = copy(self), self.model.part(indices)
         caches = self._cache.layers
-        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture)
+        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture, LAYERS_BYTES)
         return part
 
     def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:

@@ -14,8 +14,10 @@ MAX_SEQUENCES = 4
 """Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
-KEPT_ROWS = 192
-"""Rows of all captured steps together, at most: a graph keeps its activations, or logits."""
+LAYERS_BYTES = 96 << 20
+"""Memory that captured steps of a stage's layers keep, at most: a graph has its activations, …"""
+HEAD_BYTES = 16 << 20
+"""… and one of the head its logits."""
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
 """The layers, or the head, on a batch and hidden states."""
@@ -29,6 +31,10 @@ class CapturedStep:
     hidden_TD: torch.Tensor | None
     out: torch.Tensor
 
+    @property
+    def num_bytes(self) -> int:
+        return self.graph.num_bytes + (0 if self.hidden_TD is None else self.hidden_TD.nbytes)
+
 
 class StepGraphs:
     """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed; so is one
@@ -39,17 +45,20 @@ class StepGraphs:
 
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
+        kept_bytes: memory of all graphs, at most, but for a single one. Steps of several tokens of one sequence are captured up to the
+            number of tokens for which all smaller ones have room, too: so none makes room for another again and again.
     """
 
-    def __init__(self, part: StepPart, capture: Capture | None):
-        self._part, self._capture = part, capture
+    def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
+        self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
+        self._row_bytes = 0.0  # of a graph, for each row: the most so far
         self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
-        is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None
+        is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None and self._has_room(num_rows)
         if self._capture is None or not (is_chunk or num_sequences == num_rows <= MAX_SEQUENCES):
             return self._part(batch, hidden_TD)
         places = batch.places
@@ -71,8 +80,18 @@ class StepGraphs:
     ) -> torch.Tensor:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
         out, graph = self._capture(lambda: self._part(batch, own_TD))
-        self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
-        while sum(num_rows for _, num_rows, *_ in self._steps) > KEPT_ROWS:
+        step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
+        if step is not None:
+            self._row_bytes = max(self._row_bytes, step.num_bytes / len(batch.token_ids_T))
+        while len(self._steps) > 1 and self.num_bytes > self._kept_bytes:
             del self._steps[next(iter(self._steps))]  # the one that was not used for the longest time
             self._seen.clear()
         return out
+
+    def _has_room(self, num_rows: int) -> bool:
+        return num_rows * (num_rows + 1) // 2 * self._row_bytes <= self._kept_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the graphs keep now."""
+        return sum(step.num_bytes for step in self._steps.values() if step is not None)

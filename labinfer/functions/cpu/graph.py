@@ -57,6 +57,11 @@ class CpuGraph:
     def __init__(self, steps: Iterable[Callable[[], object]], kept: Sequence[object]):
         self._steps, self._kept = tuple(steps), kept
 
+    @property
+    def num_bytes(self) -> int:
+        storages = (item.untyped_storage() for item in self._kept if isinstance(item, torch.Tensor))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
     def replay(self) -> None:
         for step in self._steps:
             step()

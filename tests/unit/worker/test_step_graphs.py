@@ -14,7 +14,6 @@ from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.layers import rope
 from labinfer.models.registry import load_config, model_class
 from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
-from labinfer.worker import step_graphs
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
@@ -167,19 +166,31 @@ def test_drafts_of_one_sequence_are_captured_when_they_come_again(directory, com
     assert made == [0, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3] and not captures.failed  # eighteen rows are too many
 
 
-def test_steps_that_were_not_used_for_long_make_room(directory, compiled_functions, monkeypatch):
-    monkeypatch.setattr(step_graphs, "KEPT_ROWS", 9)
+def test_graphs_keep_within_their_memory(directory, compiled_functions):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
     plain, captured = (make_runner(directory, registry, each) for each in (None, captures))
-    prompt = plan({0: (0, 2)}, True)
+    prompt, graphs = plan({0: (0, 2)}, True), captured._layers
     assert torch.equal(run(captured, prompt), run(plain, prompt))
-    made = []
-    for count in (3, 3, 4, 4, 3, 5, 5, 3, 4, 4):
-        step = plan({0: (2, 2 + count)}, False)
-        assert torch.equal(run(captured, step), run(plain, step))
-        made.append(captures.made)
-    assert made == [0, 1, 1, 2, 2, 2, 3, 3, 3, 4] and not captures.failed
+
+    def captures_made(*counts: int) -> list[int]:
+        made = []
+        for count in counts:
+            step = plan({0: (2, 2 + count)}, False)
+            assert torch.equal(run(captured, step), run(plain, step))
+            assert graphs.num_bytes <= graphs._kept_bytes
+            made.append(captures.made)
+        return made
+
+    assert captures_made(3, 3) == [0, 1]
+    assert graphs.num_bytes > sum(tensor.nbytes for step in graphs._steps.values() for tensor in (step.out,))
+    graphs._kept_bytes = 10 * (graphs.num_bytes // 3 + 1)
+    assert captures_made(4, 4, 3, 5, 5) == [1, 2, 2, 2, 2]  # of steps up to five rows not all have room
+    first = captured._indices
+    captured._indices = IndexBuffer(CPU)  # as where their memory becomes too small: steps stand elsewhere
+    assert captures_made(4, 4, 3, 3) == [2, 3, 3, 4] and len(graphs._steps) == 3
+    captured._indices = first
+    assert captures_made(3, 4) == [4, 4]  # the one that was not used for the longest time made room
 
 
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
