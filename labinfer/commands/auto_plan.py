@@ -25,7 +25,7 @@ def run(options: EngineOptions, own: PlanOptions) -> int:
     Raises:
         UserError: a file cannot be read or written, or the model does not fit.
     """
-    refuse_drafters(options, "plan --auto")
+    refuse_drafters(options)
     cluster = Cluster.read(own.cluster, own.link)
     problem = make_problem(cluster, options, objective=own.objective, workload=own.workload)
     _report(problem, own, _open_save(own))
@@ -45,7 +45,6 @@ def run_here(session: Session, own: PlanOptions) -> int:
 
     group, options, file = session.join(), session.options, None
     with group.together():
-        refuse_drafters(options, "plan --auto")
         if group.rank == 0:
             file = _open_save(own)
     directory, config = find_model(group, options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 import torch
 
@@ -18,6 +20,7 @@ from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.options import PlanOptions
 from labinfer.spmd.machine import RankInfo, free_memory
+from labinfer.worker.model_runner import CAPTURED_BYTES
 
 HEADER = (
     *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),
@@ -58,10 +61,11 @@ def run(session: Session, own: PlanOptions) -> int:
         else:
             free = _gather_free(group, layout)
         if group.rank == 0:
-            rooms = [
-                _estimate_room(session, layout, everyone, rank, free[rank], draft=on_rank0 if rank == 0 else None)
+            of_rank = {
+                rank: RankBytes.make(session, layout, everyone, rank, free[rank], on_rank0 if rank == 0 else None)
                 for rank in layout.devices
-            ]
+            }
+            rooms = [_estimate_room(session, layout, rank, own) for rank, own in of_rank.items()]
             blocks, needs = _count_blocks(session, layout, [room for room, _ in rooms])
             size, states = session.options.cache.block_size, [count for _, count in rooms]
             kv_tokens = [count * size for count in blocks.of_rank]
@@ -94,10 +98,8 @@ def run(session: Session, own: PlanOptions) -> int:
                 if state := draft.meta(place).bytes_per_sequence:
                     notes[-1] += f", {format_bytes(state)} a sequence"
             complaints = [
-                _describe_shortfall(
-                    session, layout, everyone, rank, free[rank], blocks=blocks, draft=on_rank0 if rank == 0 else None
-                )
-                for rank in layout.devices
+                _describe_shortfall(session, layout, everyone, rank, own, blocks=blocks)
+                for rank, own in of_rank.items()
             ]
             OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
             if any(complaints):
@@ -155,26 +157,54 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
     return plan_draft_model(own, session.environment.model_dir, layout, everyone)[1]
 
 
-def _estimate_room(
-    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, *, draft: Layout | None
-) -> tuple[BlockRoom, int | None]:
-    """Memory of a rank for KV blocks, and slots for states beside them; None slots where its layers keep no states.
+@dataclass(frozen=True, kw_only=True)
+class RankBytes:
+    """Bytes of a rank: what its device has free for it, and what it is to hold with a draft model, if it holds one."""
 
-    Args:
-        draft: the layout of a draft model that the rank holds, too.
-    """
+    free: int
+    weights: int
+    captured: int
+    """Captured steps, at most."""
+    draft_block: int = 0
+    """A KV block of the draft model."""
+    draft_state: int = 0
+    """A sequence's state in it."""
+
+    @property
+    def room(self) -> int:
+        """For KV blocks and states; negative where there is less than none."""
+        return self.free - self.weights - self.captured
+
+    @classmethod
+    def make(
+        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, draft: Layout | None
+    ) -> RankBytes:
+        """
+        Args:
+            free: bytes of its device, which others may share.
+            draft: the layout of a draft model that the rank holds, too.
+        """
+        weights = layout.weight_bytes(layout.topology.place(rank))
+        captured, more = CAPTURED_BYTES * (layout.devices[rank].type == "cpu"), {}
+        if draft is not None:
+            place = draft.topology.place(0)
+            weights += draft.weight_bytes(place)
+            captured *= 2
+            more["draft_block"] = draft.block_bytes(place, session.options.cache.block_size)
+            more["draft_state"] = draft.meta(place).bytes_per_sequence
+        return cls(free=free // layout.sharing_device(rank, everyone), weights=weights, captured=captured, **more)
+
+
+def _estimate_room(session: Session, layout: Layout, rank: int, own: RankBytes) -> tuple[BlockRoom, int | None]:
+    """Memory of a rank for KV blocks, and slots for states beside them; None slots where its layers keep no states."""
     options, place = session.options, layout.topology.place(rank)
     size, meta = options.cache.block_size, layout.meta(place)
-    share = free // layout.sharing_device(rank, everyone) - layout.weight_bytes(place)
-    block_bytes = layout.block_bytes(place, size)
-    if draft is not None:
-        share -= draft.weight_bytes(draft.topology.place(0))
-        block_bytes += draft.block_bytes(draft.topology.place(0), size)
-    room, states = int(share * options.cache.memory_utilization), None
+    room, states = int(own.room * options.cache.memory_utilization), None
     if per_sequence := meta.bytes_per_sequence:
         states = max(0, states_that_fit(room, per_sequence, options.scheduler.max_num_seqs))
         room -= states * per_sequence
     windowed = size * meta.window_bytes_per_token
+    block_bytes = layout.block_bytes(place, size) + own.draft_block
     return BlockRoom(num_bytes=room, block_bytes=block_bytes - windowed, window_block_bytes=windowed), states
 
 
@@ -187,40 +217,26 @@ def _count_blocks(session: Session, layout: Layout, rooms: list[BlockRoom]) -> t
 
 
 def _describe_shortfall(
-    session: Session,
-    layout: Layout,
-    everyone: list[RankInfo],
-    rank: int,
-    free: int,
-    *,
-    blocks: BlockCounts,
-    draft: Layout | None,
+    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, own: RankBytes, *, blocks: BlockCounts
 ) -> str:
-    """The sums of a rank that has no room for what it has to hold; empty for one that has.
-
-    Args:
-        draft: the layout of a draft model that the rank holds, too.
-    """
+    """The sums of a rank that has no room for what it has to hold; empty for one that has."""
     cache, place = session.options.cache, layout.topology.place(rank)
     num_sharing = layout.sharing_device(rank, everyone)
-    share, weights = free // num_sharing, layout.weight_bytes(place)
     num_blocks, num_window_blocks = -(-2 // cache.block_size), 0
     if cache.num_kv_blocks:
         num_blocks, num_window_blocks = cache.num_kv_blocks, blocks.num_window_blocks
-    least = layout.cache_bytes(place, cache.block_size, num_blocks, num_window_blocks)
-    least += layout.meta(place).bytes_per_sequence
-    if draft is not None:
-        own = draft.topology.place(0)
-        weights += draft.weight_bytes(own)
-        least += num_blocks * draft.block_bytes(own, cache.block_size) + draft.meta(own).bytes_per_sequence
+    least = layout.cache_bytes(place, cache.block_size, num_blocks, num_window_blocks) + num_blocks * own.draft_block
+    least += layout.meta(place).bytes_per_sequence + own.draft_state
     used = 1.0 if cache.num_kv_blocks else cache.memory_utilization
-    if int(max(0, share - weights) * used) >= least:
+    if int(max(0, own.room) * used) >= least:
         return ""
-    shared = f", its part of {format_bytes(free)} for {num_sharing} ranks" if num_sharing > 1 else ""
+    shared = f", its part of {format_bytes(own.free * num_sharing)} for {num_sharing} ranks" if num_sharing > 1 else ""
     hint = "use more ranks, a smaller --dtype or --quantization"
     if cache.num_kv_blocks:
         hint = f"give less than --num-kv-blocks {cache.num_kv_blocks}, or leave it out"
+    least += own.captured
     return (
-        f"rank {rank} has no room: {format_bytes(weights)} of weights and at least {format_bytes(least)} of KV cache and states "
-        f"make {format_bytes(weights + least)}, but {format_bytes(share)} are free on {layout.devices[rank]}{shared}; {hint}"
+        f"rank {rank} has no room: {format_bytes(own.weights)} of weights and at least {format_bytes(least)} of KV cache, states and "
+        f"captured steps make {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.devices[rank]}{shared}; "
+        f"{hint}"
     )

@@ -21,6 +21,7 @@ from labinfer.comm.links import measure_links
 from labinfer.config import EngineOptions
 from labinfer.executor.build import build_placed, cache_folder, find_model, prepare_providers
 from labinfer.executor.cost_file import file_name, read_costs, write_costs
+from labinfer.executor.draft_model import plan_draft_model
 from labinfer.executor.layer_fit import CHUNK_ROWS, CONTEXTS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
 from labinfer.executor.links import Links
 from labinfer.executor.probe_layout import (
@@ -39,12 +40,13 @@ from labinfer.executor.stopwatch import Stopwatch
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.group.rank_group import RankGroup
 from labinfer.layers.mixer import Mixer
+from labinfer.layout.draft_layout import draft_options
 from labinfer.layout.layout import Layout
-from labinfer.models.config import ModelConfig
+from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.native.compiler import processor
 from labinfer.plan import Command
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
-from labinfer.planner.costs import MIXER_SUMS, HostCosts, LayerCosts, Points
+from labinfer.planner.costs import MIXER_SUMS, DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.merge_costs import merge_points, merge_ranks
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
@@ -53,6 +55,7 @@ from labinfer.spmd.cgroup import Cgroup
 from labinfer.spmd.machine import free_memory, return_freed_memory
 from labinfer.weights.loader import weight_bytes
 from labinfer.weights.weight_cache import digest
+from labinfer.worker.model_runner import CAPTURED_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +88,17 @@ def probe_cluster(
         AgreedError: the model, the devices or the memory are not as they should be, on any rank.
     """
     directory, config = find_model(group, options)
-    config = dataclasses.replace(config, mtp=None)  # costs are those of the model alone, whoever drafts
+    mtp, config = config.mtp, dataclasses.replace(config, mtp=None)  # seconds are those of the model alone, whoever drafts
     with group.together():
         rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
         layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]
+        drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
     providers = prepare_providers(group, layouts[0].devices[group.rank])
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
     here, memory = group.everyone[group.rank], _free_memory(group, layouts[0])
-    for units, layout in zip(rounds, layouts, strict=True):
+    if any(provider.capture() is not None for provider in providers):
+        memory = max(0, memory - CAPTURED_BYTES)
+    for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
         path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
         costs = read_costs(path, HostCosts)
         if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):
@@ -105,7 +111,11 @@ def probe_cluster(
             write_costs(path, costs)
             group.comm.barrier()  # ranks of a unit may still wait for each other's last sums
             group.end_splits()
-        own.append(msgspec.structs.replace(costs, name=here.node, hardware=_describe_hardware(group), memory=memory))
+        own.append(
+            msgspec.structs.replace(
+                costs, name=here.node, hardware=_describe_hardware(group), memory=memory, drafting=draft
+            )
+        )
     gathered = {
         rank: msgspec.json.decode(data, type=list[HostCosts])
         for rank, data in group.gather_bytes(msgspec.json.encode(own)).items()
@@ -121,6 +131,30 @@ def probe_cluster(
         how = "as measured before" if is_known else f"measured in {time.perf_counter() - begin:.1f} s"
         logger.info("costs of %d machine%s: %s", len(machines), "s" * (len(machines) > 1), how)
     return Cluster(machines=machines, links=links)
+
+
+def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: LayerConfig | None) -> DraftBytes:
+    """Bytes of an MTP layer on this rank, and on rank 0 of a draft model.
+
+    Args:
+        layout: of the model without MTP layer, on the ranks that measure together with this one.
+        mtp: this layer; None without.
+
+    Raises:
+        UserError: the draft model is nowhere, or cannot draft for this model.
+    """
+    numbers: dict[str, int] = {}
+    if mtp is not None:
+        config = dataclasses.replace(layout.config, mtp=mtp)
+        meta = dataclasses.replace(layout, config=config, _meta={}).meta(layout.topology.place(group.rank))
+        numbers = {"last": meta.mtp_bytes, "last_kv": meta.mtp_bytes_per_token}
+    speculation = options.scheduler.speculative_config
+    if speculation is not None and speculation.model and group.rank == 0:
+        own = draft_options(options, speculation.model, layout)
+        draft = plan_draft_model(own, group.environment.model_dir, layout, group.everyone)[1]
+        place = draft.topology.place(0)
+        numbers |= {"first": draft.weight_bytes(place), "first_kv": draft.meta(place).bytes_per_token}
+    return DraftBytes(**numbers)
 
 
 def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) -> list[PairLink]:

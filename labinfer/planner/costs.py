@@ -107,6 +107,19 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
             _check_number(number, f"chunk of {name}")
 
 
+class DraftBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on a rank of what drafts with weights, beside its share of the model; none of a draft model that is not there."""
+
+    first: int = 0
+    """Weights of a draft model, which rank 0 holds on the first stage."""
+    first_kv: int = 0
+    """KV cache of a token in it."""
+    last: int = 0
+    """Weights of an MTP layer, on the last stage, without the embedding."""
+    last_kv: int = 0
+    """KV cache of a token in it."""
+
+
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of one stage of a model on one kind of host: tp_size ranks, in one dtype and quantization.
 
@@ -124,7 +137,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Bytes that are free for each rank before it loads anything."""
+    """Bytes that are free for each rank before it loads anything, less those of captured steps."""
     layers: list[str]
     """Kind of each layer of the whole model, in order."""
     last_cut: int | None = None
@@ -157,6 +170,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the model's last layer saves in a step with chunks, by rows of which no token is sampled: it computes them no
     further than their keys and values."""
     overheads: Overheads = Overheads()
+    drafting: DraftBytes = DraftBytes()
     measured: bool = True
     """Whether all of this was measured, not estimated; of the overheads it says nothing."""
 
@@ -213,7 +227,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:
         """Bytes of a stage's weights on a rank; for ``layers`` see ``step_seconds``."""
         total = sum(count * self.layer_bytes[kind] for kind, count in layers.items())
-        total += self.embedding_bytes * is_first + self.head_bytes * is_last
+        total += (self.embedding_bytes + self.drafting.first) * is_first + (self.head_bytes + self.drafting.last) * is_last
+        if self.drafting.last and is_last and not (is_first or self.shared_bytes):
+            total += self.embedding_bytes  # of the tokens that the MTP layer goes on from, which no head of its own has
         return total - self.shared_bytes * (is_first and is_last)
 
     def check(self) -> None:
@@ -248,9 +264,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         }
         for field in ("layer_bytes", "kv_bytes", "state_bytes"):
             numbers |= {f"{field} of {kind!r}": number for kind, number in getattr(self, field).items()}
-        numbers |= {
-            f"{field} of the overheads": number for field, number in msgspec.structs.asdict(self.overheads).items()
-        }
+        for name, part in (("overheads", self.overheads), ("drafting", self.drafting)):
+            numbers |= {f"{field} of the {name}": number for field, number in msgspec.structs.asdict(part).items()}
         for field, number in numbers.items():
             _check_number(number, f"{field} in the {owner}")
         if self.tp_size < 1:

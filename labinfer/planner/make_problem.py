@@ -71,21 +71,18 @@ def make_problem(
     )
 
 
-def refuse_drafters(options: EngineOptions, flag: str) -> None:
-    """Refuse what drafts with weights, which costs do not have.
+def refuse_drafters(options: EngineOptions) -> None:
+    """Refuse what drafts with weights, whose bytes are not in files of costs.
 
     Raises:
-        UserError: a draft model or the model's MTP layer is to draft; it names ``flag``.
+        UserError: a draft model or the model's MTP layer is to draft.
     """
-    if (speculation := options.scheduler.speculative_config) and speculation.model:
+    speculation = options.scheduler.speculative_config
+    if speculation is not None and (speculation.model or options.scheduler.has_mtp):
+        what = f"the draft model {speculation.model}" if speculation.model else "the MTP layer"
         raise UserError(
-            f"{flag} does not count the memory and the time of the draft model {speculation.model}; plan without it, and "
-            "leave the first machine room for it, or give --layers"
-        )
-    if options.scheduler.has_mtp:
-        raise UserError(
-            f"{flag} does not count the memory and the time of the MTP layer; plan without it, and leave the last machine room "
-            "for it, or give --layers"
+            f"files of --cluster do not have the memory of {what}; plan in a launch on the machines themselves, which counts it, or "
+            "leave out --speculative-config"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from labinfer.planner.costs import HostCosts, LayerCosts, Points
+from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.overheads import Overheads
 
 SECONDS = ("head", "embed", "all_reduce")
@@ -28,6 +28,7 @@ def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
     changes |= {name: max(getattr(costs, name) for costs in ranks) for name in BYTES}
     changes |= {name: most_by_kind(name) for name in BYTES_BY_KIND}
     overheads = {name: max(getattr(costs.overheads, name) for costs in ranks) for name in Overheads.__struct_fields__}
+    drafting = {name: max(getattr(costs.drafting, name) for costs in ranks) for name in DraftBytes.__struct_fields__}
     return msgspec.structs.replace(
         ranks[0],
         **changes,
@@ -37,6 +38,7 @@ def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
         layer_kinds={kind: _merge_layers([c.layer_kinds[kind] for c in ranks]) for kind in ranks[0].layer_kinds},
         skipped=merge_points([costs.skipped for costs in ranks], min),
         overheads=Overheads(**overheads),
+        drafting=DraftBytes(**drafting),
         measured=all(costs.measured for costs in ranks),
     )
 

@@ -110,7 +110,7 @@ def test_machines_that_measure_are_planned_for(jobs, tmp_path):
     saved, flags = tmp_path / "saved.json", ["--model", jobs.model, "--threads", 1]
     cases = {
         "plan": ["plan", "--auto", *flags, "--save", saved],
-        "auto": [*jobs.flags("auto"), "--layout", "auto"],
+        "auto": [*jobs.flags("auto"), "--layout", "auto", "--speculative-config", json.dumps({"model": jobs.model})],
         "saved": [*jobs.flags("saved"), "--layout", saved],
         "layers": ["plan", "--auto", *flags, "--layers", "2,2"],
         "link": ["plan", "--auto", *flags, "--link", "1gbit,1ms"],

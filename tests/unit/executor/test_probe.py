@@ -25,7 +25,7 @@ from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config
 from labinfer.planner.cluster import Cluster, Link, PairLink
-from labinfer.planner.costs import HostCosts, LayerCosts, Points
+from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.step_shape import StepShape
 from labinfer.spmd.environment import detect
 from labinfer.spmd.machine import describe_rank
@@ -55,7 +55,10 @@ def probed(request, tmp_path_factory):
         patch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
         cluster = probe_cluster(group, options)
         texts: list[str] = []
-        again = probe_cluster(group, options, texts.append, for_plan=True)
+        drafting = EngineOptions.from_flat(
+            {"model": str(directory), "autotune": False, "speculative_config": {"model": str(directory)}}
+        )
+        again = probe_cluster(group, drafting, texts.append, for_plan=True)
     config = load_config(directory)
     return Probed(directory, cluster, again, texts, config, make_layout(options, config, group.everyone), group)
 
@@ -103,6 +106,25 @@ def test_bytes_are_those_of_the_loaded_model(probed):
     assert sum(costs.kv_bytes[kind] for kind in costs.layers) == meta.bytes_per_token
     assert sum(costs.state_bytes[kind] for kind in costs.layers) == meta.bytes_per_sequence
     assert costs.hidden_bytes == config.hidden_size * layout.dtypes[0].itemsize
+
+
+def test_bytes_of_a_draft_model_and_of_an_mtp_layer_are_told(probed):
+    (without,), (own,) = (cluster.machines[0].costs for cluster in (probed.cluster, probed.again))
+    meta = probed.layout.meta(probed.layout.topology.place(0))
+    assert without.drafting == DraftBytes()
+    assert own.drafting == DraftBytes(first=meta.weight_bytes, first_kv=meta.bytes_per_token)
+    config = load_config(probed.directory, with_mtp=True)
+    if config.mtp is None:
+        return
+    options = EngineOptions.from_flat({"model": str(probed.directory), "pipeline_parallel_size": 2})
+    everyone = [msgspec.structs.replace(probed.group.everyone[0], rank=rank) for rank in range(2)]
+    layout = make_layout(options, config, everyone)
+    last, begin = layout.meta(layout.topology.place(1)), layout.topology.layers[1][0]
+    drafting = probe._draft_bytes(probed.group, options, probed.layout, config.mtp)
+    costs, layers = msgspec.structs.replace(without, drafting=drafting), without.count_layers(begin, config.num_layers)
+    expected = costs.weight_bytes(layers, is_first=False, is_last=True)
+    assert last.weight_bytes == pytest.approx(expected, abs=4 * config.hidden_size)
+    assert drafting.last_kv == last.mtp_bytes_per_token > 0
 
 
 def test_last_layer_is_measured_with_the_rows_that_are_sampled(probed):

@@ -7,7 +7,9 @@ import pytest
 
 from labinfer.errors import UserError
 from labinfer.plan import BatchEntry, BatchPlan
-from labinfer.planner.costs import HostCosts, LayerCosts, Points
+from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
+from labinfer.planner.merge_costs import merge_ranks
+from labinfer.planner.objective import Limits, block_room
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
@@ -105,9 +107,27 @@ def test_sums_of_tensor_parallel_ranks_are_two_a_layer_by_their_bytes():
     assert host.layer_seconds("dense", shape) == pytest.approx(HOST.layer_seconds("dense", shape) + 2 * 2e-3)
 
 
+def test_draft_model_is_held_on_the_first_stage_and_an_mtp_layer_on_the_last():
+    costs = msgspec.structs.replace(HOST, drafting=DraftBytes(first=1000, first_kv=5, last=7000, last_kv=6))
+    limits, kv_bytes = Limits(max_model_len=1024, block_size=16), {}
+    added = {(True, False): 1000, (False, True): 7000 + 50, (True, True): 8000, (False, False): 0}  # 50 for the embedding
+    for ends, expected in added.items():
+        kwargs = dict(zip(("is_first", "is_last"), ends, strict=True))
+        before, after = (each.weight_bytes({"dense": 2}, **kwargs) for each in (HOST, costs))
+        assert after - before == expected
+        rooms = [block_room(each, {"dense": 2}, limits, **kwargs)[0] for each in (HOST, costs)]
+        kv_bytes[ends] = (rooms[1].block_bytes - rooms[0].block_bytes) / 16
+        assert rooms[0].num_bytes - rooms[1].num_bytes == expected
+    assert list(kv_bytes.values()) == [5, 6, 11, 0]
+    tied = msgspec.structs.replace(costs, shared_bytes=50)
+    assert tied.weight_bytes({"dense": 2}, is_first=False, is_last=True) == 200 + 60 + 7000
+    assert merge_ranks([HOST, costs]).drafting == costs.drafting
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"drafting": DraftBytes(last=-1)}, "last of the drafting in the costs of node has -1"),
         ({"fixed": -1.0}, "fixed in the costs of node has -1"),
         ({"memory": -1}, "memory in the costs of node has -1"),
         ({"fixed": float("nan")}, "has nan"),
