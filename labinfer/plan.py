@@ -6,6 +6,7 @@ keeps the same picture of the running sequences, because every rank sees the sam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -143,6 +144,19 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     @property
     def num_samples(self) -> int:
         return sum(entry.num_samples for entry in self.entries)
+
+
+def count_right(drafted: Sequence[int], sampled: Sequence[int]) -> int:
+    """Drafted tokens that were sampled, too, up to the first other one.
+
+    A draw depends on nothing but the tokens before it, its position and the seed: so what is sampled behind right ones is right, too.
+    """
+    num_right = 0
+    for draft, token in zip(drafted, sampled, strict=False):
+        if draft != token:
+            break
+        num_right += 1
+    return num_right
 
 
 class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):

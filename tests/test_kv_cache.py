@@ -11,8 +11,10 @@ from labinfer import LLM, SamplingParams
 from labinfer.errors import UserError
 from labinfer.layers.attention import key_value_spec
 from labinfer.layers.rope import RopeConfig, RotaryTable
+from labinfer.layout import kv_capacity
 from labinfer.plan import CacheMove
 from labinfer.worker.kv_cache import KVCacheManager
+from labinfer.worker.model_runner import CAPTURED_BYTES
 
 BLOCK = 4
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
@@ -26,6 +28,20 @@ def checkpoint(request, tmp_path_factory):
 
 
 # Blocks on a rank.
+
+
+def test_captured_steps_are_left_room_beside_the_blocks(checkpoint, monkeypatch):
+    for room in (0, 1 << 20):
+        monkeypatch.setattr(kv_capacity, "free_memory", lambda device, room=room: CAPTURED_BYTES + room)
+        options = {"memory_utilization": 1.0, "block_size": BLOCK, "autotune": False, "weight_cache_size": 0.0}
+        if not room:
+            with pytest.raises(UserError, match="no room for KV cache"):
+                LLM(str(checkpoint), **options)
+            continue
+        with LLM(str(checkpoint), **options) as llm:
+            useful = llm.layout.useful_blocks(llm.options.scheduler.max_num_seqs, BLOCK)
+            assert llm.capacity.num_blocks == room // llm.layout.block_bytes(llm.place, BLOCK) < useful
+            assert llm.capacity.captured_bytes == CAPTURED_BYTES
 
 
 def make_cache(dtype: torch.dtype, block: int) -> tuple[KVCacheManager, RotaryTable, list[torch.Tensor]]:

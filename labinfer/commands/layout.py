@@ -10,7 +10,7 @@ import torch
 from labinfer.cache_capacity import BlockCounts, BlockRoom, WindowNeeds, count_blocks, states_that_fit
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
-from labinfer.executor.build import find_model
+from labinfer.executor.build import check_mtp, find_model
 from labinfer.executor.draft_model import plan_draft_model
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.draft_layout import draft_options
@@ -20,6 +20,7 @@ from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.options import PlanOptions
 from labinfer.spmd.machine import RankInfo, free_memory
+from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.worker.model_runner import CAPTURED_BYTES
 
 HEADER = (
@@ -42,7 +43,7 @@ def run(session: Session, own: PlanOptions) -> int:
 
         return run_here(session, own)
     group, status = session.join(), ExitStatus.OK
-    _, config = find_model(group, session.options)
+    directory, config = find_model(group, session.options)
     everyone = group.everyone
     parallel = session.options.parallel
     if group.size == 1:
@@ -53,6 +54,8 @@ def run(session: Session, own: PlanOptions) -> int:
         numbers = range(max(named) + 1 if parallel.ranks else world_size)
         everyone = [msgspec.structs.replace(group.everyone[0], rank=rank, local_rank=rank) for rank in numbers]
     with group.together():
+        if config.mtp is not None:
+            check_mtp(session.options, config, directory, open_checkpoint(directory).names)
         layout = make_layout(session.options, config, everyone)
         draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
         on_rank0 = None if layout.draft_devices else draft
@@ -62,7 +65,9 @@ def run(session: Session, own: PlanOptions) -> int:
             free = _gather_free(group, layout)
         if group.rank == 0:
             of_rank = {
-                rank: RankBytes.make(session, layout, everyone, rank, free[rank], on_rank0 if rank == 0 else None)
+                rank: RankBytes.make(
+                    session, layout, everyone, rank, free=free[rank], draft=on_rank0 if rank == 0 else None
+                )
                 for rank in layout.devices
             }
             rooms = [_estimate_room(session, layout, rank, own) for rank, own in of_rank.items()]
@@ -177,9 +182,10 @@ class RankBytes:
 
     @classmethod
     def make(
-        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, free: int, draft: Layout | None
+        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout | None
     ) -> RankBytes:
-        """
+        """The bytes of one rank of a layout.
+
         Args:
             free: bytes of its device, which others may share.
             draft: the layout of a draft model that the rank holds, too.

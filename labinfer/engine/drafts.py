@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from functools import lru_cache
 
 from labinfer.engine.block_tables import BlockTables
-from labinfer.engine.brought_drafts import BroughtDrafts
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.round_overheads import RoundOverheads
@@ -67,8 +66,8 @@ class Drafts:
         self._chooses_lengths = chooses_lengths and draft_time is not None
         self._asked_before: set[Sequence] = set()  # those that the proposer knows
         self._token_seconds = 0.0  # of the last step with drafts, if it had had none
-        self._overheads = RoundOverheads(num_plain=2 if self._is_asked_ahead else 1)
-        self._last_result: float | None = None  # when the last step came back; None where the engine had nothing to do since
+        self._overheads = RoundOverheads(num_plain=2 if self._uses_mtp else 1)
+        self._last_result: float | None = None  # when a step came back; None where there was nothing to do since
         self._seconds_since = 0.0  # of the proposer since then
 
     def extend(
@@ -94,7 +93,7 @@ class Drafts:
             return
         num_decodes = len(decodes)
         limits = {seq: limit for seq in decodes if (limit := self._limit(seq, room, self._max_chunk - chosen[seq])) > 0}
-        if not self._is_asked_ahead:
+        if not self._uses_mtp:
             limits = self._choose(limits, num_decodes, num_micro_batches)
         if not limits:
             return
@@ -130,7 +129,7 @@ class Drafts:
             room: tokens that the step has room for.
             count: micro-batches on their way.
         """
-        if self.proposer is None or not self.continuous or self._is_asked_ahead or self._tables.states is not None:
+        if self.proposer is None or not self.continuous or self._uses_mtp or self._tables.states is not None:
             return
         limits = {
             sequence: limit
@@ -188,8 +187,8 @@ class Drafts:
         self.counts["drafted"] += num_drafted
         return num_drafted, draft_seconds
 
-    def ask(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
-        """Have the MTP layer guess, where there is one, what follows the tokens that this step brings.
+    def plan_mtp(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
+        """Have the MTP layer draft, where there is one, what follows the tokens that this step brings.
 
         It keeps keys and values of its own guesses but the last: for them blocks are taken, as far as there are free ones.
 
@@ -197,23 +196,23 @@ class Drafts:
             chosen: tokens to run by sequence.
             num_micro_batches: see ``extend``.
         """
-        if not self._is_asked_ahead:
+        if not self._uses_mtp:
             return
         sampled = [sequence for sequence in chosen if sequence.num_unscheduled == 0 and not sequence.request.pooling]
-        limits = {sequence: limit for sequence in sampled if (limit := self._limit_ahead(sequence)) > 0}
+        limits = {sequence: limit for sequence in sampled if (limit := self._limit_mtp(sequence)) > 0}
         limits = self._choose(limits, len(sampled), num_micro_batches)
         for sequence, limit in limits.items():
-            sequence.num_asked = limit
+            sequence.num_mtp_drafts = limit
             if limit > 1 and not self._tables.reserve(sequence.cache, limit - 1):
                 room = len(sequence.cache.blocks) * self._tables.blocks.block_size - sequence.cache.num_tokens
-                sequence.num_asked = min(limit, 1 + room)
+                sequence.num_mtp_drafts = min(limit, 1 + room)
 
     @property
-    def _is_asked_ahead(self) -> bool:
+    def _uses_mtp(self) -> bool:
         """Whether drafts come with the tokens of the step before the one that verifies them."""
-        return isinstance(self.proposer, BroughtDrafts)
+        return getattr(self.proposer, "drafts_with_samples", False)
 
-    def _limit_ahead(self, sequence: Sequence) -> int:
+    def _limit_mtp(self, sequence: Sequence) -> int:
         """Tokens that may be drafted for a sequence in the next step, if all of this one are right."""
         if not sequence.may_draft:
             return 0
@@ -269,7 +268,7 @@ class Drafts:
         self._overheads.add(num_decodes, num_drafted, seconds - expected)
 
     def rest(self) -> None:
-        """Take the time until the next step comes back for no round's: there is nothing to do."""
+        """Forget when the last step came back: there is nothing to do, and idle time is no round's."""
         self._last_result = None
 
     def _take_blocks(self, sequence: Sequence, count: int, num_chosen: int) -> bool:

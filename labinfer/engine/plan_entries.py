@@ -40,10 +40,10 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         num_samples=num_samples,
         masks=sequence.masks[-num_samples:] if num_samples and sequence.guide is not None else (),
         is_decode=num_samples == count and begin >= sequence.num_prompt_tokens,
-        num_drafts=sequence.num_asked,
+        num_drafts=sequence.num_mtp_drafts,
     )
     sequence.num_in_flight += 1
-    sequence.num_asked = 0
+    sequence.num_mtp_drafts = 0
     sequence.num_told, cache.num_known = num_told, len(cache.blocks)
     windowed.num_known = len(windowed.blocks)
     return entry

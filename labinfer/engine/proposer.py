@@ -12,7 +12,7 @@ class Proposer(Protocol):
 
     A guess costs time if it is wrong, and never changes an answer: a drafted token counts only where the same one is
     sampled. Tokens that are drafted and on their way are among the sequence's, as if they were right (``Sequence.num_assumed``): they
-    may be other ones at the next call.
+    may be other ones at the next call. One that only hands on what came with the sampled tokens has ``drafts_with_samples = True``.
     """
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from labinfer.engine.brought_drafts import BroughtDrafts
 from labinfer.engine.facts import EngineFacts
+from labinfer.engine.mtp_proposer import MTPProposer
 from labinfer.engine.ngram_proposer import NgramProposer
 from labinfer.engine.proposer import Proposer
 from labinfer.errors import UserError
@@ -19,7 +19,7 @@ MakeProposer = Callable[[SpeculativeOptions, EngineFacts], Proposer]
 
 PROPOSERS: dict[str, MakeProposer] = {
     NGRAM: lambda options, facts: NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max),
-    MTP: lambda options, facts: BroughtDrafts(),
+    MTP: lambda options, facts: MTPProposer(),
 }
 OWN_FUNCTION = "make_proposer"
 """Name of a ``MakeProposer`` in a file of the user's own."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from labinfer.config import SchedulerOptions
-from labinfer.engine.beam_search import BeamGroup
+from labinfer.engine.beam_forks import BeamForks
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.drafts import Drafts
 from labinfer.engine.micro_batches import MicroBatchCount
@@ -70,6 +70,7 @@ class Scheduler:
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
         self._queues = RequestQueues(ORDERS[options.scheduling_policy], options.max_num_seqs, clock)
+        self._beam_forks = BeamForks(tables, self._queues, self._withdraw)
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
         self.next_step_id = 0
@@ -155,10 +156,11 @@ class Scheduler:
             elif sequence.beams is not None:
                 group = sequence.beams
                 if brought.token_ids and group.take(sequence, brought.logprobs[0].top):
-                    self._advance_beams(group)
+                    if not self._beam_forks.advance(group):
+                        self.finish(group.members[0], FinishReason.STOP)
                     advanced.append(group.members[0])
             elif brought.token_ids:
-                sequence.brought_draft = brought.draft
+                sequence.mtp_draft = brought.draft
                 places = sequence.draft_places
                 reason, num_right = sequence.extend(brought.token_ids, brought.logprobs, self.eos_token_ids)
                 self.drafts.settle(sequence, places, num_right)
@@ -243,7 +245,7 @@ class Scheduler:
                 eos_token_ids=self.eos_token_ids,
                 count=len(self.in_flight),
             )
-        self.drafts.ask(chosen, num_micro_batches)
+        self.drafts.plan_mtp(chosen, num_micro_batches)
         return chosen
 
     def _load(self, num_decoding: int, prefilling: list[Sequence]) -> Load:
@@ -388,37 +390,3 @@ class Scheduler:
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)
             sequence.started = False
-
-    def _advance_beams(self, group: BeamGroup) -> None:
-        """Each beam goes on with its best child; its others take the place of beams without any, sharing its blocks."""
-        children = group.advance()
-        if not children:
-            self.finish(group.members[0], FinishReason.STOP)
-            return
-        next_of, forks = {}, []
-        for child in children:
-            if child.parent in next_of:
-                forks.append(child)
-            else:
-                next_of[child.parent] = child
-        parents, free = list(next_of), [index for index in range(len(group.members)) if index not in next_of]
-        self._tables.keep([group.members[index].cache for index in parents], [m.cache for m in group.members])
-        for index in free:
-            self._withdraw(group.members[index])
-        for index, child in zip(free, forks, strict=False):
-            next_of[index] = child
-            self._fork(group.members[child.parent], group.members[index], child.token)
-        for index in parents:
-            group.members[index].token_ids.append(next_of[index].token)
-        group.scores = {index: child.score for index, child in next_of.items()}
-
-    def _fork(self, parent: Sequence, member: Sequence, token: int) -> None:
-        """``member`` becomes what ``parent`` is, with another next token."""
-        member.token_ids = [*parent.token_ids, token]
-        has_blocks = parent in self.running  # it may have been preempted meanwhile
-        shared = parent.cache.num_tokens if has_blocks and self._tables.can_share() else 0
-        self._tables.share(parent.cache, member.cache, shared)
-        if shared:
-            self._queues.run(member)
-        else:
-            self._queues.wait(member)

@@ -11,7 +11,7 @@ from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.plan import EntryResult, TokenLogprobs, TokenSampling
+from labinfer.plan import EntryResult, TokenLogprobs, TokenSampling, count_right
 from labinfer.sampling_params import MAX_SEED, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -51,10 +51,10 @@ class Sequence:
     """The last so many of ``token_ids`` are only taken to be right, see ``ahead``."""
     num_stale: int = 0
     """Micro-batches on their way, the oldest ones, whose tokens do not count: they run a token that proved wrong."""
-    num_asked: int = 0
-    """Tokens that an MTP layer is to guess with the step that is being composed."""
-    brought_draft: tuple[int, ...] = ()
-    """Tokens that it guessed to come behind ``token_ids``."""
+    num_mtp_drafts: int = 0
+    """Tokens that an MTP layer is to draft with the step that is being composed."""
+    mtp_draft: tuple[int, ...] = ()
+    """Tokens that it drafted to come behind ``token_ids``."""
     num_drafted: int = 0
     """Tokens that were drafted since the last update, and verified."""
     num_accepted: int = 0
@@ -195,20 +195,20 @@ class Sequence:
     ) -> tuple[FinishReason | None, int]:
         """Append what a chunk sampled: the next token, then one behind each drafted token.
 
-        A draw depends on nothing but the tokens before it, its position and the seed. So as long as the drafted tokens are
-        the ones that were sampled, those behind them are right, too; the first that differs is the last that counts, as is
-        one that ends the answer. Chunks that follow on their way begin with a guess of this one's last token: they count as long as
-        nothing differs. Returns why the answer ends, if it does, and how many drafted tokens were right.
+        As long as the drafted tokens are the ones that were sampled, those behind them are right, too (``count_right``); the first
+        that differs is the last that counts, as is one that ends the answer. Chunks that follow on their way begin with a guess of
+        this one's last token: they count as long as nothing differs. Returns why the answer ends, if it does, and how many drafted
+        tokens were right.
         """
         if not self.draft:
             self.logprobs += logprobs
             return self._append(token_ids[0], eos_token_ids), 0
-        draft, num_right, reason = self.draft, 0, None
-        for token in token_ids:
+        draft, num_right, reason = self.draft, count_right(self.draft, token_ids), None
+        for index, token in enumerate(token_ids[: num_right + 1]):
             reason = self._append(token, eos_token_ids)
-            if reason is not None or num_right == len(draft) or token != draft[num_right]:
+            if reason is not None:
+                num_right = index
                 break
-            num_right += 1
         self.num_told += num_right
         self.logprobs += logprobs[: num_right + 1]
         self._draft_masks = ()

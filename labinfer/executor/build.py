@@ -100,10 +100,7 @@ def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelCon
     with group.together():
         directory = resolve_model(options.model.model, model_dir, may_download=False)
         config = load_config(directory, with_mtp=options.scheduler.has_mtp)
-        if options.scheduler.has_mtp and not has_mtp(config, open_checkpoint(directory).names):
-            raise UserError(
-                f"{FLAG}: {directory} has no MTP layer that could draft; choose another method, such as ngram, or another model"
-            )
+        check_mtp(options, config, directory)
     digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
     with group.together():
         if digests[group.rank] != digests[0]:
@@ -182,6 +179,7 @@ def build_placed(
 
     with group.together():
         checkpoint = open_checkpoint(directory)
+        check_mtp(options, config, directory, checkpoint.names)
         cache = WeightCache.from_home(options.cache.weight_cache_size)
         if is_whole and group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
@@ -253,7 +251,7 @@ def build_placed(
         draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
     capture = next(filter(None, (provider.capture() for provider in providers)), None)
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
-    capacity = agree_on_blocks(group, options, layout, place, draft_room, captured_bytes)
+    capacity = agree_on_blocks(group, options, layout, place, draft=draft_room, captured_bytes=captured_bytes)
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
             "the context is cut from %d to %d tokens: that is all the KV cache holds",
@@ -329,12 +327,27 @@ def build_placed(
     )
 
 
-def has_mtp(config: ModelConfig, tensors: Collection[str]) -> bool:
-    """Whether a checkpoint with tensors of these names has an MTP layer that its family knows."""
-    if config.mtp is None:
-        return False
-    projection = model_class(config).names.with_mtp(config.num_layers).resolve(tensors).stored("mtp.fc")
-    return any(name.startswith(f"{projection}.") for name in tensors)
+def check_mtp(
+    options: EngineOptions, config: ModelConfig, directory: Path, tensors: Collection[str] | None = None
+) -> None:
+    """Check that there is an MTP layer, if one is to draft.
+
+    Args:
+        tensors: names of those of the checkpoint; None while it is not open.
+
+    Raises:
+        UserError: the model's family knows of none, or the checkpoint has none.
+    """
+    if not options.scheduler.has_mtp:
+        return
+    has_layer = config.mtp is not None
+    if has_layer and tensors is not None:
+        projection = model_class(config).names.with_mtp(config.num_layers).resolve(tensors).stored("mtp.fc")
+        has_layer = any(name.startswith(f"{projection}.") for name in tensors)
+    if not has_layer:
+        raise UserError(
+            f"{FLAG}: {directory} has no MTP layer that could draft; choose another method, such as ngram, or another model"
+        )
 
 
 def has_compiled_preview(context: StageContext) -> bool:

@@ -128,7 +128,7 @@ class RankRoom:
 
 
 def agree_on_blocks(
-    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, draft: DraftRoom, captured_bytes: int = 0
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, *, draft: DraftRoom, captured_bytes: int
 ) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.
 

@@ -74,7 +74,10 @@ def block_room(
     room = int(free * limits.memory_utilization)
     per_state = math.ceil(sum(count * costs.state_bytes.get(kind, 0) for kind, count in layers.items()))
     states = states_that_fit(room, per_state, limits.max_num_seqs) if room >= 0 else 0
-    block_bytes = [float(limits.block_size * (costs.drafting.first_kv * is_first + costs.drafting.last_kv * is_last)), 0.0]
+    block_bytes = [
+        float(limits.block_size * (costs.drafting.first_kv * is_first + costs.drafting.last_kv * is_last)),
+        0.0,
+    ]
     for kind, count in layers.items():
         block_bytes[costs.layer_kinds[kind].window > 0] += limits.block_size * count * costs.kv_bytes[kind]
     whole = math.ceil(sum(block_bytes))

@@ -12,7 +12,7 @@ from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
 from labinfer.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.plan import BatchEntry, BatchPlan
+from labinfer.plan import BatchPlan, count_right
 from labinfer.worker.logits_processors.registry import SampledRow
 from labinfer.worker.sampler import Sampler
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, kw_only=True)
-class Draft:
+class MTPDraft:
     """The tokens that are being guessed for a sequence."""
 
     row: int
@@ -91,7 +91,7 @@ class MTPDrafter:
         batch: ModelInputBatch,
         sequences: Mapping[int, SequenceState],
         token_ids: list[int],
-    ) -> tuple[list[int], dict[int, Draft]]:
+    ) -> tuple[list[int], dict[int, MTPDraft]]:
         """For each row the token behind it; and by entry the drafts that are asked for."""
         samples, next_tokens, drafts = iter(token_ids), [], {}
         for index, entry in enumerate(plan.entries):
@@ -100,9 +100,9 @@ class MTPDrafter:
             behind = state.token_ids[entry.begin + 1 : first + 1] + sampled
             next_tokens += behind + [0] * (entry.num_tokens - len(behind))
             if entry.num_drafts:
-                num_wrong = _num_wrong(entry, state.token_ids[first + 1 :], sampled)
+                num_wrong = entry.num_samples - 1 - count_right(state.token_ids[first + 1 :], sampled)
                 end = entry.begin + entry.num_tokens - num_wrong
-                drafts[index] = Draft(
+                drafts[index] = MTPDraft(
                     row=batch.attention.row_ptr[index + 1] - 1 - num_wrong,
                     context_len=batch.attention.context_lens[index] - num_wrong,
                     count=entry.num_drafts,
@@ -111,7 +111,7 @@ class MTPDrafter:
                 )
         return next_tokens, drafts
 
-    def _choose(self, drafts: Sequence[Draft], hidden_RD: torch.Tensor) -> None:
+    def _choose(self, drafts: Sequence[MTPDraft], hidden_RD: torch.Tensor) -> None:
         """Add a token to each draft."""
         logits_RV, tokens = self._model.head_logits(hidden_RD), None
         if logits_RV is not None:
@@ -122,7 +122,7 @@ class MTPDrafter:
             draft.tokens.append(token)
             draft.token_ids.append(token)
 
-    def _run(self, drafts: Sequence[Draft], hidden_RD: torch.Tensor) -> torch.Tensor:
+    def _run(self, drafts: Sequence[MTPDraft], hidden_RD: torch.Tensor) -> torch.Tensor:
         """Run the layer on its own output and the tokens that were chosen with it, (R, D) → (R, D)."""
         positions = [draft.context_len + len(draft.tokens) - 1 for draft in drafts]
         size, attention = self._block_size, self._attention(drafts)
@@ -143,7 +143,7 @@ class MTPDrafter:
         )
         return self._model.draft(batch, hidden_RD, self._cache, OutputRows(rows_R, attention))
 
-    def _attention(self, drafts: Sequence[Draft]) -> AttentionBatch:
+    def _attention(self, drafts: Sequence[MTPDraft]) -> AttentionBatch:
         """One row of each."""
         lens = [draft.context_len + len(draft.tokens) for draft in drafts]
         tables = [draft.table(self._block_size) for draft in drafts]
@@ -151,11 +151,3 @@ class MTPDrafter:
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return int64_tensor(numbers, self._device)
-
-
-def _num_wrong(entry: BatchEntry, drafted: list[int], sampled: list[int]) -> int:
-    """Drafted tokens of an entry that were verified and are wrong, or stand behind a wrong one."""
-    num_right = 0
-    while num_right < len(drafted) and drafted[num_right] == sampled[num_right]:
-        num_right += 1
-    return entry.num_samples - 1 - num_right

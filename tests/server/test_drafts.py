@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from checkpoints import make_checkpoint
+from mtp_checkpoints import add_mtp
 from serving import Server, serving, wait_for
 
 SPECULATION = json.dumps({"model": "demo-draft", "num_speculative_tokens": 4})
@@ -29,6 +31,16 @@ class Client:
 
     def add(self, usage: dict) -> None:
         self.told.update(usage.get("completion_tokens_details") or {})
+
+    def check_metrics(self) -> None:
+        """They are what the usage of all answers told."""
+        accepted, rejected = (self.told[f"{kind}_prediction_tokens"] for kind in ("accepted", "rejected"))
+        expected = {"draft": accepted + rejected, "accepted": accepted}
+
+        def metrics() -> dict[str, float]:  # they come a moment after an answer
+            return {kind: self.server.metric(f"vllm:spec_decode_num_{kind}_tokens_total") for kind in expected}
+
+        wait_for(lambda: metrics() == expected, 10)
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +100,22 @@ def test_request_that_speculates_not_is_left_alone(client):
 def test_metrics_are_what_the_usage_of_all_answers_told(client):
     client.ask()
     client.ask(speculate=False)
-    accepted, rejected = (client.told[f"{kind}_prediction_tokens"] for kind in ("accepted", "rejected"))
-    expected = {"draft": accepted + rejected, "accepted": accepted}
+    client.check_metrics()
 
-    def metrics() -> dict[str, float]:  # they come a moment after an answer
-        return {kind: client.server.metric(f"vllm:spec_decode_num_{kind}_tokens_total") for kind in expected}
 
-    wait_for(lambda: metrics() == expected, 10)
+def test_mtp_layer_drafts_for_answers_that_are_the_same_without(tmp_path):
+    directory = make_checkpoint(tmp_path / "model", "qwen3.5")
+    add_mtp(directory, "qwen3.5", noise=0.3)
+    flags = ["--model", directory, "--dtype", "float32", "--num-kv-blocks", "256", "--threads", "1"]
+    config = json.dumps({"method": "mtp", "num_speculative_tokens": 3})
+    with serving(*flags, "--speculative-config", config) as server:
+        client, fields = Client(server), {"max_tokens": 40, "ignore_eos": True}
+        text, usage = client.ask(**fields)
+        details = usage["completion_tokens_details"]
+        assert 0 < details["accepted_prediction_tokens"] < usage["completion_tokens"] == 40
+        assert details["rejected_prediction_tokens"] > 0
+        assert client.ask(speculate=False, **fields)[0] == text
+        client.check_metrics()
 
 
 def test_speculate_is_a_yes_or_no(client):

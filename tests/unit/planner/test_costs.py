@@ -110,7 +110,12 @@ def test_sums_of_tensor_parallel_ranks_are_two_a_layer_by_their_bytes():
 def test_draft_model_is_held_on_the_first_stage_and_an_mtp_layer_on_the_last():
     costs = msgspec.structs.replace(HOST, drafting=DraftBytes(first=1000, first_kv=5, last=7000, last_kv=6))
     limits, kv_bytes = Limits(max_model_len=1024, block_size=16), {}
-    added = {(True, False): 1000, (False, True): 7000 + 50, (True, True): 8000, (False, False): 0}  # 50 for the embedding
+    added = {
+        (True, False): 1000,
+        (False, True): 7000 + 50,
+        (True, True): 8000,
+        (False, False): 0,
+    }  # 50 for the embedding
     for ends, expected in added.items():
         kwargs = dict(zip(("is_first", "is_last"), ends, strict=True))
         before, after = (each.weight_bytes({"dense": 2}, **kwargs) for each in (HOST, costs))

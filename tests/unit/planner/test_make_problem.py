@@ -8,7 +8,7 @@ from random_clusters import LAN, make_costs
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Machine
-from labinfer.planner.make_problem import make_problem
+from labinfer.planner.make_problem import make_problem, refuse_drafters
 
 FORMS = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")]
 
@@ -55,6 +55,16 @@ def test_form_that_was_not_probed_is_refused_in_one_line(forms, options, text):
     with pytest.raises(UserError, match=text) as error:
         make_problem(make_mixed(*forms), EngineOptions.from_flat(options))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [({"model": "demo-draft"}, "of the draft model demo-draft"), ({"method": "mtp"}, "of the MTP layer")],
+)
+def test_what_drafts_with_weights_is_refused_with_files_of_costs(config, text):
+    refuse_drafters(EngineOptions.from_flat({"speculative_config": {"method": "ngram"}}))
+    with pytest.raises(UserError, match=text):
+        refuse_drafters(EngineOptions.from_flat({"speculative_config": config}))
 
 
 @pytest.mark.parametrize(("length", "prompt", "output"), [(4096, 512, 128), (640, 512, 128), (100, 80, 20), (2, 1, 1)])

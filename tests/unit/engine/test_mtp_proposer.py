@@ -9,8 +9,8 @@ import pytest
 from scheduler_bench import Bench
 from worker_model import WRONG_TOKEN, token_at
 
-from labinfer.engine.brought_drafts import BroughtDrafts
 from labinfer.engine.draft_lengths import PROBE_STEPS, PROBE_TOKENS
+from labinfer.engine.mtp_proposer import MTPProposer
 from labinfer.engine.request import FinishReason
 from labinfer.plan import BatchPlan, BatchResult
 from labinfer.rank_stats import StepTimes
@@ -30,7 +30,7 @@ class DraftingBench(Bench):
 
     def __init__(self, share: float, num_speculative_tokens: int = 0, **options):
         config = SpeculativeOptions(method=MTP, num_speculative_tokens=num_speculative_tokens)
-        super().__init__(proposer=BroughtDrafts(), speculative_config=config, **options)
+        super().__init__(proposer=MTPProposer(), speculative_config=config, **options)
         self._draw, self._share = random.Random(3), share
         self._run, self.worker.run = self.worker.run, self.run
 
