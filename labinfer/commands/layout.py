@@ -85,6 +85,8 @@ def run(session: Session, own: PlanOptions) -> int:
             notes = [REPLICATED] if replicated else []
             if blocks.num_window_blocks:
                 notes.append(describe_windows(needs.window, blocks.num_window_blocks, num_tokens, blocks.gain))
+            if captured := max(own.captured for own in of_rank.values()):
+                notes.append(f"beside all this up to {format_bytes(captured)} of a rank are left to captured steps")
             if layout.config.mtp is not None:
                 meta = layout.meta(layout.topology.places[-1])
                 notes.append(

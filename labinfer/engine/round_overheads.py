@@ -9,7 +9,7 @@ KEPT = 15
 LEAST = 3
 """Rounds before which nothing is said of their size."""
 PLAIN_EVERY = 64
-"""One in so many rounds with drafts has none, to be compared with …"""
+"""One in so many rounds with drafts has none, to be compared with, if none came about by itself …"""
 FIRST_PLAIN_EVERY = 4
 """… or in so many, as long as there is nothing to compare with."""
 FORGET_AFTER = 1024
@@ -60,7 +60,8 @@ class RoundOverheads:
         if asked % FORGET_AFTER == 0:
             self._forget(decodes)
         every = PLAIN_EVERY if (decodes, 0) in self._medians else FIRST_PLAIN_EVERY
-        return -asked % every < self._num_plain
+        is_due = asked - self._last_seen.get((decodes, 0), -every) >= every // 2
+        return is_due and -asked % every < self._num_plain
 
     def _forget(self, decodes: int) -> None:
         """Forget drafts of lengths that were not tried for long."""
