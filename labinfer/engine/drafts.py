@@ -69,6 +69,7 @@ class Drafts:
         self._overheads = RoundOverheads(num_plain=2 if self._uses_mtp else 1)
         self._last_result: float | None = None  # when a step came back; None where there was nothing to do since
         self._seconds_since = 0.0  # of the proposer since then
+        self._is_plain = False  # whether the last round is to have no drafts
 
     def extend(
         self,
@@ -130,6 +131,8 @@ class Drafts:
             count: micro-batches on their way.
         """
         if self.proposer is None or not self.continuous or self._uses_mtp or self._tables.states is not None:
+            return
+        if self._is_plain:  # it has nothing behind it either
             return
         limits = {
             sequence: limit
@@ -228,7 +231,8 @@ class Drafts:
         if not (limits and self._chooses_lengths):
             return limits
         in_round = num_micro_batches * num_decodes
-        if self._overheads.wants_plain(in_round):
+        self._is_plain = self._overheads.wants_plain(in_round)
+        if self._is_plain:
             return {}
         return self._lengths.choose(
             limits,

@@ -60,8 +60,9 @@ class RoundOverheads:
         if asked % FORGET_AFTER == 0:
             self._forget(decodes)
         every = PLAIN_EVERY if (decodes, 0) in self._medians else FIRST_PLAIN_EVERY
-        is_due = asked - self._last_seen.get((decodes, 0), -every) >= every // 2
-        return is_due and -asked % every < self._num_plain
+        if -asked % every >= self._num_plain or asked - self._last_seen.get((decodes, 0), -every) < every // 2:
+            return False
+        return any(size[0] == decodes and size[1] for size in self._last_seen)
 
     def _forget(self, decodes: int) -> None:
         """Forget drafts of lengths that were not tried for long."""
