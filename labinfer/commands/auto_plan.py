@@ -10,7 +10,7 @@ from labinfer.errors import ExitStatus, UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.option_fields import flag_name
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.make_problem import make_problem, refuse_drafters
+from labinfer.planner.make_problem import make_problem, refuse_draft_rank, refuse_drafters
 from labinfer.planner.options import PlanOptions
 from labinfer.planner.problem import Problem
 from labinfer.planner.report import PlanReport
@@ -45,6 +45,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
 
     group, options, file = session.join(), session.options, None
     with group.together():
+        refuse_draft_rank(options, "plan --auto")
         if group.rank == 0:
             file = _open_save(own)
     directory, config = find_model(group, options)

@@ -44,6 +44,11 @@ def choose_layout(
     is_auto = layout == AUTO_LAYOUT
     if not layout or (is_auto and group.size == 1):
         return dataclasses.replace(options, parallel=dataclasses.replace(options.parallel, layout=""))
+    if is_auto:
+        from labinfer.planner.make_problem import refuse_draft_rank
+
+        with group.together():
+            refuse_draft_rank(options, f"--layout {AUTO_LAYOUT}")
     from labinfer.executor.probe import probe_cluster
     from labinfer.executor.probe_layout import model_name
     from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options

@@ -16,6 +16,7 @@ from labinfer.layout.layout import Layout
 from labinfer.plan import DraftAnswer, DraftRequest, EndRun
 from labinfer.spmd.machine import free_memory
 from labinfer.weights.weight_cache import WeightCache
+from labinfer.worker.model_runner import CAPTURED_BYTES
 
 
 class RemoteLink:
@@ -99,6 +100,8 @@ def build_draft_rank(
         weight_cache=weight_cache,
     )
     free = free_memory(layout.draft_devices[group.rank]) // layout.sharing_device(group.rank, group.everyone)
+    capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    free -= CAPTURED_BYTES if capture is not None else 0
     room = int(free * options.cache.memory_utilization) - model.state_bytes
     num_blocks = options.cache.num_kv_blocks or room // model.block_bytes(size)
     if num_blocks * size < 2:
@@ -106,6 +109,5 @@ def build_draft_rank(
             f"the draft model {name} has no room for a KV cache ({free >> 20} MiB free for it); raise --memory-utilization or "
             "choose another draft_rank"
         )
-    capture = next(filter(None, (provider.capture() for provider in providers)), None)
     model.make_cache(num_blocks, size, options.scheduler.max_num_seqs, capture)
     return DraftRank(model, channel)

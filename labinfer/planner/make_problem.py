@@ -86,6 +86,20 @@ def refuse_drafters(options: EngineOptions) -> None:
         )
 
 
+def refuse_draft_rank(options: EngineOptions, flag: str) -> None:
+    """Refuse a draft model on a spare rank, which only a layout that is given leaves free.
+
+    Raises:
+        UserError: there is to be one; it names ``flag``.
+    """
+    speculation = options.scheduler.speculative_config
+    if speculation is not None and speculation.draft_rank:
+        raise UserError(
+            f"{flag} says which ranks are spare: draft_rank {speculation.draft_rank} of --speculative-config goes with --ranks; leave "
+            "one of them out"
+        )
+
+
 def no_room(problem: Problem) -> UserError:
     """The error of a question that has no answer."""
     return UserError(

@@ -8,7 +8,7 @@ from random_clusters import LAN, make_costs
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Machine
-from labinfer.planner.make_problem import make_problem, refuse_drafters
+from labinfer.planner.make_problem import make_problem, refuse_draft_rank, refuse_drafters
 
 FORMS = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")]
 
@@ -65,6 +65,14 @@ def test_what_drafts_with_weights_is_refused_with_files_of_costs(config, text):
     refuse_drafters(EngineOptions.from_flat({"speculative_config": {"method": "ngram"}}))
     with pytest.raises(UserError, match=text):
         refuse_drafters(EngineOptions.from_flat({"speculative_config": config}))
+
+
+def test_draft_rank_is_refused_where_a_plan_chooses_the_ranks():
+    refuse_draft_rank(EngineOptions.from_flat({"speculative_config": {"model": "demo-draft"}}), "--layout auto")
+    with pytest.raises(UserError, match="--layout auto says which ranks are spare: draft_rank 2"):
+        refuse_draft_rank(
+            EngineOptions.from_flat({"speculative_config": {"model": "demo-draft", "draft_rank": 2}}), "--layout auto"
+        )
 
 
 @pytest.mark.parametrize(("length", "prompt", "output"), [(4096, 512, 128), (640, 512, 128), (100, 80, 20), (2, 1, 1)])
