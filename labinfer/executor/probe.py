@@ -198,6 +198,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         results=None,
         machine=None,
         channel=ControlChannel(group.split(units), Command, WorkerStats),
+        drafts=None,
     )
     size, room = options.cache.block_size, _free_memory(group, layout) * CACHE_FRACTION
     tokens = min(CACHE_TOKENS, max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS))
