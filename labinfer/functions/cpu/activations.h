@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "vectors.h"
+#include "exponentials.h"
 
 namespace {
 

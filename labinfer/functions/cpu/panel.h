@@ -157,7 +157,7 @@ struct FloatKernel {
 #pragma GCC unroll 8
           for (int i = 0; i < TOGETHER; ++i) {
             const Stored* numbers = at + i * LANES * STEP;
-            wide[i] = Dtype::widen(STEP == 2 && REGISTERS == 16 ? again(numbers) : numbers, odd);
+            wide[i] = Dtype::widen(STEP == 2 && REGISTERS == 16 ? opaque(numbers) : numbers, odd);
           }
 #pragma GCC unroll 16
           for (int row = 0; row < COUNT; ++row) {

@@ -4,8 +4,8 @@
 #include <limits>
 #include <vector>
 
+#include "exponentials.h"
 #include "team.h"
-#include "vectors.h"
 
 namespace {
 

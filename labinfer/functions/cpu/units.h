@@ -1,6 +1,7 @@
 // The inner loops of attention: rows times 32 columns of keys or values, as the cache holds them.
 #pragma once
 
+#include "exponentials.h"
 #include "panel.h"
 
 namespace {
@@ -102,7 +103,7 @@ struct FmaUnits {
             for (int j = 0; j < TOGETHER; ++j) {
               int lane = (column + j) * LANES;
               const bf16* numbers = at[lane / UNIT] + from + lane % UNIT * 2;
-              lane_words both = load<lane_words>(REGISTERS == 16 ? again(numbers) : numbers);
+              lane_words both = load<lane_words>(REGISTERS == 16 ? opaque(numbers) : numbers);
               wide[j] = (lanes)(odd ? both & 0xffff0000 : both << 16);
             }
 #pragma GCC unroll 16
