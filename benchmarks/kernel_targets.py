@@ -3,7 +3,8 @@
     python benchmarks/kernel_targets.py [--targets own,x86-64-v3] [--threads 2]
 
 The matrix is that of gate and up of a model of 0.5B (9,728 x 896), as often as fits into 200 MB for few rows, so that it comes from
-memory. Kinds take turns; figures are medians of the rounds. "own" is what is compiled on a machine for its very processor.
+memory. Kinds take turns; figures are medians of the rounds. "own" is what is compiled on a machine for its very processor. Forms "by 32" are
+those of GGUF files, with a scale for each 32 inputs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from labinfer.functions.cpu import library  # noqa: E402
 from labinfer.functions.cpu.floats import CpuFunctions, has_dot  # noqa: E402
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings  # noqa: E402
 from labinfer.functions.cpu.quantized import CpuQuantized  # noqa: E402
+from labinfer.functions.packed_weight import QuantizedWeight  # noqa: E402
 from labinfer.native.targets import TARGETS  # noqa: E402
 
 OUTPUTS, INPUTS, GROUP = 9728, 896, 32
@@ -37,8 +39,18 @@ def products(compiled: library.Library) -> dict[str, tuple[Callable, Callable]]:
     return {
         "bfloat16": (dense.pack_weight, dense.linear),
         "int8": (quantized.quantize_int8, quantized.linear),
-        "int4": (lambda weight: quantized.quantize_int4(weight, GROUP), quantized.linear),
+        "int8 by 32": (lambda _: random_codes(quantized, 8), quantized.linear),
+        "int5 by 32": (lambda _: random_codes(quantized, 5), quantized.linear),
+        "int4 by 32": (lambda weight: quantized.quantize_int4(weight, GROUP), quantized.linear),
     }
+
+
+def random_codes(quantized: CpuQuantized, bits: int) -> QuantizedWeight:
+    """A matrix of codes, as files have them."""
+    words_OW = torch.randint(-(2**31), 2**31, (OUTPUTS, INPUTS * bits // 32), dtype=torch.int32)
+    scales_OG = torch.rand(OUTPUTS, INPUTS // GROUP)
+    form = {"bits": bits, "inputs": INPUTS, "group": GROUP, "lead": 0, "dtype": torch.bfloat16}
+    return quantized.pack_codes(words_OW, scales_OG, None, **form)
 
 
 def rate(linear: Callable, x: torch.Tensor, weights: list) -> float:
@@ -66,9 +78,10 @@ def main() -> None:
     matrix = torch.randn(OUTPUTS, INPUTS).bfloat16()
     memory = measure_ceilings(compiled[names[0]]).memory / 1e9
     print(f"{arguments.threads} threads, memory reads {memory:.1f} GB/s; GB/s of weights at 1 row, G(FL)OP/s at more")
-    print(f"{'':10}{'rows':>5}" + "".join(f"{name:>16}" for name in names))
-    for form in ("bfloat16", "int8", "int4"):
-        by_name = {name: products(compiled[name])[form] for name in names}
+    print(f"{'':12}{'rows':>5}" + "".join(f"{name:>16}" for name in names))
+    made = {name: products(compiled[name]) for name in names}
+    for form in made[names[0]]:
+        by_name = {name: made[name][form] for name in names}
         first = by_name[names[0]][0](matrix.clone())
         copies = [first] + [by_name[names[0]][0](matrix.clone()) for _ in range(int(BYTES / first.nbytes) - 1)]
         for rows in ROWS:
@@ -79,7 +92,7 @@ def main() -> None:
                     rates[name].append(rate(by_name[name][1], x, copies))
             scale = first.nbytes if rows == 1 else 2 * rows * OUTPUTS * INPUTS
             row = "".join(f"{statistics.median(rates[name]) * scale / 1e9:16.1f}" for name in names)
-            print(f"{form:10}{rows:5}{row}", flush=True)
+            print(f"{form:12}{rows:5}{row}", flush=True)
 
 
 if __name__ == "__main__":

@@ -336,7 +336,7 @@ def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
 
 def code_values(codes: Codes) -> torch.Tensor:
     """The weights that codes stand for, float32, in the order of gguf-py's arithmetic."""
-    form, numbers = codes.form, unpack(codes.words, codes.form.bits)
+    form, numbers = codes.form, code_numbers(codes)
     size = codes.columns[1] - codes.columns[0]
     whole = numbers[:, codes.lead : codes.lead + size].float()
     if form.table:
@@ -345,6 +345,18 @@ def code_values(codes: Codes) -> torch.Tensor:
         whole -= form.middle
     values = whole * spread(codes, codes.scales)
     return values if codes.minima is None else values + spread(codes, codes.minima)
+
+
+def code_numbers(codes: Codes) -> torch.Tensor:
+    """The codes themselves, (outputs, inputs up to whole groups)."""
+    if codes.form.bits != 5:
+        return unpack(codes.words, codes.form.bits)
+    bytes_OG54 = codes.words.view(torch.uint8).unflatten(1, (-1, 5, 4)).long()
+    numbers = [
+        (word & 31, word // 32 * 4 + bytes_OG54[:, :, 0] // 4**i % 4)
+        for i, word in enumerate(bytes_OG54[:, :, 1:].unbind(2))
+    ]
+    return torch.stack([half for pair in numbers for half in pair], dim=2).flatten(1)
 
 
 def spread(codes: Codes, of_groups: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ class ExpertForm:
     """The form of codes in which a checkpoint holds all experts of a layer; terms as in ``PackCodes``."""
 
     bits: int
-    """4 or 8."""
+    """4, 5 or 8."""
     group: int
     has_zeros: bool
     has_minima: bool = False

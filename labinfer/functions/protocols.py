@@ -41,6 +41,7 @@ class PackCodes(Protocol):
         zeros_OG: torch.Tensor | None,
         minima_OG: torch.Tensor | None = None,
         *,
+        bits: int,
         table: str = "",
         inputs: int,
         group: int,
@@ -53,13 +54,15 @@ class PackCodes(Protocol):
         are. Scales of a table's numbers that are powers of two may be held as exponents.
 
         Args:
-            words_OW: int32, codes of each output's inputs from the lowest bits up: 8 of 4 bits or 4 of 8 bits in a word.
+            words_OW: int32, codes of each output's inputs from the lowest bits up: 8 of 4 bits or 4 of 8 bits in a word; 32 of 5 bits
+                in five words, see ``weights.codes``.
             scales_OG: float32, one for each group.
-            zeros_OG: uint8; None where the zero point is the middle, 8 or 128, or there are minima or a table.
+            zeros_OG: uint8; None where the zero point is the middle, 8, 16 or 128, or there are minima or a table.
             minima_OG: float32; None for none.
+            bits: 4, 5 or 8; those of 5 bits have no zero points.
             table: name of the numbers that codes of 4 bits stand for, see ``packed_weight.TABLES``; empty for their own.
             inputs: those that are multiplied with.
-            group: inputs that share a scale, a multiple of 8; 0 for all, which is for 8 bits without zero points.
+            group: inputs that share a scale, a multiple of 8, of 32 for 5 bits; 0 for all, which is for 8 bits without zero points.
             lead: inputs before them that are among the codes.
             dtype: of the matrix that the codes stand for.
         """

@@ -108,6 +108,7 @@ class Matrix(WeightedModule):
                     codes.scales,
                     codes.zeros,
                     codes.minima,
+                    bits=codes.form.bits,
                     table=codes.form.table,
                     inputs=self.num_inputs,
                     group=codes.form.group,

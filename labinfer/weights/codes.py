@@ -3,7 +3,9 @@
 A code is unsigned, and a weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or the number that a table of 16 has for
 the code, times the scale. Whatever order a checkpoint stores its codes in, here they are
 words of 32 bits along the inputs of each output, the first input in the lowest bits, so that packing them for a kernel knows
-of no format, and a format of no kernel.
+of no format, and a format of no kernel. Codes of 5 bits are in five words for each 32 inputs, as products take them apart: each of the
+last four has those of 8 inputs, the first four in the lowest bits of its bytes, and of the second four the upper 3 bits above these; their
+lower 2 bits are in the first word, those that go with the second word in the lowest bits of its bytes.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ class CodeForm:
     """Size of codes, and how many share a scale."""
 
     bits: int
-    """4 or 8."""
+    """4, 5 or 8."""
     group: int = 0
-    """Inputs that share a scale, counted from the first of the whole matrix: 16, 32, 64 or 128; 0 for all of an output."""
+    """Inputs that share a scale, counted from the first of the whole matrix: 16, 32, 64 or 128, with 5 bits 32 at least; 0 for all of
+    an output."""
     has_zeros: bool = False
     """Whether each group has a zero point of its own; without, it is the middle, ``2 ** (bits - 1)``."""
     has_minima: bool = False
@@ -36,8 +39,8 @@ class CodeForm:
 
     @property
     def quantization(self) -> str:
-        """The name under which there are functions for them."""
-        return f"int{self.bits}"
+        """The name under which there are functions for them: codes of 5 bits go with those of 4."""
+        return "int8" if self.bits == 8 else "int4"
 
     @property
     def middle(self) -> int:
@@ -145,7 +148,7 @@ class Codes:
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes from words or bytes along the last dimension, the first in the lowest bits: (…, W) int32 → (…, W · 32 / bits) uint8."""
+    """Codes of 4 or 8 bits from words or bytes along the last dimension, the first in the lowest bits: (…, W) int32 → (…, W · 32 / bits) uint8."""
     codes = words.contiguous().view(torch.uint8)
     if bits == 8:
         return codes

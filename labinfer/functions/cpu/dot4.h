@@ -102,7 +102,7 @@ struct PairDot {
 };
 
 #ifdef __SSSE3__
-// Products of codes up to MOST, as many as fit into 16 bits: for codes of 4 bits 16, as 16 * 15 * 127 < 2^15.
+// Products of codes up to MOST, as many as fit into 16 bits: for codes of 4 bits 16, as 16 * 15 * 127 < 2^15, for those of 5 bits 8.
 template <int MOST>
 struct SmallDot {
   using Input = int8_t;
@@ -119,7 +119,7 @@ struct SmallDot {
   static Sums add(Sums sums, Weights weights, Inputs x) { return sums + (Sums)WHOLE_REGISTER(maddubs_epi16, weights, x); }
 };
 template <int BITS>
-using CodeDot = std::conditional_t<BITS == 4, SmallDot<15>, PairDot>;
+using CodeDot = std::conditional_t<BITS < 8, SmallDot<(1 << BITS) - 1>, PairDot>;
 #define HAS_SMALL_DOT
 #else
 template <int BITS>
@@ -180,7 +180,7 @@ inline lane_words look_up(const uint8_t* table, lane_words codes) {
 // multiplies them, and the bytes of a scale: 2 for float16, 1 for the exponent of a power of two.
 template <int BITS_>
 struct Uniform {
-  static constexpr int NUMBER = BITS_ / 8, BITS = BITS_, MIDDLE = 1 << (BITS - 1), SCALE_BYTES = 2, SHIFT = BITS == 8 ? CodeDot<BITS>::SHIFT : 0;
+  static constexpr int NUMBER = BITS_ == 5 ? 4 : BITS_ / 8, BITS = BITS_, MIDDLE = 1 << (BITS - 1), SCALE_BYTES = 2, SHIFT = BITS == 8 ? CodeDot<BITS>::SHIFT : 0;
   using Dot = CodeDot<BITS>;
   static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<BITS>(codes); }
   static int number(int code) { return code; }
@@ -223,8 +223,19 @@ inline int32_t first_sum(int32_t start) {
   return (OFFSET ? 0 : start) - Coding::SHIFT * (start / MIDDLE);
 }
 
-// Some rows times one panel's codes of so many inputs: for each 4 bytes of every output, 4 inputs of 8 bits or 8 of 4 bits,
-// of which the first four are in the low halves. done(row, i, sums) is given the i-th register of a row's sums.
+// How codes stand in words of 4 bytes of every output. A word has those of STEP inputs: with 8 bits 4, otherwise 8, of which the
+// first four fill the lowest bits of the bytes, and the second four what is left above them. With 5 bits these have room for their
+// UPPER bits only: their LOWER ones, of SHARED words, are in a word before these, the first word's in the lowest bits.
+template <int BITS>
+struct CodeWords {
+  static constexpr int STEP = BITS == 8 ? 4 : 8, UPPER = 8 - BITS, LOWER = BITS == 8 ? 0 : BITS - UPPER;
+  static constexpr int64_t SHARED = LOWER ? 8 / LOWER : 1, BYTES = STEP * BITS / 8;  // of an output for each step, shared words parted
+
+  static constexpr int64_t place(int64_t step) { return LOWER ? step + step / SHARED + 1 : step; }
+  static constexpr int64_t lower_place(int64_t step) { return step / SHARED * (SHARED + 1); }
+};
+
+// Some rows times one panel's codes of so many inputs. done(row, i, sums) is given the i-th register of a row's sums.
 template <typename Coding, int ROWS, typename Done>
 __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64_t stride, const uint8_t* codes, int64_t inputs, const int32_t* first,
                            const Stream& stream, Done done) {
@@ -232,7 +243,8 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
   constexpr int BITS = Coding::BITS;
   using Input = typename Dot::Input;
   constexpr bool WIDENS = !std::is_same_v<Input, int8_t>;
-  constexpr int STEP = 32 / BITS, ACROSS = PANEL / LANES, BLOCK = WIDENS ? 512 : 1;
+  using Words = CodeWords<BITS>;
+  constexpr int STEP = Words::STEP, ACROSS = PANEL / LANES, BLOCK = WIDENS ? 512 : 1;
   constexpr int TOGETHER = ROWS * ACROSS <= Dot::HELD       ? ACROSS
                            : ROWS * ACROSS / 2 <= Dot::HELD ? ACROSS / 2
                                                             : ACROSS / 4;
@@ -256,9 +268,9 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
       const uint8_t* from = codes + column * REGISTER;
       auto add = [&](auto& sums, int64_t step, int64_t end) __attribute__((always_inline)) {
         for (; step < end; ++step) {
-          const uint8_t* at = from + step * 4 * PANEL;
-          const char* ahead = stream.ahead(at);
-          for (int line = 0; line < TOGETHER * REGISTER; line += 64) __builtin_prefetch(ahead + line);
+          const uint8_t *at = from + Words::place(step) * 4 * PANEL, *lower = from + Words::lower_place(step) * 4 * PANEL;
+          const char* ahead = stream.ahead(from + step * Words::BYTES * PANEL);  // evenly: lines in bursts come in late
+          for (int line = 0; line < TOGETHER * LANES * Words::BYTES; line += 64) __builtin_prefetch(ahead + line);
           typename Dot::Weights weights[STEP / 4][TOGETHER];
 #pragma GCC unroll 8
           for (int i = 0; i < TOGETHER; ++i) {
@@ -266,8 +278,17 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
 #ifdef __x86_64__
             asm("" : "+v"(word));  // loaded once: gcc may read it anew for every row
 #endif
-            weights[0][i] = Coding::weights(BITS == 4 ? word & 0x0f0f0f0f : word);
-            if constexpr (BITS == 4) weights[1][i] = Coding::weights(word >> 4 & 0x0f0f0f0f);
+            if constexpr (BITS == 8) {
+              weights[0][i] = Coding::weights(word);
+            } else {
+              constexpr uint32_t EACH = 0x01010101;
+              lane_words second = word >> Words::UPPER & EACH * (((1 << Words::UPPER) - 1) << Words::LOWER);
+              if constexpr (Words::LOWER > 0) {
+                lane_words rest = load<lane_words>(lower + i * REGISTER) >> uint32_t(step % Words::SHARED * Words::LOWER);
+                second |= rest & EACH * ((1 << Words::LOWER) - 1);
+              }
+              weights[0][i] = Coding::weights(word & EACH * ((1 << BITS) - 1)), weights[1][i] = Coding::weights(second);
+            }
           }
 #pragma GCC unroll 16
           for (int row = 0; row < ROWS; ++row) {
@@ -296,7 +317,7 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
           else kept[WIDENS ? row : 0][column + i] = total[row][i];
     }
     begin += size;
-    codes += size / STEP * 4 * PANEL;
+    codes += size * BITS / 8 * PANEL;
   } while (begin < inputs);
 }
 
@@ -328,9 +349,8 @@ inline float group_number(const uint8_t* from, int64_t i) {
 }
 
 // Panels of 32 outputs: for each group of inputs 32 scales, with an offset 32 of these in float16 as well, then
-// the codes. Of 4 bits, for each 8 inputs 4 bytes of every output, the first four inputs in their low halves; of 8 bits,
-// for each 4 inputs 4 bytes of every output. start (ROWS, groups): as above, for each group; with an offset minus the sum of
-// the group's x. A group has a multiple of 8 inputs.
+// the codes, see CodeWords. start (ROWS, groups): as above, for each group; with an offset minus the sum of the group's x. A
+// group has a multiple of 8 inputs, of 32 with codes of 5 bits.
 template <int ROWS, typename Coding, Offset OFFSET>
 inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
                          const int32_t* start, float* out, const Stream& stream) {

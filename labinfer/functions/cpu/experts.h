@@ -6,7 +6,7 @@
 
 namespace {
 
-enum Weights : int64_t { INT4, INT8, BFLOAT16, FLOAT16, FLOAT32 };
+enum Weights : int64_t { INT4, INT8, BFLOAT16, FLOAT16, FLOAT32, INT5 };
 
 // A rank's experts of a layer. Whole numbers have scales by groups of inputs, in 8 bits also by outputs, where group is 0;
 // coding and offset are those of rounded.h. lead inputs of nothing stand before the first of down.
@@ -53,8 +53,8 @@ struct Layout {
 template <typename Use>
 void with_codes(const Experts& of, Use use) {
   if (of.weights == INT8 && !of.group) return use(Layout<Int8>(of));
-  with_groups(of.hidden, of.group, 0, of.weights == INT4 ? 4 : 8, of.coding, of.offset,
-              [&](auto form) { use(Layout<decltype(form)>(of)); });
+  int bits = of.weights == INT4 ? 4 : of.weights == INT5 ? 5 : 8;
+  with_groups(of.hidden, of.group, 0, bits, of.coding, of.offset, [&](auto form) { use(Layout<decltype(form)>(of)); });
 }
 
 // Calls with the layout of experts, whose kernel is given for bfloat16.

@@ -15,8 +15,8 @@ from labinfer.functions.cpu.quantized import CODINGS, PANEL, code_unit, offset_k
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
 from labinfer.functions.reference.quantized import scale_unit
 
-WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}
-"""Numbers of experts.h for quantizations, and for dtypes where there is none."""
+WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, "int5": 5}
+"""Numbers of experts.h for whole numbers by their bits, and for dtypes."""
 
 
 class CompiledExperts(ctypes.Structure):
@@ -86,12 +86,12 @@ class CpuPackedExperts:
         self.num_experts, self.hidden_size, self.columns = num_experts, hidden_size, columns
         self.dtype, self.device, self.quantization, self.group, self.form = dtype, device, quantization, group, form
         self._library = library
+        weights = dtype if quantization == "none" else quantization
         layout = (group if quantization == "int4" else 0, 0, 0, 0)
         if form is not None:
-            offset = offset_kind(form.has_zeros, form.has_minima)
+            weights, offset = f"int{form.bits}", offset_kind(form.has_zeros, form.has_minima)
             layout = (form.group, CODINGS.index(form.table), offset, form.down_lead)
-        weights = WEIGHTS[dtype if quantization == "none" else quantization]
-        self.compiled = CompiledExperts(None, num_experts, hidden_size, columns, weights, *layout)
+        self.compiled = CompiledExperts(None, num_experts, hidden_size, columns, WEIGHTS[weights], *layout)
         self.expert_bytes: int = library.expert_bytes(ctypes.byref(self.compiled))
         """Bytes of one expert, scales included."""
         if data_EB is None:

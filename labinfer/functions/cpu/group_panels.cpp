@@ -25,6 +25,7 @@ GroupPanel panel_of(int form, int rows) {
 }  // namespace
 
 GroupPanel group_panel(int form, int rows) {
-  return panel_of<Grouped<Uniform<4>>, Grouped<Uniform<4>, ZEROS>, Grouped<Uniform<4>, MINIMA>, Grouped<Uniform<8>>,
-                  Grouped<Uniform<8>, ZEROS>, Grouped<Uniform<8>, MINIMA>, Grouped<E2m1>, Grouped<Iq4>>(form, rows);
+  return panel_of<Grouped<Uniform<4>>, Grouped<Uniform<4>, ZEROS>, Grouped<Uniform<4>, MINIMA>, Grouped<Uniform<5>>,
+                  Grouped<Uniform<5>, MINIMA>, Grouped<Uniform<8>>, Grouped<Uniform<8>, ZEROS>, Grouped<Uniform<8>, MINIMA>,
+                  Grouped<E2m1>, Grouped<Iq4>>(form, rows);
 }

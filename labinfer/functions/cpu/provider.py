@@ -87,13 +87,13 @@ class CpuProvider(Provider):
         _add(registry, CpuDeltaRule(self._library).calls(), name="cpu", dtypes=CpuDeltaRule.dtypes)
         int8 = {
             "pack_weight": quantized.quantize_int8,
-            "pack_codes": partial(quantized.pack_codes, bits=8),
+            "pack_codes": quantized.pack_codes,
             "linear": quantized.linear,
             "embedding": quantized.embedding,
         }
         int4 = {
             "pack_weight": partial(quantized.quantize_int4, group=group_size),
-            "pack_codes": partial(quantized.pack_codes, bits=4),
+            "pack_codes": quantized.pack_codes,
             "linear": quantized.linear,
             "embedding": quantized.embedding,
         }

@@ -84,8 +84,16 @@ void rows_of_groups(const Grouped<Coding, OFFSET>& form, const int64_t* ids, con
   look_up(form, ids, data, out, tokens, outputs, first, threads, [&](const uint8_t* panel, int64_t row, int64_t i) {
     int64_t output = row % PANEL, number = (form.lead + i) / form.group, place = (form.lead + i) % form.group;
     const uint8_t *at = panel + number * form.group_bytes(), *codes = at + form.HEAD + output * 4;
-    int code = codes[place / 4 * 4 * PANEL + place % 4];
-    if (Coding::BITS == 4) code = codes[place / 8 * 4 * PANEL + place % 4] >> (place % 8 < 4 ? 0 : 4) & 15;
+    using Words = CodeWords<Coding::BITS>;
+    int64_t step = place / Words::STEP, byte = place % 4;
+    int code = codes[Words::place(step) * 4 * PANEL + byte];
+    if (place % Words::STEP < 4) {
+      code &= (1 << Coding::BITS) - 1;
+    } else {
+      code = code >> Coding::BITS << Words::LOWER;
+      if (Words::LOWER)
+        code |= codes[Words::lower_place(step) * 4 * PANEL + byte] >> step % Words::SHARED * Words::LOWER & ((1 << Words::LOWER) - 1);
+    }
     float scale = group_number<Coding::SCALE_BYTES>(at, output) * unit;
     float offset = OFFSET ? group_number<2>(at + Coding::SCALE_BYTES * PANEL, output) : 0.0f;
     if (OFFSET == MINIMA) return code * scale + offset * unit;

@@ -1,4 +1,4 @@
-"""Functions over compiled ones for weights in 8 and 4 bits; activations in bfloat16 or float32."""
+"""Functions over compiled ones for weights in 8, 5 and 4 bits; activations in bfloat16 or float32."""
 
 from __future__ import annotations
 

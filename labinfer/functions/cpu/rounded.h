@@ -1,4 +1,4 @@
-// Weights as whole numbers of 8 or 4 bits, rows of inputs rounded to 8 bits, and the products of both.
+// Weights as whole numbers of 8, 5 or 4 bits, rows of inputs rounded to 8 bits, and the products of both.
 #pragma once
 
 #include <cfloat>
@@ -39,7 +39,7 @@ struct Int8 {
   }
 };
 
-// Codes of 4 or 8 bits, and among them a scale for each group of inputs of an output; with an offset this, too, in
+// Codes of 4, 5 or 8 bits, and among them a scale for each group of inputs of an output; with an offset this, too, in
 // float16, in place of the middle. lead inputs of nothing stand before the first: a group begins outside of what this rank holds.
 template <typename Coding_, Offset OFFSET_ = NONE>
 struct Grouped {
@@ -68,7 +68,7 @@ using Int4 = Grouped<Uniform<4>>;
 // Codings by their numbers in packed_weight.py.
 enum CodingNumber : int64_t { UNIFORM, E2M1, IQ4 };
 
-// Calls with the form that weights in groups are of; only uniform codes have offsets.
+// Calls with the form that weights in groups are of; only uniform codes have offsets, and those of 5 bits no zero points.
 template <typename Use>
 void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, int64_t coding, int64_t offset, Use use) {
   auto with = [&](auto coding) {
@@ -80,7 +80,9 @@ void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, int64_t 
   if (coding == E2M1) use(Grouped<E2m1>{inputs, group, lead});
   else if (coding == IQ4) use(Grouped<Iq4>{inputs, group, lead});
   else if (bits == 4) with(Uniform<4>());
-  else with(Uniform<8>());
+  else if (bits == 8) with(Uniform<8>());
+  else if (offset == MINIMA) use(Grouped<Uniform<5>, MINIMA>{inputs, group, lead});
+  else use(Grouped<Uniform<5>>{inputs, group, lead});
 }
 
 template <typename Form>
@@ -300,7 +302,7 @@ inline words in_halves(words codes) {
   return spread(codes & 0xffff) | spread(codes >> 16) << 4;
 }
 
-// A matrix in codes: words of 32 / BITS along the inputs of each output, and what its groups have.
+// A matrix in codes: words along the inputs of each output, as codes.py has them, and what its groups have.
 struct Codes {
   const uint32_t* words;  // (outputs, words)
   const float* scales;    // (outputs, groups)

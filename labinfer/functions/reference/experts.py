@@ -73,7 +73,7 @@ class ReferenceExperts:
         inputs: int,
         lead: int,
     ) -> PackedWeight:
-        form = {"table": self._form.table, "group": self._form.group, "lead": lead}
+        form = {"bits": self._form.bits, "table": self._form.table, "group": self._form.group, "lead": lead}
         return self._pack_codes(words_OW, scales_OG, zeros_OG, minima_OG, inputs=inputs, dtype=self.dtype, **form)
 
     @property

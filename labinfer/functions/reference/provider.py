@@ -52,7 +52,7 @@ class ReferenceProvider(Provider):
         }
         int8 = {
             "pack_weight": quantized.quantize_int8,
-            "pack_codes": partial(quantized.pack_codes, bits=8),
+            "pack_codes": quantized.pack_codes,
             "linear": quantized.linear,
             "embedding": quantized.embedding,
             "make_preview": partial(head_preview.make_preview, round_head=quantized.quantize_int8),
@@ -60,7 +60,7 @@ class ReferenceProvider(Provider):
         }
         int4 = {
             "pack_weight": partial(quantized.quantize_int4, group=group_size),
-            "pack_codes": partial(quantized.pack_codes, bits=4),
+            "pack_codes": quantized.pack_codes,
             "linear": quantized.linear,
             "embedding": quantized.embedding,
         }

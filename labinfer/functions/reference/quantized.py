@@ -1,4 +1,4 @@
-"""Products with weights in 8 or 4 bits, and inputs in 8.
+"""Products with weights in 8, 5 or 4 bits, and inputs in 8.
 
 A weight is its whole number times a scale: one for each output in int8, one for each group of inputs of an output in
 int4 (as in GPTQ: Frantar et al. 2022, arXiv:2210.17323), a float16 times a power of two of the whole matrix. Codes of a
@@ -81,7 +81,8 @@ def pack_codes(
     lead: int,
     dtype: torch.dtype,
 ) -> QuantizedWeight:
-    """Codes as they are: two neighbouring inputs of 4 bits share a byte; with 8 bits and no groups as ``quantize_int8`` has them."""
+    """Codes as they are: the lower 4 bits of two neighbouring inputs share a byte; with 8 bits and no groups as ``quantize_int8`` has
+    them."""
     data, minima = words_OW.contiguous().view(torch.uint8), None
     if not group:
         data = _compute(lambda data_OI: data_OI ^ (1 << bits - 1), data[:, :inputs]).view(torch.int8)
@@ -136,6 +137,10 @@ def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(No
         return data.float() * scales.unsqueeze(1)
     if weight.bits == 4:
         data = torch.stack([data & 15, data >> 4], dim=2)
+    if weight.bits == 5:
+        lower, words = data.view(len(data), -1, 5, 4).split([1, 4], dim=2)
+        lower = lower >> torch.arange(0, 8, 2, dtype=torch.uint8, device=data.device).view(4, 1) & 3
+        data = torch.stack([words & 31, words >> 5 << 2 | lower], dim=3)
     whole = data.view(len(scales), -1, weight.group).float()
     zeros = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros[outputs].float().unsqueeze(2)
     if weight.table:

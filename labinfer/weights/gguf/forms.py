@@ -12,15 +12,16 @@ from labinfer.weights.gguf.blocks import decode_numbers
 from labinfer.weights.gguf.file import GgufFile, GgufTensor
 from labinfer.weights.gguf.types import BlockType
 
-BY_32, TABLE_4 = CodeForm(bits=8, group=32), CodeForm(bits=4, group=32, table="iq4")
+FIVE_BITS = CodeForm(bits=5, group=32, has_minima=True)
+TABLE_4 = CodeForm(bits=4, group=32, table="iq4")
 FORMS = {
     "Q4_0": CodeForm(bits=4, group=32),
     "Q4_1": CodeForm(bits=4, group=32, has_minima=True),
-    "Q5_0": BY_32,
-    "Q5_1": CodeForm(bits=8, group=32, has_minima=True),
-    "Q8_0": BY_32,
+    "Q5_0": CodeForm(bits=5, group=32),
+    "Q5_1": FIVE_BITS,
+    "Q8_0": CodeForm(bits=8, group=32),
     "Q4_K": CodeForm(bits=4, group=32, has_minima=True),
-    "Q5_K": CodeForm(bits=8, group=32, has_minima=True),
+    "Q5_K": FIVE_BITS,
     "Q6_K": CodeForm(bits=8, group=16),
     "IQ4_NL": TABLE_4,
     "IQ4_XS": TABLE_4,
@@ -89,7 +90,18 @@ def put_codes(block_type: BlockType, blocks_RNB: torch.Tensor, columns_I: torch.
     )
     is_unsigned = form.has_minima or form.table
     whole = (take(whole.view(rows, -1), columns_I) + (0 if is_unsigned else form.middle)).to(torch.uint8)
-    bytes_OB.copy_(whole if form.bits == 8 else whole[:, 0::2] | whole[:, 1::2] << 4)
+    bytes_OB.copy_(pack_numbers(whole, form.bits))
     codes.scales.copy_(numbers.scales_NG.view(rows, -1)[:, groups])
     if form.has_minima:
         codes.minima.copy_(numbers.minima_NG.view(rows, -1)[:, groups])
+
+
+def pack_numbers(numbers_OI: torch.Tensor, bits: int) -> torch.Tensor:
+    """Numbers as the bytes of ``Codes.words``: (outputs, inputs) uint8, whole groups → (outputs, inputs · bits / 8) uint8."""
+    if bits == 8:
+        return numbers_OI
+    if bits == 4:
+        return numbers_OI[:, 0::2] | numbers_OI[:, 1::2] << 4
+    first, second = numbers_OI.unflatten(1, (-1, 4, 2, 4)).unbind(3)
+    lower = sum((second[:, :, word] & 3) << 2 * word for word in range(4))
+    return torch.cat([lower.unsqueeze(2), first | second >> 2 << 5], dim=2).flatten(1)

@@ -54,8 +54,15 @@ void check_groups(int64_t inputs, int64_t group, bool extreme) {
     for (int output = 0; output < PANEL; ++output)
       for (int64_t i = 0; i < group; ++i) {
         int code = codes[output * padded + number * group + i];
-        if (BITS == 8) at[i / 4 * 4 * PANEL + output * 4 + i % 4] = uint8_t(code);
-        else at[i / 8 * 4 * PANEL + output * 4 + i % 4] |= uint8_t(code << (i % 8 < 4 ? 0 : 4));
+        uint8_t* bytes = at + output * 4 + i % 4;
+        int64_t word = i / 8;
+        bool is_second = i % 8 >= 4;
+        if (BITS == 8) bytes[i / 4 * 4 * PANEL] = uint8_t(code);
+        if (BITS == 4) bytes[word * 4 * PANEL] |= uint8_t(is_second ? code << 4 : code);
+        if (BITS == 5) {
+          bytes[(word + word / 4 + 1) * 4 * PANEL] |= uint8_t(is_second ? code >> 2 << 5 : code);
+          bytes[word / 4 * 5 * 4 * PANEL] |= uint8_t(is_second ? (code & 3) << 2 * (word % 4) : 0);
+        }
       }
     at += code_bytes;
   }
@@ -199,6 +206,7 @@ int main(int count, char** arguments) {
     for (int64_t rows : {1, 8, 64}) {
       measure("int8", Int8{896}, rows), measure("int4", Int4{896, 32}, rows);
       measure("int8-groups", Grouped<Uniform<8>>{896, 32}, rows), measure("int4-minima", Grouped<Uniform<4>, MINIMA>{896, 32}, rows);
+      measure("int5", Grouped<Uniform<5>>{896, 32}, rows), measure("int5-minima", Grouped<Uniform<5>, MINIMA>{896, 32}, rows);
       measure("e2m1", Grouped<E2m1>{896, 32}, rows), measure("iq4", Grouped<Iq4>{896, 32}, rows);
     }
     return 0;
@@ -214,6 +222,10 @@ int main(int count, char** arguments) {
       check_groups<Uniform<8>, MINIMA>(group, group, extreme);
       check_groups<E2m1>(2 * group - 3, group, extreme);
       check_groups<Iq4>(2 * group - 3, group, extreme);
+    }
+    for (int64_t group : {32, 128, 544}) {
+      check_groups<Uniform<5>>(2 * group - 3, group, extreme);
+      check_groups<Uniform<5>, MINIMA>(2 * group, group, extreme);
     }
   }
   for (int64_t inputs : {2, 64, 130}) {

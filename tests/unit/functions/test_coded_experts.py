@@ -17,13 +17,13 @@ from labinfer.functions.packed_experts import ExpertForm
 from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
-from labinfer.weights.codes import unpack
+from labinfer.weights.codes import CodeForm, unpack
 
 CPU = torch.device("cpu")
 EXPERTS, CHOSEN = 5, 3
 FORMS = [
     *((4, 32, ""), (4, 16, "zeros"), (4, 128, ""), (4, 64, "zeros"), (8, 32, ""), (8, 128, "zeros"), (8, 0, "")),
-    *((4, 32, "minima"), (8, 32, "minima"), (4, 32, "e2m1"), (4, 32, "iq4")),
+    *((4, 32, "minima"), (8, 32, "minima"), (4, 32, "e2m1"), (4, 32, "iq4"), (5, 32, ""), (5, 64, "minima")),
 ]
 """Bits, group, and what groups have beside scales, or the table of their numbers."""
 SIZES = [(64, 32, 0), (96, 48, 16), (40, 24, 8), (33, 17, 0), (70, 130, 48), (8, 2, 5)]
@@ -60,11 +60,19 @@ def random_codes(outputs: int, inputs: int, form: tuple[int, int, str], lead: in
     values = (numbers if kind == "minima" else whole).double() * scales.double()[:, of_input]
     if kind == "minima":
         values += minima.double()[:, of_input]
-    packed = pack(numbers, bits, 1)
+    packed = pack_fives(numbers) if bits == 5 else pack(numbers, bits, 1)
     words = torch.empty(packed.shape, dtype=torch.int32).copy_(packed)  # with the usual strides, also of a single word
     kept = {"zeros": zeros.to(torch.uint8) if kind == "zeros" else None, "minima": minima if kind == "minima" else None}
     codes = SimpleNamespace(words=words, scales=scales, **kept)
     return codes, values[:, lead : lead + inputs]
+
+
+def pack_fives(numbers: torch.Tensor) -> torch.Tensor:
+    """Codes of 5 bits, see ``weights.codes``."""
+    first, second = numbers.unflatten(1, (-1, 2, 4)).unbind(2)
+    words = pack((first + (second >> 2) * 32).flatten(1), 8, 1)
+    lower = pack((second & 3).unflatten(1, (-1, 4)).transpose(2, 3).flatten(1), 2, 1)
+    return torch.cat([lower.unsqueeze(2), words.unflatten(1, (-1, 4))], dim=2).flatten(1)
 
 
 def make(own: ExpertFunctions, form: tuple[int, int, str], hidden: int, columns: int, lead: int, dtype=torch.float32):
@@ -123,7 +131,7 @@ def expected(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, matrices
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(("hidden", "columns", "lead"), SIZES)
 def test_coded_experts_are_those_of_the_formula(functions, form, hidden, columns, lead):
-    own = functions.coded_experts[f"int{form[0]}"]
+    own = functions.coded_experts[CodeForm(form[0]).quantization]
     packed, matrices = make(own, form, hidden, columns, lead)
     for tokens in (1, 5, 40):
         x, (ids, weights) = torch.randn(tokens, hidden), route(tokens)
@@ -138,8 +146,8 @@ def test_coded_experts_are_those_of_the_formula(functions, form, hidden, columns
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_coded_experts_take_activations_of_16_bits(compiled_functions, form, dtype):
     cpu = CpuExperts(compiled_functions)
-    calls = cpu.calls(f"int{form[0]}", 0)
-    own = ExpertFunctions(**calls, target="experts", quantization=f"int{form[0]}")
+    quantization = CodeForm(form[0]).quantization
+    own = ExpertFunctions(**cpu.calls(quantization, 0), target="experts", quantization=quantization)
     packed, matrices = make(own, form, 70, 50, 16, dtype)
     x, (ids, weights) = torch.randn(9, 70).to(dtype), route(9)
     got = own.experts(x, ids, weights, packed)
@@ -153,7 +161,7 @@ def test_coded_experts_take_activations_of_16_bits(compiled_functions, form, dty
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_size_of_coded_experts_is_known_before_they_are_packed(form):
-    own = reference_registry().select(CPU, torch.float32).coded_experts[f"int{form[0]}"]
+    own = reference_registry().select(CPU, torch.float32).coded_experts[CodeForm(form[0]).quantization]
     packed, _ = make(own, form, 70, 50, 16)
     assert packed.nbytes == sum(a.nbytes + b.nbytes for a, b in packed.pairs)
     assert packed.clone().nbytes == packed.nbytes
@@ -210,7 +218,7 @@ def test_numbers_of_a_table_give_the_bits_of_the_same_numbers(compiled_functions
     products = []
     for own, given, name in (("int4", codes, table), ("int8", in_8_bits(codes, table), "")):
         form = {"inputs": hidden, "group": 32, "lead": 0, "dtype": torch.float32, "table": name}
-        packed = functions.codes[own].pack_codes(given.words, given.scales, None, **form)
+        packed = functions.codes[own].pack_codes(given.words, given.scales, None, bits=int(own[-1]), **form)
         products.append(functions.codes[own].linear(x, packed))
     assert torch.equal(*products)
 
@@ -230,19 +238,22 @@ OFFSETS = [
     (8, 16, ""),
     (4, 32, "e2m1"),
     (4, 32, "iq4"),
+    (5, 32, ""),
+    (5, 64, "minima"),
 ]
 
 
 @pytest.mark.parametrize("form", OFFSETS, ids=str)
 def test_rows_and_products_of_a_matrix_in_codes_are_those_of_its_values(functions, form):
     bits, group, kind = form
-    own, lead = functions.codes[f"int{bits}"], 16 % group
+    own, lead = functions.codes[CodeForm(bits).quantization], 16 % group
     codes, values = random_codes(70, 90, form, lead)
     packed = own.pack_codes(
         codes.words,
         codes.scales,
         codes.zeros,
         codes.minima,
+        bits=bits,
         inputs=90,
         group=group,
         lead=lead,
