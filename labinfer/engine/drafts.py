@@ -108,7 +108,7 @@ class Drafts:
             self.counts["saved_seconds"] += usual - longer - draft_seconds
             self._token_seconds = usual / num_decodes
 
-    def continue_(
+    def extend_in_flight(
         self,
         chosen: MutableMapping[Sequence, int],
         on_their_way: list[Sequence],

@@ -237,7 +237,7 @@ class Scheduler:
         num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
         self.drafts.extend(chosen, decodes, left - used, self.eos_token_ids, num_micro_batches)
         if not (chosen or decoding or prefilling or self.waiting):  # nobody else wants the stages
-            self.drafts.continue_(
+            self.drafts.extend_in_flight(
                 chosen,
                 on_their_way,
                 num_sequences=budget.num_decodes,
