@@ -27,7 +27,7 @@ MAX_DRAFTED = 64
 HOPELESS = 0.02
 """Chance of being right under which no token is drafted."""
 
-LEAST_GAIN = 1.05
+LEAST_GAIN = 1.1
 """Tokens a second that drafts have to promise, as a multiple of those without: times and chances are never quite as measured."""
 
 StepSeconds = Callable[[int], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 KEPT = 15
-"""Rounds of like sizes of which the median counts: the first of a size may be captured, and others run on the machine, too."""
+"""Rounds of like sizes of which the lower quartile counts: the first of a size may be captured, and others run on the machine, too."""
 LEAST = 3
 """Rounds before which nothing is said of their size."""
 PLAIN_EVERY = 64
@@ -31,7 +31,7 @@ class RoundOverheads:
     def __init__(self, num_plain: int = 1):
         self._num_plain = num_plain
         self._seconds: dict[tuple[int, int], deque[float]] = {}
-        self._medians: dict[tuple[int, int], float] = {}
+        self._quartiles: dict[tuple[int, int], float] = {}
         self._num_asked: dict[int, int] = {}
         self._last_seen: dict[tuple[int, int], int] = {}
 
@@ -42,16 +42,16 @@ class RoundOverheads:
         seen.append(seconds)
         self._last_seen[size] = self._num_asked.get(size[0], 0)
         if len(seen) >= LEAST:
-            self._medians[size] = sorted(seen)[(len(seen) - 1) // 2]
+            self._quartiles[size] = sorted(seen)[(len(seen) - 1) // 4]
 
     def seconds(self, num_decodes: int, num_drafted: int) -> float:
         """Seconds that such a round takes longer; 0 as long as there is nothing to compare it with."""
         decodes, drafted = num_decodes.bit_length(), num_drafted.bit_length()
-        if (decodes, 0) not in self._medians:
+        if (decodes, 0) not in self._quartiles:
             return 0.0
-        while (decodes, drafted) not in self._medians:
+        while (decodes, drafted) not in self._quartiles:
             drafted -= 1
-        return self._medians[decodes, drafted]
+        return self._quartiles[decodes, drafted]
 
     def wants_plain(self, num_decodes: int) -> bool:
         """Whether a round is to have no drafts, so that others can be compared with it; to be asked once for each that may have some."""
@@ -59,7 +59,7 @@ class RoundOverheads:
         asked = self._num_asked[decodes] = self._num_asked.get(decodes, 0) + 1
         if asked % FORGET_AFTER == 0:
             self._forget(decodes)
-        every = PLAIN_EVERY if (decodes, 0) in self._medians else FIRST_PLAIN_EVERY
+        every = PLAIN_EVERY if (decodes, 0) in self._quartiles else FIRST_PLAIN_EVERY
         if -asked % every >= self._num_plain or asked - self._last_seen.get((decodes, 0), -every) < every // 2:
             return False
         return any(size[0] == decodes and size[1] for size in self._last_seen)
@@ -69,4 +69,4 @@ class RoundOverheads:
         for size, asked in [*self._last_seen.items()]:
             if size[0] == decodes and size[1] and self._num_asked[decodes] - asked >= FORGET_AFTER:
                 del self._last_seen[size], self._seconds[size]
-                self._medians.pop(size, None)
+                self._quartiles.pop(size, None)
