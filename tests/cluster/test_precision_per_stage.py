@@ -38,7 +38,7 @@ def weights(table: str) -> dict[int, str]:
     return {int(row[0]): f"{row[6]}: {row[7]}" for row in cells if row[2:3] == ["cpu"]}
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("mpirun", marks=pytest.mark.slow), "torchrun"])
 def test_stage_computes_in_its_own_precision(launcher, reference, tmp_path):
     line = {"prompt_token_ids": PROMPT, "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0, "logprobs": 0}
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
