@@ -65,6 +65,8 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=USUAL_PRECISIONS)
     parser.add_argument("--workloads", nargs="+", choices=all_workloads, default=USUAL_WORKLOADS)
+    parser.add_argument("--draft", type=Path, help="checkpoint of a draft model, for engines whose runner has them")
+    parser.add_argument("--draft-tokens", type=int, default=3, help="that it drafts at a time")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures of all rounds to this file")
@@ -145,6 +147,8 @@ class Launcher:
             *("--checkpoint", self.args.model.absolute(), "--converted", converted),
             *("--workloads", self._workloads_file, "--precision", precision, "--threads", self.args.threads, *flags),
         ]
+        if self.args.draft:
+            command += ["--draft", self.args.draft.absolute(), "--draft-tokens", self.args.draft_tokens]
         env = os.environ | {name: str(self.args.threads) for name in THREAD_VARIABLES} | {"HF_HUB_OFFLINE": "1"}
         if engine == OURS:  # this checkout, whether or not it is the one that is installed
             env["PYTHONPATH"] = str(HERE.parent)

