@@ -10,14 +10,14 @@ from labinfer.errors import UserError
 from labinfer.executor.layer_fit import CHUNK_BEFORE
 from labinfer.layout.layout import Layout, make_layout
 from labinfer.models.config import LayerConfig, ModelConfig
-from labinfer.spmd.machine import RankInfo, last_level_cache
+from labinfer.spmd.machine import RankInfo, last_level_caches
 from labinfer.weights.loader import weight_bytes
 from labinfer.weights.weight_cache import digest
 
 LEAST_BYTES = 64 << 20
 """Weights, before they are packed, of as many layers as are loaded of each kind, at least …"""
 CACHES = 2
-"""… and as many as this many times the processor's last-level caches hold: a stage reads its weights from memory."""
+"""… and as many as this many times the machine's last-level caches hold: a stage reads its weights from memory."""
 MIN_LAYERS = 2
 """Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through no more."""
 
@@ -108,7 +108,7 @@ def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) ->
 
 def measured_bytes() -> int:
     """Bytes of the weights of each kind of layers that are loaded, before they are packed."""
-    return max(LEAST_BYTES, CACHES * last_level_cache())
+    return max(LEAST_BYTES, CACHES * last_level_caches())
 
 
 def measured_places(layout: Layout) -> dict[str, list[int]]:

@@ -112,15 +112,11 @@ def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/de
     return [cores[place] for place in sorted(cores)]
 
 
-def last_level_cache(cpus: Iterable[int] | None = None, system: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of the last-level caches of this process's CPUs together; 0 where the system does not tell.
-
-    Args:
-        cpus: those CPUs; this process's affinity mask by default.
-    """
+def last_level_caches(system: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Bytes of a machine's last-level caches together, the same for all its ranks; 0 where the system does not tell."""
     sizes: dict[str, int] = {}
-    for cpu in os.sched_getaffinity(0) if cpus is None else cpus:
-        levels = sorted((system / f"cpu{cpu}" / "cache").glob("index*"), key=lambda folder: folder.name)
+    for folder in system.glob("cpu[0-9]*"):
+        levels = sorted((folder / "cache").glob("index*"))
         try:
             size = (levels[-1] / "size").read_text().strip()  # "32768K"
             sizes[(levels[-1] / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) << 10

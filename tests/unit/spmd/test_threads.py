@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from labinfer.spmd.machine import RankInfo, last_level_cache, numa_node, usable_cores
+from labinfer.spmd.machine import RankInfo, last_level_caches, numa_node, usable_cores
 from labinfer.spmd.threads import (
     ThreadChoice,
     advice_on_memory,
@@ -186,13 +186,12 @@ def test_last_level_caches_that_cpus_share_count_once(tmp_path):
             folder.mkdir(parents=True)
             (folder / "size").write_text(f"{size}\n")
             (folder / "shared_cpu_list").write_text(f"{sharing}\n")
-    assert last_level_cache(range(4), tmp_path) == 64 << 20
-    assert last_level_cache([1], tmp_path) == 32 << 20
+    assert last_level_caches(tmp_path) == 64 << 20
 
 
 def test_machine_that_says_nothing_of_its_cores_has_one_for_each_cpu(tmp_path):
     assert usable_cores([5, 2], tmp_path) == [[2], [5]]
-    assert last_level_cache([5, 2], tmp_path) == 0
+    assert last_level_caches(tmp_path) == 0
 
 
 @pytest.mark.parametrize(("cpus", "text"), [([], ""), ([3], "3"), ([2, 0, 1, 5], "0-2,5"), ([0, 2, 4], "0,2,4")])
