@@ -115,8 +115,11 @@ def slowed(number: int, fraction: float) -> Iterator[None]:
 
 
 def _set_quota(group: Path, quota_us: int) -> None:
-    """Give a host so much of each period (Linux 5.14 or later). What it could not use of one since another host had the core it may use in the next one: without
-    that, hosts of one core have up to a tenth less than their quotas."""
+    """Give a host so much of each period (Linux 5.14 or later).
+
+    What it could not use of one, since another host had the core, it may use in the next one: without that, hosts of one core have up to a
+    tenth less than their quotas.
+    """
     (group / "cpu.cfs_burst_us").write_text("0")  # it must never be more than the quota
     (group / "cpu.cfs_quota_us").write_text(str(quota_us))
     (group / "cpu.cfs_burst_us").write_text(str(quota_us))
