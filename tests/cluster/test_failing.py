@@ -65,7 +65,9 @@ def test_wait_that_takes_too_long_names_rank_stage_step_and_peer(launcher, model
     assert "rank 1 (stage 1, tp 0): step 3, waiting for nobody" in done.own_stderr, "the culprit is not named"
 
 
-@pytest.mark.parametrize(("launcher", "fault"), matrix(("torchrun", "hang"), over=[("hang",), ("kill",)]))
+@pytest.mark.parametrize(
+    ("launcher", "fault"), matrix(("mpirun", "kill"), ("torchrun", "hang"), over=[("hang",), ("kill",)])
+)
 def test_tensor_parallel_rank_that_fails_ends_the_others_where_they_wait_for_its_sum(launcher, fault, model, job):
     env = {"FAULT": fault, "FAULT_RANK": "1", "FAULT_STEP": "4"}
     done = run(launcher, 2, FAULTY, "--model", model, *job, "-tp", "2", "--timeout", "2", timeout=60, **env)

@@ -24,8 +24,10 @@ FLAGS = (
     "--threads",
     "1",
 )
-HELD = ("-tp", "2")
-"""Of codes that ranks compute with as they are."""
+DECODED = ("-q", "none")
+"""Flags with which ranks decode the codes of a file."""
+QUANTIZED = ("-tp", "2")
+"""Flags with which two ranks compute with its codes as they are."""
 RUNS = {
     "llama-untied": (("single", 1, ()), ("torchrun", 2, ("-tp", "2")), ("mpirun", 2, ("-pp", "2"))),
     "qwen3.5-moe": (("torchrun", 3, ("-tp", "3")),),
@@ -33,7 +35,7 @@ RUNS = {
     "gpt-oss": (("mpirun", 3, ("-tp", "3")),),
     "deepseek-v2": (("torchrun", 3, ("-tp", "3")),),
     "deepseek-v3": (("mpirun", 2, ("-pp", "2")), ("torchrun", 3, ("-tp", "1,2", "-pp", "2"))),
-    "codes": (("single", 1, ("-q", "none")), ("torchrun", 2, ("-q", "none", "-tp", "2")), ("torchrun", 2, HELD)),
+    "codes": (("single", 1, DECODED), ("torchrun", 2, (*DECODED, "-tp", "2")), ("torchrun", 2, QUANTIZED)),
 }
 """Launcher, ranks and flags of all runs of a file. Those with the same launcher and as many ranks share a launch."""
 
@@ -94,19 +96,24 @@ def launched(models, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "launcher", "ranks", "flags"),
-    [(name, *run) for name, runs in RUNS.items() for run in runs if (name, run[2]) != ("codes", HELD)],
+    [
+        (name, *run)
+        for name, runs in RUNS.items()
+        for run in runs
+        if name != "codes" or run[2] not in (DECODED, QUANTIZED)
+    ],
 )
 def test_every_layout_gives_the_text_of_the_checkpoint(launched, name, launcher, ranks, flags):
     """That of codes is the file's own, decoded by one rank."""
-    expected = launched("single", 1)["codes ('-q', 'none')" if name == "codes" else name]
+    expected = launched("single", 1)[f"codes {DECODED}" if name == "codes" else name]
     found = launched(launcher, ranks)[f"{name} {flags}"]
     assert expected.returncode == found.returncode == 0, expected.text + found.text
     assert found.stdout == expected.stdout and expected.stdout.strip(), found.text
 
 
-def test_codes_are_held_by_two_ranks(launched):
-    held = launched("torchrun", 2)[f"codes {HELD}"]
-    assert held.returncode == 0 and held.stdout.strip(), held.text
+def test_two_ranks_compute_with_the_codes_of_a_file(launched):
+    done = launched("torchrun", 2)[f"codes {QUANTIZED}"]
+    assert done.returncode == 0 and done.stdout.strip(), done.text
 
 
 def test_tokenizer_that_is_not_known_leaves_a_way_out(tmp_path):

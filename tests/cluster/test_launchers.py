@@ -194,12 +194,11 @@ print("rank", llm.group.rank, "is done", flush=True)
     ("launcher", "ranks"),
     [
         pytest.param("single", 1, marks=pytest.mark.slow),
-        pytest.param("mpirun", 2, marks=pytest.mark.slow),
+        ("mpirun", 2),
         pytest.param("torchrun", 2, marks=pytest.mark.slow),
     ],
 )
 def test_python_api(launcher, ranks, model, tmp_path):
-    """To the end; in every run of the tests up to an exception, as below."""
     script = tmp_path / "script.py"
     script.write_text(API_SCRIPT)
     done = run(launcher, ranks, str(script), model, str(ranks))

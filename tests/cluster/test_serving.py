@@ -139,7 +139,7 @@ def test_when_the_launcher_is_killed_all_end(launcher):
             check_account(server, f"process {server.process.pid}, which has started the ranks, is gone; the run ends")
 
 
-@pytest.mark.parametrize(("launcher", "rank"), matrix(over=[(0,), (1,)]))
+@pytest.mark.parametrize(("launcher", "rank"), matrix(("torchrun", 1), over=[(0,), (1,)]))
 def test_exception_in_a_rank_ends_all_with_its_traceback(launcher, rank):
     fault = {"FAULT": "raise", "FAULT_RANK": str(rank), "FAULT_STEP": "20"}
     with pair(launcher, script=FAULTY, **fault) as server:
