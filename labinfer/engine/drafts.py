@@ -18,7 +18,7 @@ from labinfer.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 
-LEAST_PART = 0.1
+MIN_TIME_RATIO = 0.1
 """Part of the time by a start that a round takes at least, however short those before it were."""
 
 
@@ -245,7 +245,7 @@ class Drafts:
         """Seconds of a round in which each micro-batch runs so many drafted tokens: by the times of a start, and by what rounds took
         beyond these."""
         seconds = self._draft_time(num_micro_batches, num_decodes, num_drafted)
-        return max(LEAST_PART * seconds, seconds + self._overheads.seconds(num_decodes, num_drafted))
+        return max(MIN_TIME_RATIO * seconds, seconds + self._overheads.seconds(num_decodes, num_drafted))
 
     def time_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
         """Learn what a round really takes, when a step comes back: the time since the one before, for each that is in flight.

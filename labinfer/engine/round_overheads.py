@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-KEPT = 15
+NUM_KEPT_ROUNDS = 15
 """Rounds of like sizes of which the lower quartile counts: the first of a size may be captured, and others run on the machine, too."""
-LEAST = 3
+MIN_ROUNDS = 3
 """Rounds before which nothing is said of their size."""
 PLAIN_EVERY = 64
 """One in so many rounds with drafts has none, to be compared with, if none came about by itself …"""
@@ -38,10 +38,10 @@ class RoundOverheads:
     def add(self, num_decodes: int, num_drafted: int, seconds: float) -> None:
         """A round of so many sequences, of whose micro-batches this one had so many drafted tokens, took so much longer."""
         size = num_decodes.bit_length(), num_drafted.bit_length()
-        seen = self._seconds.setdefault(size, deque(maxlen=KEPT))
+        seen = self._seconds.setdefault(size, deque(maxlen=NUM_KEPT_ROUNDS))
         seen.append(seconds)
         self._last_seen[size] = self._num_asked.get(size[0], 0)
-        if len(seen) >= LEAST:
+        if len(seen) >= MIN_ROUNDS:
             self._quartiles[size] = sorted(seen)[(len(seen) - 1) // 4]
 
     def seconds(self, num_decodes: int, num_drafted: int) -> float:

@@ -88,10 +88,8 @@ def probe_cluster(
         AgreedError: the model, the devices or the memory are not as they should be, on any rank.
     """
     directory, config = find_model(group, options)
-    mtp, config = (
-        config.mtp,
-        dataclasses.replace(config, mtp=None),
-    )  # seconds are those of the model alone, whoever drafts
+    mtp = config.mtp
+    config = dataclasses.replace(config, mtp=None)  # seconds are those of the model alone, whoever drafts
     with group.together():
         rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
         layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]

@@ -227,9 +227,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:
         """Bytes of a stage's weights on a rank; for ``layers`` see ``step_seconds``."""
         total = sum(count * self.layer_bytes[kind] for kind, count in layers.items())
-        total += (self.embedding_bytes + self.drafting.first) * is_first + (
-            self.head_bytes + self.drafting.last
-        ) * is_last
+        total += (self.embedding_bytes + self.drafting.first) * is_first
+        total += (self.head_bytes + self.drafting.last) * is_last
         if self.drafting.last and is_last and not (is_first or self.shared_bytes):
             total += self.embedding_bytes  # of the tokens that the MTP layer goes on from, which no head of its own has
         return total - self.shared_bytes * (is_first and is_last)

@@ -107,7 +107,7 @@ export class Answering extends EventTarget {
       known.arguments += call.function?.arguments ?? "";
     }
     if (logprobs) (message.logprobs ??= []).push(...logprobs.content.map(shortened));
-    if (tokens) (message.drafted ??= []).push(...tokens.map((one) => this._spell(one)));
+    if (tokens) (message.drafted ??= []).push(...tokens.map((token) => this._spell(token)));
     if (finish_reason) message.finishReason = finish_reason;
     this.dispatchEvent(new Event("change"));
     this._saving ||= setTimeout(() => this._save(), SAVE_EVERY_MS);

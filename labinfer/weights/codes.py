@@ -148,7 +148,8 @@ class Codes:
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes of 4 or 8 bits from words or bytes along the last dimension, the first in the lowest bits: (…, W) int32 → (…, W · 32 / bits) uint8."""
+    """Codes of 4 or 8 bits from words or bytes along the last dimension: (…, W) int32 → (…, W · 32 / bits) uint8. The first code is
+    in the lowest bits."""
     codes = words.contiguous().view(torch.uint8)
     if bits == 8:
         return codes

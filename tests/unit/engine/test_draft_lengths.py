@@ -11,7 +11,7 @@ import pytest
 from scheduler_bench import Bench, RandomProposer
 
 from labinfer.engine.draft_lengths import LEAST_GAIN, PLACES_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
-from labinfer.engine.round_overheads import FORGET_AFTER, LEAST, PLAIN_EVERY, RoundOverheads
+from labinfer.engine.round_overheads import FORGET_AFTER, MIN_ROUNDS, PLAIN_EVERY, RoundOverheads
 from labinfer.plan import BatchPlan, BatchResult
 from labinfer.rank_stats import StepTimes
 from labinfer.speculative_options import SpeculativeOptions
@@ -175,7 +175,7 @@ def test_lengths_follow_what_rounds_take_beyond_the_times_of_a_start(num_sequenc
 
 def test_lengths_that_took_too_long_are_tried_again_some_day():
     overheads = RoundOverheads()
-    for _ in range(LEAST):
+    for _ in range(MIN_ROUNDS):
         overheads.add(1, 0, 1.0)
         overheads.add(1, 4, 9.0)
     assert [overheads.seconds(1, count) for count in (0, 3, 4, 20)] == [1.0, 1.0, 9.0, 9.0]
