@@ -23,7 +23,7 @@ def launched(variants: dict[str, dict[str, Any]]) -> Iterator[dict[str, LLM]]:
     """
     checked = {name: EngineOptions.from_flat(flat) for name, flat in variants.items()}
     first = next(iter(checked.values()))
-    group = join_group(detect(), first.parallel, first.runtime)
+    group = join_group(detect(), first)
     end_group_on_uncaught(group)
     yield {name: LLM.from_options(group, options) for name, options in checked.items()}
     group.close()  # not after a failure: the others would not meet this collective

@@ -53,7 +53,7 @@ def main() -> None:
 
     flat = {name: value for name, value in vars(args).items() if name != "rounds"}
     options = EngineOptions.from_flat(flat | {"num_kv_blocks": BLOCKS})
-    group = join_group(detect(), options.parallel, options.runtime)
+    group = join_group(detect(), options)
     end_group_on_uncaught(group)
     files = weight_files(Path(args.model))
     LoadClock().load(group, options)  # functions are compiled and chosen

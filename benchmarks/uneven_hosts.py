@@ -128,7 +128,7 @@ class Joined:
         common = {"max_model_len": CONTEXT, "num_kv_blocks": 1024, "weight_cache_size": 0.0, "autotune": "off"}
         self.fields = {"model": model} | common | {"enable_prefix_caching": False} | fields
         options = EngineOptions.from_flat(self.fields)
-        self.group = join_group(detect(), options.parallel, options.runtime)
+        self.group = join_group(detect(), options)
         end_group_on_uncaught(self.group)
         set_up_logging(self.group.rank, "info")
         self.cluster = probe_cluster(self.group, options)

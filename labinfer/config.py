@@ -330,6 +330,12 @@ class EngineOptions:
         lasting = "off" if self.model.autotune == "off" else "on"
         return dataclasses.replace(self.model, autotune=lasting), dataclasses.replace(self.parallel, layout="")
 
+    @property
+    def working_ranks(self) -> tuple[int, ...]:
+        """Ranks of ``--ranks`` and the spare rank that drafts for them; empty where all ranks work."""
+        ranks, speculation = self.parallel.ranks, self.scheduler.speculative_config
+        return (*ranks, speculation.draft_rank) if ranks and speculation and speculation.draft_rank else ranks
+
     def check(self) -> None:
         """Check the values that depend on neither model nor machine.
 

@@ -76,7 +76,7 @@ class LLM:
         try:
             checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
             read_early(environment, checked)
-            group = join_group(environment, checked.parallel, checked.runtime)
+            group = join_group(environment, checked)
             end_group_on_uncaught(group)
             self._build(group, choose_layout(group, checked), lambda done, total: None)
         except UserError as error:  # its place in this package tells the caller nothing

@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bench(checkpoint) -> AccuracyBench:
     options = EngineOptions.from_flat({"model": str(checkpoint), "threads": 1})
-    group = join_group(detect(), options.parallel, options.runtime)
+    group = join_group(detect(), options)
     documents = [Document(text, len(text) - len(text) // 4) for text in TEXTS]
     return AccuracyBench(group, options, AccuracyOptions(per_layer=True), documents)
 

@@ -182,7 +182,7 @@ class Hosting:
             self.llms.popitem()[1].unload()
         self._group.end_splits()
         return_freed_memory()
-        ranks = [options.parallel.ranks for options in layouts.values()]
+        ranks = [options.working_ranks for options in layouts.values()]
         self._group.take_cores(sum(ranks, ()) if all(ranks) else (), self._session.options.runtime.threads)
         self._load(layouts)
 

@@ -55,7 +55,7 @@ class Session:
         if self.starting is not None and self.environment.world_size > 1 and self.refusal is None:
             self.starting.describe = lambda: "starting: meeting the other ranks"
         try:
-            self.group = group = join_group(self.environment, self.options.parallel, self.options.runtime)
+            self.group = group = join_group(self.environment, self.options)
         finally:
             if self.starting is not None:
                 self.starting.close()

@@ -74,7 +74,7 @@ def choose_layout(
         chosen.check_group_size()
     if is_auto:  # these are what was measured, and other starts must not take them for others
         chosen = dataclasses.replace(chosen, model=options.model)
-    group.take_cores(chosen.parallel.ranks, options.runtime.threads)
+    group.take_cores(chosen.working_ranks, options.runtime.threads)
     if group.rank == 0:
         logger.info("--layout %s: %s", layout, describe_plan(plan, nodes))
     return chosen

@@ -12,7 +12,6 @@ from labinfer.comm.doorbells import hang_doorbells
 from labinfer.functions.provider import Provider
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
-from labinfer.spmd.threads import own_cores
 from labinfer.spmd.topology import Place
 
 logger = logging.getLogger(__name__)
@@ -33,8 +32,9 @@ def share_cores(
     ranks = [rank for rank in group.ranks if everyone[rank].node == everyone[group.rank].node]
     lent: dict[int, int] = {}
     if machine is not None:
-        cores = [core[0] for core in own_cores(everyone[group.rank], [everyone[rank] for rank in group.ranks])]
-        may_lend = layout.devices[group.rank].type == "cpu" and set(cores) <= set(group.threads.bound_to)
+        bound_to = set(group.threads.bound_to)  # not the cores of a rank that drafts, which is not in this group
+        cores = [core[0] for core in everyone[group.rank].cores if bound_to.issuperset(core)]
+        may_lend = layout.devices[group.rank].type == "cpu"
         offers = machine.all_gather_bytes(msgspec.msgpack.encode(cores[: group.threads.count] if may_lend else []))
         cpus = dict(zip(ranks, (msgspec.msgpack.decode(offer, type=list[int]) for offer in offers), strict=True))
         stages = {topology.place(rank).stage for rank in ranks}

@@ -18,7 +18,7 @@ from labinfer.comm.lifeline import FaultOptions, Lifeline
 from labinfer.comm.lifeline_server import LifelineServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
-from labinfer.config import ParallelOptions, RuntimeOptions
+from labinfer.config import EngineOptions, ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError, first_line
 from labinfer.group.signals import die_with_launcher
 from labinfer.group.time_limits import time_limit_for_joining, time_limit_for_leaving
@@ -161,13 +161,14 @@ class RankGroup:
             self.lifeline.close()
 
 
-def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtime: RuntimeOptions) -> RankGroup:
+def join_group(environment: LaunchEnvironment, options: EngineOptions) -> RankGroup:
     """Meet the other ranks, agree on the transport, tie the lifelines and take this rank's share of the cores.
 
     Raises:
         UserError: the launcher and the transport do not fit together, or the ranks cannot meet.
     """
     die_with_launcher(environment)
+    parallel, runtime = options.parallel, options.runtime
     progress = Progress(rank=environment.rank, label=f"rank {environment.rank}", timeout=runtime.timeout)
     own = interfaces()
     mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own))
@@ -194,7 +195,7 @@ def join_group(environment: LaunchEnvironment, parallel: ParallelOptions, runtim
         lifeline=None,
         everyone=everyone,
     )
-    group.take_cores(parallel.ranks, runtime.threads)
+    group.take_cores(options.working_ranks, runtime.threads)
     if comm.size > 1:
         group.lifeline = _tie_lifeline(comm, everyone, progress, faults)
     return group

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions, ParallelOptions, RuntimeOptions
+from labinfer.config import EngineOptions
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
 from labinfer.layers.router import Router
@@ -150,7 +150,7 @@ def sampled(index: int) -> SamplingParams:
 
 def main() -> None:
     job, out_file = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    group = join_group(detect(), ParallelOptions(), RuntimeOptions())
+    group = join_group(detect(), EngineOptions())
     end_group_on_uncaught(group)
     results = {name: {} for name in job["layouts"]}
     for name, (layout, cases) in job["layouts"].items():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint, mixed_prompts, transformers_greedy
 
-from labinfer.config import ParallelOptions, RuntimeOptions
+from labinfer.config import EngineOptions, ParallelOptions, RuntimeOptions
 from labinfer.group.failure import end_process_with
 from labinfer.group.rank_group import join_group
 from labinfer.spmd.environment import detect
@@ -18,7 +18,8 @@ from labinfer.spmd.environment import detect
 
 @pytest.fixture(scope="session")
 def group():
-    group = join_group(detect(), ParallelOptions(device=("cpu",)), RuntimeOptions(timeout=60.0))
+    options = EngineOptions(parallel=ParallelOptions(device=("cpu",)), runtime=RuntimeOptions(timeout=60.0))
+    group = join_group(detect(), options)
     yield group
     group.close()
 

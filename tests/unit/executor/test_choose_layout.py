@@ -30,7 +30,7 @@ def write_plan(path, **changes) -> str:
 
 def join(**flat):
     options = EngineOptions.from_flat({"model": str(golden(KIND).directory)} | flat)
-    return join_group(detect(), options.parallel, options.runtime), options
+    return join_group(detect(), options), options
 
 
 def test_a_rank_alone_has_nothing_to_choose():

@@ -55,6 +55,7 @@ def lent_cpus(
     threads: int = 0,
     devices: dict[int, str] | None = None,
     unbound: tuple[int, ...] = (),
+    drafting: tuple[RankInfo, ...] = (),
 ) -> list[tuple[dict[int, int], object]]:
     """What each rank of the first one's machine borrows, with its words, and its doorbells."""
     topology = Topology(tp_sizes, ((0, 1),) * len(tp_sizes))
@@ -65,7 +66,7 @@ def lent_cpus(
 
     def work(comm):
         rank, provider = comm.rank, Borrower()
-        choice = choose_threads(everyone[rank], everyone, threads, 0, False)
+        choice = choose_threads(everyone[rank], [*everyone, *drafting], threads, 0, False)
         if rank in unbound:
             choice = ThreadChoice(choice.count, choice.reason)
         progress = SimpleNamespace(doorbells=None)
@@ -96,6 +97,14 @@ def test_stages_lend_each_other_the_cores_that_their_threads_are_on(bells):
     everyone = [rank_info(rank) for rank in range(2)]
     assert lent_cpus((1, 1), everyone) == [({2: 1001, 3: 1001}, bells), ({0: 1000, 1: 1000}, bells)]
     assert lent_cpus((1, 1), everyone, threads=1) == [({2: 1001}, bells), ({0: 1000}, bells)]
+
+
+def test_stages_lend_no_cores_of_a_rank_that_drafts_beside_them(bells):
+    everyone = [rank_info(rank, cores=6) for rank in range(3)]
+    assert lent_cpus((1, 1), everyone[:2], drafting=(everyone[2],)) == [
+        ({2: 1001, 3: 1001}, bells),
+        ({0: 1000, 1: 1000}, bells),
+    ]
 
 
 def test_ranks_of_the_same_stage_lend_each_other_nothing(bells):

@@ -48,7 +48,7 @@ class Probed(NamedTuple):
 def probed(request, tmp_path_factory):
     directory = make_checkpoint(tmp_path_factory.mktemp("probe") / "model", request.param)
     options = EngineOptions.from_flat({"model": str(directory), "autotune": False})
-    group = join_group(detect(), options.parallel, options.runtime)
+    group = join_group(detect(), options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "cache_folder", lambda: directory)
         patch.setattr(probe, "CACHE_TOKENS", 1 << 12)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 
 from labinfer.comm.local import LocalCommunicator
+from labinfer.config import EngineOptions
 from labinfer.errors import AgreedError, UserError, WaitTimeout
+from labinfer.group import rank_group
 from labinfer.group.rank_group import RankGroup
 from labinfer.spmd.environment import detect
 from labinfer.spmd.machine import describe_rank
@@ -58,3 +62,23 @@ def test_rank_that_takes_longer_than_the_timeout_is_waited_for():
                 comm.irecv(torch.empty(1), 1).wait("a message nobody sends")
 
     LocalCommunicator.run(2, work, timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"), [({"draft_rank": 2}, [(0, 1), (2, 3), (4, 5)]), ({}, [(0, 1, 2), (3, 4, 5)])]
+)
+def test_rank_that_drafts_has_cores_beside_those_of_the_stages(speculation, expected, monkeypatch):
+    options = EngineOptions.from_flat({"ranks": [0, 1], "speculative_config": {"model": "small", **speculation}})
+    bound: list[tuple[int, ...]] = []
+    monkeypatch.setattr(rank_group, "bind", bound.append)
+    monkeypatch.setattr(rank_group.torch, "set_num_threads", lambda count: None)
+    cores = [[cpu] for cpu in range(6)]
+
+    def take(rank: int, comm: LocalCommunicator) -> None:
+        group = group_of(comm)
+        everyone = [msgspec.structs.replace(group.everyone[0], rank=r, cores=cores, cpu_limit=6.0) for r in range(4)]
+        replace(group, ranks=(rank,), everyone=everyone).take_cores(options.working_ranks, 0)
+
+    for rank in range(len(expected)):
+        LocalCommunicator.run(1, lambda comm, rank=rank: take(rank, comm))
+    assert bound == expected
