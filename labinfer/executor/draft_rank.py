@@ -99,15 +99,23 @@ def build_draft_rank(
         providers=providers,
         weight_cache=weight_cache,
     )
-    free = free_memory(layout.draft_devices[group.rank]) // layout.sharing_device(group.rank, group.everyone)
+    device, scheduling = layout.draft_devices[group.rank], options.scheduler
+    free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
+    if device.type == "cpu" and weight_cache is not None:  # the system calls memory of mapped files available
+        free -= weight_cache.mapped_bytes()
     capture = next(filter(None, (provider.capture() for provider in providers)), None)
-    free -= CAPTURED_BYTES if capture is not None else 0
-    room = int(free * options.cache.memory_utilization) - model.state_bytes
-    num_blocks = options.cache.num_kv_blocks or room // model.block_bytes(size)
+    free -= model.state_bytes + (CAPTURED_BYTES if capture is not None else 0)
+    useful, given = model.layout.useful_blocks(scheduling.max_num_seqs, size), options.cache.num_kv_blocks
+    num_blocks = given or int(free * options.cache.memory_utilization) // model.block_bytes(size)
     if num_blocks * size < 2:
         raise UserError(
-            f"the draft model {name} has no room for a KV cache ({free >> 20} MiB free for it); raise --memory-utilization or "
+            f"the draft model {name} has no room for a KV cache ({max(0, free) >> 20} MiB free for it); raise --memory-utilization or "
             "choose another draft_rank"
         )
-    model.make_cache(num_blocks, size, options.scheduler.max_num_seqs, capture)
+    if given and (needed := min(given, useful) * model.block_bytes(size)) > free:
+        raise UserError(
+            f"--num-kv-blocks {given} needs {needed >> 20} MiB for the draft model {name}, but {max(0, free) >> 20} MiB are free for "
+            "it; give less or choose another draft_rank"
+        )
+    model.make_cache(num_blocks, size, scheduling.max_num_seqs, capture)
     return DraftRank(model, channel)

@@ -187,7 +187,7 @@ def agree_on_blocks(
         if num_blocks * size < 2:
             least = group.ranks[blocks.of_rank.index(num_blocks)]
             raise UserError(
-                f"{layout.topology.place(least)} has no room for KV cache ({free >> 20} MiB free for it here); raise "
+                f"{layout.topology.place(least)} has no room for KV cache ({max(0, free) >> 20} MiB free for it here); raise "
                 "--memory-utilization or use more ranks"
             )
         if largest and num_states < 1:
@@ -199,7 +199,7 @@ def agree_on_blocks(
         if cache.num_kv_blocks and needed > free - state_bytes:
             raise UserError(
                 f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {place}, but "
-                f"{free - state_bytes >> 20} MiB are free"
+                f"{max(0, free - state_bytes) >> 20} MiB are free"
             )
     fits = min(layout.max_model_len, num_blocks * size)
     return KVCapacity(
