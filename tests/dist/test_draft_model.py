@@ -8,6 +8,7 @@ from layouts import layouts_for
 
 from labinfer import SamplingParams
 from labinfer.config import EngineOptions
+from labinfer.engine import draft_lengths
 from labinfer.errors import AgreedError
 from labinfer.llm import LLM
 
@@ -49,23 +50,25 @@ def test_answers_are_those_without_a_draft_model(group, golden):
         assert (llm.draft_model is not None) == llm.is_rank0
 
 
-def test_answers_are_those_with_a_draft_model_on_a_spare_rank(group, golden):
-    """Two runs, as the rank that drafts goes on with the next."""
+def test_answers_are_those_with_a_draft_model_on_a_spare_rank(group, golden, monkeypatch):
+    """Two runs, as the rank that drafts goes on with the next; the second model chooses the lengths, and some draft each time."""
     directory, prompts, _ = golden
     if group.size not in (2, 3):
         return
+    monkeypatch.setattr(draft_lengths, "LEAST_GAIN", 0.0)  # whatever a draft costs here
     spare, ranks = group.size - 1, tuple(range(group.size - 1))
     flat = {"model": str(directory), "block_size": 4, "num_kv_blocks": 200}
     flat |= {"ranks": ranks, "pipeline_parallel_size": len(ranks)}
     expected, _, _ = answers(LLM.from_options(group, EngineOptions.from_flat(flat)), prompts)
-    drafted = {"model": str(directory), "num_speculative_tokens": 3, "draft_rank": spare}
-    llm = LLM.from_options(group, EngineOptions.from_flat({**flat, "speculative_config": drafted}))
-    for _ in range(2):
-        tokens, num_drafted, num_accepted = answers(llm, prompts)
-        if llm.is_rank0:
-            assert tokens == expected
-            assert 20 < num_drafted < 2 * num_accepted
-    assert llm.is_spare == (group.rank == spare)
+    for lengths in ({"num_speculative_tokens": 3}, {}):
+        drafted = {"model": str(directory), "draft_rank": spare, **lengths}
+        llm = LLM.from_options(group, EngineOptions.from_flat({**flat, "speculative_config": drafted}))
+        for _ in range(2 if lengths else 1):
+            tokens, num_drafted, num_accepted = answers(llm, prompts)
+            if llm.is_rank0:
+                assert tokens == expected
+                assert 20 < num_drafted < 2 * num_accepted
+        assert llm.is_spare == (group.rank == spare)
 
 
 def test_rank_that_cannot_draft_is_refused(group, golden):
