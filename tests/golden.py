@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -72,14 +75,19 @@ class Golden:
         return load_file(self.directory / "reference.safetensors")["logits"]
 
 
-@cache
-def golden(kind: str) -> Golden:
-    """The checkpoint of this kind, made if it is not there yet."""
+def golden_folder(kind: str) -> Path:
+    """Where the checkpoint of this kind is kept: another place when what it is made of changes."""
     limits = NUM_TOKENS, BEAMS, NOISE, OWN_ERROR, most_growth(kind)
     # Other kinds may come without this one made again.
     functions = Path(checkpoints.__file__).read_text().partition("\ndef ")[2]
     parts = functions, CONFIGS[kind]().to_json_string(), *limits, transformers.__version__, torch.__version__
-    folder = default_cache() / "tests" / hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    return default_cache() / "tests" / hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+@cache
+def golden(kind: str) -> Golden:
+    """The checkpoint of this kind, made if it is not there yet."""
+    folder = golden_folder(kind)
     if not (folder / kind).exists():
         folder.mkdir(parents=True, exist_ok=True)
         for seed in range(20):
@@ -91,6 +99,14 @@ def golden(kind: str) -> Golden:
                     break
         assert (folder / kind).exists(), f"no random {kind} answers clearly"
     return Golden(folder / kind)
+
+
+def make_goldens(kinds: Iterable[str]) -> None:
+    """Make those that are not there yet, on all cores."""
+    missing = [kind for kind in dict.fromkeys(kinds) if not (golden_folder(kind) / kind).exists()]
+    if len(missing) > 1:
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            list(pool.map(golden, missing))
 
 
 def most_growth(kind: str) -> int:

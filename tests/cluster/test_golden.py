@@ -7,7 +7,7 @@ import time
 
 import pytest
 from checkpoints import FAMILIES, HYBRIDS, KINDS, LATENTS, MIXTURES, SHARED_CACHES
-from golden import BEAM_PROMPTS, BEAMS, PROMPTS, TOLERANCE, golden
+from golden import BEAM_PROMPTS, BEAMS, PROMPTS, TOLERANCE, golden, make_goldens
 from launchers import BIN, LAUNCHERS, Finished, command, finish, free_port, matrix, start
 
 DRIVER = "tests/cluster/golden_driver.py"
@@ -59,6 +59,7 @@ ALL = cases_of(KINDS, ALL_CASES) + cases_of(FAMILIES, SAMPLE_CASES)
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict:
     """One rank under plain Python: a sample of the matrix."""
+    make_goldens((*KINDS, *FAMILIES, *NEWEST))
     cases = cases_of(KINDS, SAMPLE_CASES) + cases_of(FAMILIES, SAMPLE_CASES[:1])
     return run_driver("single", 1, {"alone": [{}, cases]}, tmp_path_factory.mktemp("alone"))["alone"]
 
@@ -71,7 +72,7 @@ def sampled_alone(alone) -> dict:
 
 
 @pytest.fixture(scope="module")
-def sampled_layouts(tmp_path_factory):
+def sampled_layouts(alone, tmp_path_factory):
     """``sampled_layouts(launcher, layout)``: results of ``sample_cases``. Layouts of as many ranks share a launch."""
     done = {}
 
