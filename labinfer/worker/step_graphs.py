@@ -45,8 +45,8 @@ class StepGraphs:
 
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
-        kept_bytes: memory of all graphs, at most, but for a single one. Steps of several tokens of one sequence are captured up to the
-            number of tokens for which all smaller ones have room, too: so none makes room for another again and again.
+        kept_bytes: memory of all graphs, at most. Steps are captured up to the number of rows for which all smaller ones have room,
+            too: so none makes room for another again and again. A graph that is larger alone is not kept.
     """
 
     def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
@@ -58,8 +58,9 @@ class StepGraphs:
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
-        is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None and self._has_room(num_rows)
-        if self._capture is None or not (is_chunk or num_sequences == num_rows <= MAX_SEQUENCES):
+        is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None
+        is_small = is_chunk or num_sequences == num_rows <= MAX_SEQUENCES
+        if self._capture is None or not (is_small and self._has_room(num_rows)):
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
@@ -83,8 +84,10 @@ class StepGraphs:
         step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         if step is not None:
             self._row_bytes = max(self._row_bytes, step.num_bytes / len(batch.token_ids_T))
-        while len(self._steps) > 1 and self.num_bytes > self._kept_bytes:
-            del self._steps[next(iter(self._steps))]  # the one that was not used for the longest time
+        # Those that were not used for the longest time go first. A graph that is too large alone goes, too, and is not captured again,
+        # as the bytes of its rows are known from now on.
+        while self.num_bytes > self._kept_bytes:
+            del self._steps[next(iter(self._steps))]
             self._seen.clear()
         return out
 

@@ -193,6 +193,33 @@ def test_graphs_keep_within_their_memory(directory, compiled_functions):
     assert captures_made(3, 4) == [4, 4]  # the one that was not used for the longest time made room
 
 
+def test_graphs_of_several_sequences_keep_within_their_memory(directory, compiled_functions):
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain = make_runner(directory, registry, None)
+
+    def captures_made(runner: ModelRunner, *counts: int) -> list[int]:
+        made = []
+        for count in counts:
+            step = plan(dict.fromkeys(range(count), (2, 3)), False)
+            assert torch.equal(run(runner, step), run(plain, step))
+            assert runner._layers.num_bytes <= runner._layers._kept_bytes
+            made.append(captures.made)
+        return made
+
+    def start(kept_bytes: int) -> ModelRunner:
+        runner, prompts = make_runner(directory, registry, captures), plan(dict.fromkeys(range(4), (0, 2)), True)
+        assert torch.equal(run(runner, prompts), run(plain, prompts))
+        runner._layers._kept_bytes, captures.made = kept_bytes, 0
+        return runner
+
+    ample = start(1 << 30)
+    assert captures_made(ample, 1, 2, 3, 4, 1) == [1, 2, 3, 4, 4]
+    row_bytes = ample._layers._row_bytes
+    assert captures_made(start(int(3.5 * row_bytes)), 4, 4, 3, 2, 1, 2) == [1, 1, 1, 2, 3, 3]  # the first is not kept
+    assert captures_made(start(int(6.5 * row_bytes)), 1, 2, 3, 4, 1, 2, 3) == [1, 2, 3, 3, 3, 3, 3]
+
+
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
