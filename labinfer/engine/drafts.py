@@ -264,8 +264,8 @@ class Drafts:
         if any(sequence.num_in_flight > 1 for sequence in sequences):  # chunks behind others make no rounds
             return
         num_drafted = plan.num_samples - len(plan.entries)
-        if not num_drafted and any(entry.num_drafts for entry in plan.entries):
-            return  # an MTP layer took part: it is no round without drafts
+        if self._uses_mtp and bool(num_drafted) != any(entry.num_drafts for entry in plan.entries):
+            return  # the times of a start are those of rounds that verify drafts and make the next ones
         num_decodes = num_in_flight * len(plan.entries)
         seconds = num_in_flight * (now - begin - drafting)
         expected = self._draft_time(num_in_flight, num_decodes, num_drafted)

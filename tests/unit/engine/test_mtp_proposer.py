@@ -106,6 +106,23 @@ def test_length_is_chosen_a_step_ahead():
         assert asked_share(share, times, num_sequences) <= 2 * PROBE_TOKENS / PROBE_STEPS
 
 
+def test_rounds_that_only_verify_or_only_draft_say_nothing_of_what_rounds_take(monkeypatch):
+    times = StepTimes(sizes=[1, 8], by_stage=[[1.0, 8.0]], draft_rows=[1, 2, 16], drafts_by_stage=[[1.0, 1.5, 1.5]])
+    bench, samples = DraftingBench(1.0, num_blocks=2000, times=times), []
+    run, overheads = bench.worker.run, bench.scheduler.drafts._overheads
+    add = overheads.add
+
+    def run_as_timed(plan: BatchPlan) -> BatchResult:
+        bench.clock.sleep(1.0 + 0.5 * any(entry.num_drafts for entry in plan.entries))
+        return run(plan)
+
+    bench.worker.run = run_as_timed
+    monkeypatch.setattr(overheads, "add", lambda *sample: (samples.append(sample), add(*sample)))
+    bench.add(3, 300)
+    bench.finish_all()
+    assert {(drafted > 0, seconds) for _, drafted, seconds in samples} == {(False, 0.0), (True, 0.0)}
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("options", [{}, {"num_states": 9}, {"num_host_blocks": 20, "preemption_mode": "swap"}])
 @pytest.mark.parametrize("num_stages", [1, 3])
