@@ -105,7 +105,9 @@ def make_goldens(kinds: Iterable[str]) -> None:
     """Make those that are not there yet, on all cores."""
     missing = [kind for kind in dict.fromkeys(kinds) if not (golden_folder(kind) / kind).exists()]
     if len(missing) > 1:
-        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        with ProcessPoolExecutor(
+            os.cpu_count(), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+        ) as pool:
             list(pool.map(golden, missing))
 
 
