@@ -20,10 +20,8 @@ from typing import Any, ClassVar
 from labinfer.clock import Clock, SystemClock
 from labinfer.config import EngineOptions, as_keywords
 from labinfer.early_reading import read_early
-from labinfer.engine.assemble import make_drafter, make_engine
+from labinfer.engine.assemble import make_drafter
 from labinfer.engine.driver import EngineDriver
-from labinfer.engine.facts import EngineFacts
-from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.proposers import find_proposer
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
@@ -31,7 +29,7 @@ from labinfer.executor.build import RankParts, build_rank
 from labinfer.executor.choose_layout import choose_layout
 from labinfer.executor.draft_model import DraftModel
 from labinfer.executor.draft_rank import DraftRank
-from labinfer.executor.spmd import SpmdExecutor, StatsReporter, follow
+from labinfer.executor.spmd import StatsReporter, follow
 from labinfer.group.failure import end_group_on_uncaught
 from labinfer.group.rank_group import RankGroup, join_group
 from labinfer.home_process import HomeProcess
@@ -43,6 +41,7 @@ from labinfer.observe.report import RunReport
 from labinfer.outputs import Delta, RequestOutput
 from labinfer.pooling import EmbeddingOutput
 from labinfer.prompts import PromptLike
+from labinfer.rank0_engine import engine_facts, make_rank0_engine
 from labinfer.rank_stats import WorkerStats
 from labinfer.request_maker import RequestMaker, checked_pooling, conversations
 from labinfer.runs import Runs
@@ -126,7 +125,7 @@ class LLM:
         self.tokenizer: Tokenizer | None = None
         trace: OutputFile | None = None
         if parts is not None:
-            self.facts = _facts(parts)
+            self.facts = engine_facts(parts)
         with self.group.together():
             if self.is_rank0:
                 own = options.model.tokenizer
@@ -145,27 +144,15 @@ class LLM:
                     trace = OutputFile(path, "--trace")
                 proposer = make_proposer(speculation, self.facts) if make_proposer else None
         if self.is_rank0:
-            self._executor = SpmdExecutor(
-                parts.channel,
-                parts.worker,
-                parts.pipeline,
-                parts.stats,
-                parts.recorder,
-                model=len(others),
-                drafts=parts.drafts,
-            )
             self.guides = GuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
-            self.engine: LLMEngine = make_engine(
+            self.engine, self._executor = make_rank0_engine(
                 self.facts,
-                self._executor,
-                cache=options.cache,
-                scheduling=options.scheduler,
+                parts,
+                options,
+                model=len(others),
                 clock=self.clock,
-                recorder=parts.recorder,
                 guides=self.guides,
                 proposer=proposer,
-                draft_model=parts.draft_model,
-                draft_link=parts.drafts,
             )
             self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
@@ -401,22 +388,3 @@ def follow_all(llms: list[LLM]) -> None:
     if not parts:
         return
     follow(parts[0].channel, [(part.worker, part.stats, part.recorder) for part in parts])
-
-
-def _facts(parts: RankParts) -> EngineFacts:
-    config = parts.layout.config
-    return EngineFacts(
-        num_stages=parts.layout.topology.num_stages,
-        num_blocks=parts.capacity.num_blocks,
-        num_host_blocks=parts.capacity.num_host_blocks,
-        window=parts.capacity.window,
-        num_window_blocks=parts.capacity.num_window_blocks,
-        num_host_window_blocks=parts.capacity.num_host_window_blocks,
-        num_states=parts.capacity.num_states,
-        num_host_states=parts.capacity.num_host_states,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        max_model_len=parts.layout.max_model_len,
-        eos_token_ids=config.eos_token_ids,
-        step_times=parts.step_times,
-    )

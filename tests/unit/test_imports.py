@@ -31,8 +31,9 @@ MAY_IMPORT = {
     "batch": "option_fields llm jsonl openai outputs pooling engine protocol prompts text observe weights config sampling_params clock",
     "simulator": "option_fields outputs runs planner engine prompts observe plan cache_capacity spmd config sampling_params rank_stats",
     "bench": "option_fields jsonl outputs planner engine prompts observe config sampling_params clock",
-    "llm": "early_reading request_maker runs turns home_process input_processor outputs pooling executor layout group engine "
+    "llm": "early_reading request_maker rank0_engine runs turns home_process input_processor outputs pooling executor layout group engine "
     "prompts text observe spmd config sampling_params rank_stats clock",
+    "rank0_engine": "executor engine text config",
     "early_reading": "weights spmd config",
     "request_maker": "runs input_processor engine worker prompts plan sampling_params",
     "runs": "outputs pooling group engine text observe rank_stats clock",
