@@ -60,7 +60,7 @@ def run(session: Session, own: PlanOptions) -> int:
         draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
         on_rank0 = None if layout.draft_devices else draft
         if group.size == 1:
-            free = {rank: free_memory(device) for rank, device in layout.devices.items()}
+            free = {rank: free_memory(device) for rank, device in layout.all_devices.items()}
         else:
             free = _gather_free(group, layout)
         if group.rank == 0:
@@ -104,8 +104,12 @@ def run(session: Session, own: PlanOptions) -> int:
                 )
                 if state := draft.meta(place).bytes_per_sequence:
                     notes[-1] += f", {format_bytes(state)} a sequence"
+            least_bytes = {rank: _least_bytes(session, layout, rank, own, blocks) for rank, own in of_rank.items()}
+            for rank in layout.draft_devices:
+                of_rank[rank] = RankBytes.make_drafting(session, layout, everyone, rank, free=free[rank], draft=draft)
+                least_bytes[rank] = _least_draft_bytes(session, of_rank[rank], draft)
             complaints = [
-                _describe_shortfall(session, layout, everyone, rank, own, blocks=blocks)
+                _describe_shortfall(session, layout, everyone, rank, own, least=least_bytes[rank])
                 for rank, own in of_rank.items()
             ]
             OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
@@ -151,7 +155,7 @@ def layout_rows(
 
 
 def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:
-    mine = torch.tensor([free_memory(layout.devices.get(group.rank, torch.device("cpu")))])
+    mine = torch.tensor([free_memory(layout.all_devices.get(group.rank, torch.device("cpu")))])
     return dict(zip(group.ranks, map(int, group.comm.all_gather(mine)), strict=True))
 
 
@@ -202,6 +206,20 @@ class RankBytes:
             more["draft_state"] = draft.meta(place).bytes_per_sequence
         return cls(free=free // layout.sharing_device(rank, everyone), weights=weights, captured=captured, **more)
 
+    @classmethod
+    def make_drafting(
+        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout
+    ) -> RankBytes:
+        """The bytes of a rank that holds the draft model alone; see ``make``."""
+        place = draft.topology.place(0)
+        return cls(
+            free=free // layout.sharing_device(rank, everyone),
+            weights=draft.weight_bytes(place),
+            captured=CAPTURED_BYTES * (layout.draft_devices[rank].type == "cpu"),
+            draft_block=draft.block_bytes(place, session.options.cache.block_size),
+            draft_state=draft.meta(place).bytes_per_sequence,
+        )
+
 
 def _estimate_room(session: Session, layout: Layout, rank: int, own: RankBytes) -> tuple[BlockRoom, int | None]:
     """Memory of a rank for KV blocks, and slots for states beside them; None slots where its layers keep no states."""
@@ -224,27 +242,44 @@ def _count_blocks(session: Session, layout: Layout, rooms: list[BlockRoom]) -> t
     return count_blocks(rooms, useful, needs, fixed=options.cache.num_kv_blocks), needs
 
 
-def _describe_shortfall(
-    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, own: RankBytes, *, blocks: BlockCounts
-) -> str:
-    """The sums of a rank that has no room for what it has to hold; empty for one that has."""
+def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, blocks: BlockCounts) -> int:
+    """KV cache and states that a rank of a layout needs at least."""
     cache, place = session.options.cache, layout.topology.place(rank)
-    num_sharing = layout.sharing_device(rank, everyone)
     num_blocks, num_window_blocks = -(-2 // cache.block_size), 0
     if cache.num_kv_blocks:
         num_blocks, num_window_blocks = cache.num_kv_blocks, blocks.num_window_blocks
     least = layout.cache_bytes(place, cache.block_size, num_blocks, num_window_blocks) + num_blocks * own.draft_block
-    least += layout.meta(place).bytes_per_sequence + own.draft_state
+    return least + layout.meta(place).bytes_per_sequence + own.draft_state
+
+
+def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
+    """The same of a rank that holds the draft model alone, which makes no more blocks than it has use for."""
+    size, given = session.options.cache.block_size, session.options.cache.num_kv_blocks
+    num_blocks = min(given or -(-2 // size), draft.useful_blocks(session.options.scheduler.max_num_seqs, size))
+    return num_blocks * own.draft_block + own.draft_state
+
+
+def _describe_shortfall(
+    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, own: RankBytes, *, least: int
+) -> str:
+    """The sums of a rank that has no room for what it has to hold; empty for one that has.
+
+    Args:
+        least: bytes of KV cache and states that it needs.
+    """
+    cache, num_sharing = session.options.cache, layout.sharing_device(rank, everyone)
     used = 1.0 if cache.num_kv_blocks else cache.memory_utilization
     if int(max(0, own.room) * used) >= least:
         return ""
     shared = f", its part of {format_bytes(own.free * num_sharing)} for {num_sharing} ranks" if num_sharing > 1 else ""
     hint = "use more ranks, a smaller --dtype or --quantization"
+    if rank in layout.draft_devices:
+        hint = "choose another draft_rank, or a smaller draft model"
     if cache.num_kv_blocks:
         hint = f"give less than --num-kv-blocks {cache.num_kv_blocks}, or leave it out"
     least += own.captured
     return (
         f"rank {rank} has no room: {format_bytes(own.weights)} of weights and at least {format_bytes(least)} of KV cache, states and "
-        f"captured steps make {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.devices[rank]}{shared}; "
+        f"captured steps make {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.all_devices[rank]}{shared}; "
         f"{hint}"
     )

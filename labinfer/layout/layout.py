@@ -115,9 +115,14 @@ class Layout:
             kept=scheduler.keep if scheduler.context_shift else None,
         )
 
+    @property
+    def all_devices(self) -> dict[int, torch.device]:
+        """Devices of the ranks that have a place, and of the one that drafts for them."""
+        return {**self.devices, **self.draft_devices}
+
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
         """Ranks that draw on the same memory as this one."""
-        devices = {**self.devices, **self.draft_devices}
+        devices = self.all_devices
         return sum(
             everyone[other].node == everyone[rank].node and device == devices[rank] for other, device in devices.items()
         )
