@@ -14,6 +14,8 @@ WINDOWS_EACH = 2
 BLOCKS_TO_WINDOW_BLOCK = 4
 """Blocks of the layers that see all tokens to one of those with a window, where memory is short: with sequences of four windows
 both are used up together."""
+DRAFT_STATE_SHARE = 0.2
+"""Part of the memory for caches that states of a draft model may have room in; they take at most half of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,11 @@ def states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int, each: in
     """Slots for states in so many bytes, which KV blocks share; as many as are useful where a state takes nothing."""
     useful = each * max_num_seqs
     return min(useful, int(room * STATE_FRACTION) // bytes_per_state) if bytes_per_state else useful
+
+
+def draft_states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int) -> int:
+    """Slots for states of a draft model in so many bytes; none where a state takes nothing."""
+    return states_that_fit(int(room * DRAFT_STATE_SHARE), bytes_per_state, max_num_seqs) if bytes_per_state else 0
 
 
 def spanned_blocks(num_tokens: int, block_size: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from labinfer.cache_capacity import STATES_EACH, states_that_fit
+from labinfer.cache_capacity import STATES_EACH, draft_states_that_fit
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
@@ -29,9 +29,6 @@ from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
-
-STATE_SHARE = 0.2
-"""Part of the memory for caches that states of a draft model may have room in; they take at most half of it."""
 
 
 class DraftModel:
@@ -86,7 +83,7 @@ class DraftModel:
         per_state = self.layout.meta(self.place).bytes_per_sequence
         room = free_memory(self._device) / layout.sharing_device(rank, everyone) * options.cache.memory_utilization
         max_num_seqs = options.scheduler.max_num_seqs
-        self.num_states = states_that_fit(int(room * STATE_SHARE), per_state, max_num_seqs) if per_state else 0
+        self.num_states = draft_states_that_fit(int(room), per_state, max_num_seqs)
         if per_state and self.num_states < STATES_EACH:
             raise UserError(
                 f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank {rank}; "

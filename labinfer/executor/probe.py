@@ -99,6 +99,9 @@ def probe_cluster(
     here, memory = group.everyone[group.rank], _free_memory(group, layouts[0])
     if any(provider.capture() is not None for provider in providers):
         memory = max(0, memory - CAPTURED_BYTES)
+        drafting = [  # the draft model captures its own steps
+            msgspec.structs.replace(draft, first=draft.first + CAPTURED_BYTES * (draft.first > 0)) for draft in drafting
+        ]
     for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
         path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
         costs = read_costs(path, HostCosts)
@@ -154,7 +157,12 @@ def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: 
         own = draft_options(options, speculation.model, layout)
         draft = plan_draft_model(own, group.environment.model_dir, layout, group.everyone)[1]
         place = draft.topology.place(0)
-        numbers |= {"first": draft.weight_bytes(place), "first_kv": draft.meta(place).bytes_per_token}
+        meta = draft.meta(place)
+        numbers |= {
+            "first": draft.weight_bytes(place),
+            "first_kv": meta.bytes_per_token,
+            "first_state": meta.bytes_per_sequence,
+        }
     return DraftBytes(**numbers)
 
 

@@ -111,9 +111,11 @@ class DraftBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on a rank of what drafts with weights, beside its share of the model; none of a draft model that is not there."""
 
     first: int = 0
-    """Weights of a draft model, which rank 0 holds on the first stage."""
+    """Weights and captured steps of a draft model, which rank 0 holds on the first stage."""
     first_kv: int = 0
     """KV cache of a token in it."""
+    first_state: int = 0
+    """State of a sequence in it."""
     last: int = 0
     """Weights of an MTP layer, on the last stage, without the embedding."""
     last_kv: int = 0

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from labinfer.cache_capacity import BlockRoom, WindowNeeds, count_blocks, states_that_fit
+from labinfer.cache_capacity import BlockRoom, WindowNeeds, count_blocks, draft_states_that_fit, states_that_fit
 from labinfer.planner.cluster import Cluster, Link
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.prompt_chunks import prompt_chunks
@@ -71,6 +71,10 @@ def block_room(
 ) -> tuple[BlockRoom, int]:
     """A stage's memory for KV blocks, and the states of sequences that it has room for beside them."""
     free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
+    if is_first and (draft_state := costs.drafting.first_state):
+        free -= draft_state * draft_states_that_fit(
+            int(max(0, free) * limits.memory_utilization), draft_state, limits.max_num_seqs
+        )
     room = int(free * limits.memory_utilization)
     per_state = math.ceil(sum(count * costs.state_bytes.get(kind, 0) for kind, count in layers.items()))
     states = states_that_fit(room, per_state, limits.max_num_seqs) if room >= 0 else 0

@@ -30,6 +30,7 @@ from labinfer.planner.step_shape import StepShape
 from labinfer.spmd.environment import detect
 from labinfer.spmd.machine import describe_rank
 from labinfer.weights.loader import weight_bytes
+from labinfer.worker.model_runner import CAPTURED_BYTES
 
 
 class Probed(NamedTuple):
@@ -112,7 +113,9 @@ def test_bytes_of_a_draft_model_and_of_an_mtp_layer_are_told(probed):
     (without,), (own,) = (cluster.machines[0].costs for cluster in (probed.cluster, probed.again))
     meta = probed.layout.meta(probed.layout.topology.place(0))
     assert without.drafting == DraftBytes()
-    assert own.drafting == DraftBytes(first=meta.weight_bytes, first_kv=meta.bytes_per_token)
+    assert own.drafting == DraftBytes(
+        first=meta.weight_bytes + CAPTURED_BYTES, first_kv=meta.bytes_per_token, first_state=meta.bytes_per_sequence
+    )
     config = load_config(probed.directory, with_mtp=True)
     if config.mtp is None:
         return

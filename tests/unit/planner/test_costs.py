@@ -124,6 +124,11 @@ def test_draft_model_is_held_on_the_first_stage_and_an_mtp_layer_on_the_last():
         kv_bytes[ends] = (rooms[1].block_bytes - rooms[0].block_bytes) / 16
         assert rooms[0].num_bytes - rooms[1].num_bytes == expected
     assert list(kv_bytes.values()) == [5, 6, 11, 0]
+    states = msgspec.structs.replace(costs, drafting=DraftBytes(first=1000, first_state=3))
+    for is_first, expected in ((True, 2 * limits.max_num_seqs * 3), (False, 0)):
+        kwargs = {"is_first": is_first, "is_last": not is_first}
+        rooms = [block_room(each, {"dense": 2}, limits, **kwargs)[0] for each in (HOST, states)]
+        assert rooms[0].num_bytes - rooms[1].num_bytes == expected + 1000 * is_first
     tied = msgspec.structs.replace(costs, shared_bytes=50)
     assert tied.weight_bytes({"dense": 2}, is_first=False, is_last=True) == 200 + 60 + 7000
     assert merge_ranks([HOST, costs]).drafting == costs.drafting
