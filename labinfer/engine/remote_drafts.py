@@ -51,7 +51,8 @@ class RemoteProposer:
 
     With every draft that it gives, it asks for the tokens behind it, the one that the model will sample last among them: if
     that draft proves right, the next one is there. If not, new tokens are asked for and used a step later; where
-    no step is on its way, so that nobody else would work meanwhile, they are waited for at once.
+    no sequence that it has asked for is on its way, they are waited for at once, although a step of others may be: a prefill, or
+    sequences without speculation.
 
     The mask of a form is not known there. What the form forbids is cut off here, as with MTP layers.
 
