@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 from pairwise import mark_slow_cases
 
 from labinfer.spmd.environment import shorten_openmp_spins
 
 shorten_openmp_spins()  # as a run does, before anything imports torch
+
+hypothesis.settings.register_profile("untimed", hypothesis.settings(), deadline=None)  # other tests run beside these
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_addoption(parser):

@@ -63,7 +63,7 @@ def answers(output) -> list[list[int]]:
 def test_same_seed_gives_the_same_tokens(checkpoint, alone, num_examples):
     """Also where a request comes twice, and where a second run finds the first one's blocks."""
 
-    @settings(max_examples=num_examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=num_examples, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(how=HOW, which=WHICH, again=st.booleans())
     def check(how, which, again):
         swap = {"swap_space": 0.0005} if how["preemption_mode"] == "swap" else {}

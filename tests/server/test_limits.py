@@ -298,7 +298,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     actions=ACTIONS,
     max_running=st.integers(0, 3),
@@ -385,7 +385,7 @@ def test_bounds_hold_and_nothing_leaks_in_any_order_of_events(actions, max_runni
     asyncio.run(asyncio.wait_for(play(), 30))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 500), st.integers(0, 300), st.floats(0, 100)), min_size=1, max_size=40),
     st.integers(1, 1000),

@@ -168,7 +168,6 @@ def test_any_order_of_events_keeps_plans_consistent(num_examples):
         settings=settings(
             max_examples=num_examples,
             stateful_step_count=50,
-            deadline=None,
             derandomize=True,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

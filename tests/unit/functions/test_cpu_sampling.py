@@ -61,7 +61,7 @@ DRAWS = st.builds(
 
 @pytest.mark.parametrize("num_examples", [150, pytest.param(500, marks=pytest.mark.slow)])
 def test_draws_are_the_references(cpu, num_examples):
-    @settings(max_examples=num_examples, deadline=None, derandomize=True)
+    @settings(max_examples=num_examples, derandomize=True)
     @given(
         kind=st.sampled_from(KINDS),
         size=st.sampled_from(SIZES),

@@ -118,7 +118,7 @@ def test_pattern_that_fits_in_few_ways_is_taken(pattern):
     PatternAnchor(pattern)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.sampled_from(["a", "b", ".", "[ab]", r"\w", "(?:ab)", "(?:a|b)", "x"]).flatmap(
