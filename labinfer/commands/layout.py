@@ -199,11 +199,9 @@ class RankBytes:
         weights = layout.weight_bytes(layout.topology.place(rank))
         captured, more = CAPTURED_BYTES * (layout.devices[rank].type == "cpu"), {}
         if draft is not None:
-            place = draft.topology.place(0)
-            weights += draft.weight_bytes(place)
+            weights += draft.weight_bytes(draft.topology.place(0))
             captured *= 2
-            more["draft_block"] = draft.block_bytes(place, session.options.cache.block_size)
-            more["draft_state"] = draft.meta(place).bytes_per_sequence
+            more = _draft_bytes(session, draft)
         return cls(free=free // layout.sharing_device(rank, everyone), weights=weights, captured=captured, **more)
 
     @classmethod
@@ -211,14 +209,21 @@ class RankBytes:
         cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout
     ) -> RankBytes:
         """The bytes of a rank that holds the draft model alone; see ``make``."""
-        place = draft.topology.place(0)
         return cls(
             free=free // layout.sharing_device(rank, everyone),
-            weights=draft.weight_bytes(place),
+            weights=draft.weight_bytes(draft.topology.place(0)),
             captured=CAPTURED_BYTES * (layout.draft_devices[rank].type == "cpu"),
-            draft_block=draft.block_bytes(place, session.options.cache.block_size),
-            draft_state=draft.meta(place).bytes_per_sequence,
+            **_draft_bytes(session, draft),
         )
+
+
+def _draft_bytes(session: Session, draft: Layout) -> dict[str, int]:
+    """What a draft model takes for each KV block and each sequence, as fields of ``RankBytes``."""
+    place = draft.topology.place(0)
+    return {
+        "draft_block": draft.block_bytes(place, session.options.cache.block_size),
+        "draft_state": draft.meta(place).bytes_per_sequence,
+    }
 
 
 def _estimate_room(session: Session, layout: Layout, rank: int, own: RankBytes) -> tuple[BlockRoom, int | None]:

@@ -59,10 +59,8 @@ from labinfer.worker.model_runner import CAPTURED_BYTES
 
 logger = logging.getLogger(__name__)
 
-CACHE_TOKENS = 1 << 16
-"""Tokens of the KV cache, which the sequences of the largest step share out."""
 CACHE_FRACTION = 0.25
-"""Part of the free memory that it takes at most."""
+"""Part of the free memory that the KV cache takes at most."""
 FILL_TOKENS = 128
 """Tokens of the prompt whose keys and values fill it."""
 FEW_SEQUENCES = 16
@@ -207,7 +205,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         drafts=None,
     )
     size, room = options.cache.block_size, _free_memory(group, layout) * CACHE_FRACTION
-    tokens = min(CACHE_TOKENS, max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS))
+    tokens = max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS)
     num_blocks = min(-(-tokens // size), int(room) // max(1, layout.block_bytes(place, size)))
     options = dataclasses.replace(
         options,

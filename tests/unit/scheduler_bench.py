@@ -285,6 +285,16 @@ class Bench:
             self.updates[sequence.seq_id].append(sequence.update())
         return advanced
 
+    def step_at_random(self, draw: random.Random) -> None:
+        """Now and then a request comes or ends too early; all that can be launched is, and one result comes back."""
+        if draw.random() < 0.2 and len(self.scheduler.waiting) < 3:
+            self.add(draw.randint(1, 30), draw.randint(1, 30), shared=draw.choice([0, 8]))
+        elif draw.random() < 0.05 and self.scheduler.running:
+            self.scheduler.finish(draw.choice(self.scheduler.running), FinishReason.ABORT)
+        self.launch_all()
+        if self.results:
+            self.update()
+
     def finish_all(self, limit: int = 10_000) -> None:
         """Run on as the engine does, to the end, and check that nothing is left behind."""
         for _ in range(limit):

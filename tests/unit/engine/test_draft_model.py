@@ -165,13 +165,7 @@ def test_random_steps_leave_no_block_behind(num_states):
     model = FakeDraftModel(num_blocks=30, share=0.7, draw=draw, num_states=num_states)
     bench = make_bench(model, num_blocks=40, max_num_seqs=6)
     for _ in range(1500):
-        if draw.random() < 0.2 and len(bench.scheduler.waiting) < 3:
-            bench.add(draw.randint(1, 30), draw.randint(1, 30), shared=draw.choice([0, 8]))
-        elif draw.random() < 0.05 and bench.scheduler.running:
-            bench.scheduler.finish(draw.choice(bench.scheduler.running), FinishReason.ABORT)
-        bench.launch_all()
-        if bench.results:
-            bench.update()
+        bench.step_at_random(draw)
         bench.proposer.tables.check_integrity(item.cache for item in bench.proposer._drafted.values())
     bench.finish_all()
     assert bench.scheduler.counts["accepted"] > 500

@@ -11,8 +11,7 @@ from worker_model import WRONG_TOKEN, token_at
 
 from labinfer.engine.draft_lengths import PROBE_STEPS, PROBE_TOKENS
 from labinfer.engine.mtp_proposer import MTPProposer
-from labinfer.engine.request import FinishReason
-from labinfer.plan import BatchPlan, BatchResult
+from labinfer.plan import BatchPlan, BatchResult, count_right
 from labinfer.rank_stats import StepTimes
 from labinfer.speculative_options import MTP, SpeculativeOptions
 
@@ -39,10 +38,7 @@ class DraftingBench(Bench):
         entries = []
         for entry, brought in zip(plan.entries, result.entries, strict=True):
             drafted = entry.new_tokens[len(entry.new_tokens) - entry.num_samples + 1 :]
-            num_right = 0
-            while num_right < len(drafted) and drafted[num_right] == brought.token_ids[num_right]:
-                num_right += 1
-            end = entry.begin + entry.num_tokens - (entry.num_samples - 1 - num_right)
+            end = entry.begin + entry.num_tokens - (entry.num_samples - 1 - count_right(drafted, brought.token_ids))
             draft = tuple(
                 token_at(entry.seq_id, end + 1 + place) if self._draw.random() < self._share else WRONG_TOKEN
                 for place in range(entry.num_drafts)
@@ -130,12 +126,6 @@ def test_random_steps_leave_no_block_behind(options, num_stages):
     draw = random.Random(7)
     bench = DraftingBench(0.7, 4, num_blocks=40, max_num_seqs=6, num_stages=num_stages, **options)
     for _ in range(1500):
-        if draw.random() < 0.2 and len(bench.scheduler.waiting) < 3:
-            bench.add(draw.randint(1, 30), draw.randint(1, 30), shared=draw.choice([0, 8]))
-        elif draw.random() < 0.05 and bench.scheduler.running:
-            bench.scheduler.finish(draw.choice(bench.scheduler.running), FinishReason.ABORT)
-        bench.launch_all()
-        if bench.results:
-            bench.update()
+        bench.step_at_random(draw)
     bench.finish_all()
     assert bench.scheduler.counts["accepted"] > 300 and bench.scheduler.counts["preemptions"] > 0

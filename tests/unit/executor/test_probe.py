@@ -52,7 +52,6 @@ def probed(request, tmp_path_factory):
     group = join_group(detect(), options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "cache_folder", lambda: directory)
-        patch.setattr(probe, "CACHE_TOKENS", 1 << 12)
         patch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
         cluster = probe_cluster(group, options)
         texts: list[str] = []
