@@ -218,7 +218,7 @@ class RankBytes:
 
 
 def _draft_bytes(session: Session, draft: Layout) -> dict[str, int]:
-    """What a draft model takes for each KV block and each sequence, as fields of ``RankBytes``."""
+    """Bytes of a draft model for each KV block and each sequence, as fields of ``RankBytes``."""
     place = draft.topology.place(0)
     return {
         "draft_block": draft.block_bytes(place, session.options.cache.block_size),
