@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.errors import UserError
-from labinfer.weights.gguf.config import gguf_config, gguf_generation_config
 from labinfer.weights.gguf.file import SUFFIX, GgufFile, is_gguf
 from labinfer.weights.json_file import read_json, read_optional
 
@@ -25,6 +24,8 @@ def read_config(model: Path) -> dict[str, Any]:
         UserError: there is none, or it is broken.
     """
     if is_gguf(model):
+        from labinfer.weights.gguf.config import gguf_config  # here, because every command reads this file
+
         return gguf_config(GgufFile(model))
     if not (model / CONFIG).exists() and (files := sorted(model.glob(f"*{SUFFIX}"))):
         raise UserError(f"{model} has no {CONFIG}, but GGUF files; give one of them, such as --model {files[0]}")
@@ -33,4 +34,8 @@ def read_config(model: Path) -> dict[str, Any]:
 
 def read_generation_config(model: Path) -> dict[str, Any]:
     """The values of ``generation_config.json``; empty where the model has none."""
-    return gguf_generation_config(GgufFile(model)) if is_gguf(model) else read_optional(model / GENERATION)
+    if is_gguf(model):
+        from labinfer.weights.gguf.config import gguf_generation_config  # here, as above
+
+        return gguf_generation_config(GgufFile(model))
+    return read_optional(model / GENERATION)
