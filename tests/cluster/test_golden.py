@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import cache
 
 import pytest
 from checkpoints import FAMILIES, HYBRIDS, KINDS, LATENTS, MIXTURES, SHARED_CACHES
@@ -17,6 +18,7 @@ ALL_CASES = [(schedule, chunk, "plain") for schedule in SCHEDULES for chunk in C
 SAMPLE_CASES = [("1f1b", 16, "plain"), ("gpipe", 512, "plain"), ("lockstep", 1, "plain")]
 SAMPLE_KINDS = ("qwen2-tied", "llama-untied")
 NEWEST = ("gemma3", *MIXTURES, *HYBRIDS, *LATENTS)
+WINDOWS = "qwen2-windows"
 SCENARIOS = ("hit", "swap", "recompute", "beams")
 """Of ``golden_driver.py``."""
 
@@ -36,6 +38,28 @@ LAYOUTS = {
 
 Case = tuple[str, str, int, str]
 """Checkpoint, pipeline schedule, prefill chunk, scenario."""
+
+SHARING = {
+    "tp 2, shared": (2, {"tensor_parallel_size": 2}, [(SHARED_CACHES, "1f1b", 16, "hit")]),
+    "pp 2, shared": (2, {"pipeline_parallel_size": 2}, [(SHARED_CACHES, "gpipe", 1, "plain")]),
+    "tp 3, shared": (3, {"tensor_parallel_size": 3}, [(SHARED_CACHES, "lockstep", 512, "plain")]),
+    "tp 1,2, shared": (3, {"tensor_parallel_size": [1, 2]}, [(SHARED_CACHES, "1f1b", 16, "recompute")]),
+    "pp 3, shared": (3, {"pipeline_parallel_size": 3}, [(SHARED_CACHES, "1f1b", 16, "plain")]),
+}
+"""Ranks, options and cases; where stages begin is chosen: the layouts above may part layers that share a cache."""
+
+FEW_SEQUENCES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_kv_blocks": 400}
+"""So few that windows take fewer blocks than contexts."""
+MORE_SEQUENCES = FEW_SEQUENCES | {"max_num_seqs": 8, "max_num_batched_tokens": 100}
+WINDOWED = {
+    f"{layout}, {name}": (LAYOUTS[layout][0], LAYOUTS[layout][1] | options, cases)
+    for layout in ("tp 2 x pp 2", "pp 4")
+    for name, options, cases in (
+        ("few", FEW_SEQUENCES, [(WINDOWS, "1f1b", 16, scenario) for scenario in ("recompute", "swap")]),
+        ("more", MORE_SEQUENCES, [("gemma3", "1f1b", 16, "hit")]),
+    )
+}
+"""Models without experts: small steps are captured, and of those nobody notes which experts were chosen."""
 
 
 def cases_of(kinds, ways) -> list[Case]:
@@ -59,7 +83,7 @@ ALL = cases_of(KINDS, ALL_CASES) + cases_of(FAMILIES, SAMPLE_CASES)
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict:
     """One rank under plain Python: a sample of the matrix."""
-    make_goldens((*KINDS, *FAMILIES, *NEWEST))
+    make_goldens((*KINDS, *FAMILIES, *NEWEST, SHARED_CACHES, WINDOWS))
     cases = cases_of(KINDS, SAMPLE_CASES) + cases_of(FAMILIES, SAMPLE_CASES[:1])
     return run_driver("single", 1, {"alone": [{}, cases]}, tmp_path_factory.mktemp("alone"))["alone"]
 
@@ -72,22 +96,21 @@ def sampled_alone(alone) -> dict:
 
 
 @pytest.fixture(scope="module")
-def sampled_layouts(alone, tmp_path_factory):
-    """``sampled_layouts(launcher, layout)``: results of ``sample_cases``. Layouts of as many ranks share a launch."""
-    done = {}
+def launched(alone, tmp_path_factory):
+    """``launched(launcher, num_ranks)``: results of all that this file asks of as many ranks, by layout: one launch."""
 
-    def results(launcher: str, name: str) -> dict:
-        num_ranks = LAYOUTS[name][0]
-        if (launcher, num_ranks) not in done:
-            layouts = {
-                other: [layout, sample_cases(other, launcher)]
-                for other, (size, layout) in LAYOUTS.items()
-                if size == num_ranks
-            }
-            done[launcher, num_ranks] = run_driver(launcher, num_ranks, layouts, tmp_path_factory.mktemp("launch"))
-        return done[launcher, num_ranks][name]
+    @cache
+    def launch(launcher: str, num_ranks: int) -> dict[str, dict]:
+        layouts = {
+            name: [options, sample_cases(name, launcher)]
+            for name, (size, options) in LAYOUTS.items()
+            if size == num_ranks
+        }
+        more = (SHARING | WINDOWED).items()
+        layouts |= {name: [options, cases] for name, (size, options, cases) in more if size == num_ranks}
+        return run_driver(launcher, num_ranks, layouts, tmp_path_factory.mktemp("launch"))
 
-    return results
+    return launch
 
 
 def run_driver(launcher, ranks, layouts, directory, timeout=300) -> dict:
@@ -136,39 +159,30 @@ def check(results, num_cases, sampled_alone=None) -> None:
             assert result["sampled"] == sampled_alone[kind], f"{case}: sampled tokens differ from those of one rank"
 
 
-SAMPLE = [
-    ("mpirun" if num_ranks == 3 else "torchrun", name) for name, (num_ranks, _) in LAYOUTS.items() if num_ranks > 1
-]
-"""One rank is that of plain Python, below."""
+def sample_of(layouts: dict[str, tuple]) -> list[tuple[str, str]]:
+    """A launcher for each layout, with its name; one rank is that of plain Python, below."""
+    return [("mpirun" if size == 3 else "torchrun", name) for name, (size, *_) in layouts.items() if size > 1]
 
 
-@pytest.mark.parametrize(("launcher", "name"), matrix(*SAMPLE, over=[(name,) for name in LAYOUTS]))
-def test_sample_of_the_matrix(launcher, name, sampled_layouts, sampled_alone):
-    check(sampled_layouts(launcher, name), len(sample_cases(name, launcher)), sampled_alone)
+@pytest.mark.parametrize(("launcher", "name"), matrix(*sample_of(LAYOUTS), over=[(name,) for name in LAYOUTS]))
+def test_sample_of_the_matrix(launcher, name, launched, sampled_alone):
+    check(launched(launcher, LAYOUTS[name][0])[name], len(sample_cases(name, launcher)), sampled_alone)
 
 
-SHARING = {
-    "tp 2": (2, {"tensor_parallel_size": 2}, ("1f1b", 16, "hit")),
-    "pp 2": (2, {"pipeline_parallel_size": 2}, ("gpipe", 1, "plain")),
-    "tp 3": (3, {"tensor_parallel_size": 3}, ("lockstep", 512, "plain")),
-    "tp 1,2": (3, {"tensor_parallel_size": [1, 2]}, ("1f1b", 16, "recompute")),
-    "pp 3": (3, {"pipeline_parallel_size": 3}, ("1f1b", 16, "plain")),
-}
-"""Ranks, options, and a case of ``test_golden`` for each; where stages begin is chosen: the other layouts may part layers that share a cache."""
+@pytest.mark.parametrize(("launcher", "name"), matrix(*sample_of(SHARING), over=[(name,) for name in SHARING]))
+def test_shared_caches_and_layer_inputs(launcher, name, launched):
+    (result,) = launched(launcher, SHARING[name][0])[name].values()
+    assert all(answers == golden(SHARED_CACHES).tokens for answers in result["greedy"])
+    assert result["logit_error"] < TOLERANCE, f"logits are off by {result['logit_error']:.2e}"
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [("torchrun", 2), ("mpirun", 3)])
-def test_shared_caches_and_layer_inputs(launcher, num_ranks, tmp_path):
-    layouts = {
-        name: [options, [(SHARED_CACHES, *case)]]
-        for name, (size, options, case) in SHARING.items()
-        if size == num_ranks
-    }
-    results = run_driver(launcher, num_ranks, layouts, tmp_path)
-    for name in layouts:
-        (result,) = results[name].values()
-        assert all(answers == golden(SHARED_CACHES).tokens for answers in result["greedy"]), name
-        assert result["logit_error"] < TOLERANCE, f"{name}: logits are off by {result['logit_error']:.2e}"
+@pytest.mark.parametrize(("launcher", "name"), matrix(*sample_of(WINDOWED), over=[(name,) for name in WINDOWED]))
+def test_stages_agree_on_blocks_of_windowed_layers(launcher, name, launched):
+    """Stages of one layer have either windowed layers or others."""
+    num_ranks, _, cases = WINDOWED[name]
+    results = launched(launcher, num_ranks)[name]
+    check(results, len(cases))
+    assert all(result["num_window_blocks"] > 0 for result in results.values())
 
 
 @pytest.mark.slow
@@ -232,24 +246,3 @@ def test_two_torchrun_agents_of_one_rank_each(sampled_alone, tmp_path):
     done = [finish(agent, 120, begin) for agent in agents]
     assert done[1].returncode == 0, done[1].text
     check(read_results(done[0], tmp_path)["pp 2"], len(cases), sampled_alone)
-
-
-FEW_SEQUENCES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_kv_blocks": 400}
-"""So few that windows take fewer blocks than contexts."""
-
-
-@pytest.mark.parametrize("layout", ["tp 2 x pp 2", "pp 4"])
-def test_stages_agree_on_blocks_of_windowed_layers(layout, tmp_path):
-    """Stages of one layer have either windowed layers or others. Models without experts: small steps are captured, and of those
-    nobody notes which experts were chosen."""
-    num_ranks, options = LAYOUTS[layout]
-    preempted = [("qwen2-windows", "1f1b", 16, scenario) for scenario in ("recompute", "swap")]
-    found = [("gemma3", "1f1b", 16, "hit")]
-    layouts = {
-        "few": [options | FEW_SEQUENCES, preempted],
-        "more": [options | FEW_SEQUENCES | {"max_num_seqs": 8, "max_num_batched_tokens": 100}, found],
-    }
-    results = run_driver("mpirun", num_ranks, layouts, tmp_path)
-    for name, (_, cases) in layouts.items():
-        check(results[name], len(cases))
-        assert all(result["num_window_blocks"] > 0 for result in results[name].values())
