@@ -78,9 +78,7 @@ def test_tensor_parallel_rank_that_fails_ends_the_others_where_they_wait_for_its
         assert "rank 1 (stage 0, tp 1): step 3, waiting for nobody" in done.own_stderr, "the culprit is not named"
 
 
-@pytest.mark.parametrize(
-    ("launcher", "fault"), matrix(("mpirun", "hang"), ("torchrun", "kill"), over=[("hang",), ("kill",)])
-)
+@pytest.mark.parametrize(("launcher", "fault"), matrix(("mpirun", "hang"), over=[("hang",), ("kill",)]))
 def test_rank_that_drafts_and_fails_ends_the_others_and_is_named(launcher, fault, model, job):
     speculation = json.dumps({"model": model, "num_speculative_tokens": 3, "draft_rank": 2})
     flags = ["-pp", "2", "--ranks", "0,1", "--speculative-config", speculation, "--timeout", "2"]
