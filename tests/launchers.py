@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import signal
@@ -22,7 +21,6 @@ from process_tree import descendants
 
 ROOT = Path(__file__).parent.parent
 LAUNCH = str(ROOT / "launch.py")
-IN_TURN = str(ROOT / "tests" / "in_turn_driver.py")
 BIN = Path(sys.executable).parent
 LAUNCHERS = ("mpirun", "torchrun")
 FIRST_PORT, NUM_PORT_RANGES, PORTS_EACH = 20_000, 120, 100
@@ -163,42 +161,6 @@ def run(
 ) -> Finished:
     """Start and wait."""
     return finish(start(command(launcher, ranks, script, *args, nodes=nodes), **env), timeout)
-
-
-def run_in_turn(
-    launcher: str,
-    ranks: int,
-    cases: dict[str, list],
-    directory: Path,
-    *,
-    timeout: float = 240,
-    nodes: Sequence[str] = (),
-    **env: str,
-) -> dict[str, Finished]:
-    """How commands end, by name, that the same ranks are given one after another: one launch, so one time of imports.
-
-    Args:
-        cases: what follows ``launch.py``, by a name for the case.
-        directory: for what ranks say; made where there is none.
-        nodes: see ``command``.
-    """
-    directory.mkdir(exist_ok=True)
-    (directory / "cases.json").write_text(json.dumps([list(map(str, arguments)) for arguments in cases.values()]))
-    done = run(launcher, ranks, IN_TURN, directory, timeout=timeout, nodes=nodes, **env)
-    ended = {}
-    for number, name in enumerate(cases):
-        files = [directory / f"{number}.{rank}.json" for rank in range(ranks)]
-        assert all(file.exists() for file in files), f"{name!r} ended the ranks\n{done.text}"
-        results = [json.loads(file.read_text()) for file in files]
-        assert len({result["status"] for result in results}) == 1, (name, results)
-        out, err = (
-            "".join((directory / f"{number}.{rank}.{suffix}").read_text(errors="replace") for rank in range(ranks))
-            for suffix in ("out", "err")
-        )
-        seconds = max(result["seconds"] for result in results)
-        ended[name] = Finished(results[0]["status"], out, err, seconds, seconds)
-    assert done.returncode == 0, done.text
-    return ended
 
 
 def kill_tree(process: subprocess.Popen) -> None:

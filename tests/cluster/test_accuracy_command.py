@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from launchers import LAUNCH, run
 
 NAMES = [
     "bfloat16",
@@ -19,12 +18,11 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> tuple[str, dict[str, dict]]:
+def alone(launches, tmp_path_factory) -> tuple[str, dict[str, dict]]:
     """The table of a single process, and its figures by variant."""
     path = tmp_path_factory.mktemp("accuracy") / "figures.json"
-    done = run(
-        "single", 1, LAUNCH, "bench", "accuracy", "--no-autotune", "--per-layer", "--output-json", path, timeout=300
-    )
+    flags = ("--no-autotune", "--per-layer", "--output-json", path)
+    done = launches.run("single", 1, "bench", "accuracy", *flags, timeout=300)
     assert done.returncode == 0, done.text
     variants = json.loads(path.read_text(encoding="utf-8"))["variants"]
     return done.stdout, {variant["name"]: variant for variant in variants}
@@ -72,11 +70,11 @@ def test_errors_by_layer_are_in_order(alone):
         pytest.param("torchrun", ["-pp", "2"], marks=pytest.mark.slow),
     ],
 )
-def test_on_several_ranks_the_figures_are_the_same(alone, launcher, flags, tmp_path):
+def test_on_several_ranks_the_figures_are_the_same(alone, launches, launcher, flags, tmp_path):
     """To the bit on stages; tensor-parallel ranks round their own parts of a row of inputs, and come a little nearer."""
     path = tmp_path / "figures.json"
     given = [*flags, "--no-autotune", "-q", "int8", "--per-layer", "--output-json", path]
-    done = run(launcher, 2, LAUNCH, "bench", "accuracy", *given, timeout=300)
+    done = launches.run(launcher, 2, "bench", "accuracy", *given, timeout=300)
     assert done.returncode == 0, done.text
     (ours,) = json.loads(path.read_text(encoding="utf-8"))["variants"]
     theirs = alone[1]["bfloat16 int8"]

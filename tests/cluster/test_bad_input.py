@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launchers import BIN, LAUNCH, Finished, command, finish, run, run_in_turn, start
+from launchers import BIN, LAUNCH, Finished, command, finish, run, start
 
 LIMIT_SECONDS = 10
 START_SECONDS = 30
@@ -142,7 +142,7 @@ def flags_of_case(name: str, folder: Path, model: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def refused_together(folder, model, tmp_path_factory) -> dict[str, Finished]:
+def refused_together(folder, model, launches, tmp_path_factory) -> dict[str, Finished]:
     """How each command ends, of many that two ranks are given one after another."""
     outputs = {name: tmp_path_factory.mktemp("out") / "out.jsonl" for name in TOGETHER}
     outputs[KEPT].write_text("precious\n")
@@ -150,7 +150,7 @@ def refused_together(folder, model, tmp_path_factory) -> dict[str, Finished]:
     for name, out in outputs.items():
         cases[name] += ["--output", str(out)]
     cases[KEPT].append("--overwrite")
-    ended = run_in_turn("mpirun", 2, cases, tmp_path_factory.mktemp("refused"))
+    ended = {name: launches.run("mpirun", 2, *arguments) for name, arguments in cases.items()}
     assert outputs.pop(KEPT).read_text() == "precious\n", "a job that never starts keeps the old output"
     assert all(not out.exists() or out.read_bytes() == b"" for out in outputs.values())
     assert (folder / "one.jsonl").read_text() == ONE_LINE

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from launchers import LAUNCH, run
 
 COMMANDS = {
     "latency": (
@@ -35,13 +34,13 @@ ALL = [
 
 
 @pytest.mark.parametrize(("command", "launcher"), ALL)
-def test_each_benchmark_runs_under_each_launcher(command, launcher, tmp_path):
+def test_each_benchmark_runs_under_each_launcher(command, launcher, launches, tmp_path):
     options, row, key = COMMANDS[command]
     ranks, layout = LAYOUTS[launcher]
     file, chart, trace = (tmp_path / name for name in ("figures.json", "chart.png", "trace.json"))
     is_drawn = launcher == "mpirun"
     drawn = ("--plot", chart, "--trace", trace) if is_drawn else ()
-    done = run(launcher, ranks, LAUNCH, "bench", command, *options, *layout, "--output-json", file, *drawn)
+    done = launches.run(launcher, ranks, "bench", command, *options, *layout, "--output-json", file, *drawn)
     assert done.returncode == 0, done.text
     assert done.stdout.count(row) == 1, done.text
     record = json.loads(file.read_text())

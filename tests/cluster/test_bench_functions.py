@@ -6,7 +6,6 @@ import json
 import shutil
 
 import pytest
-from launchers import LAUNCH, run
 
 from labinfer.functions.autotune import TIMED_ROWS
 from labinfer.native.compiler import COMPILERS
@@ -20,11 +19,11 @@ compiled = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no 
     ("launcher", "ranks", "flags"),
     [("single", 1, ["--quantization", "int8"]), ("mpirun", 2, ["-tp", "2", "--dtype", "bfloat16"])],
 )
-def test_every_function_is_in_the_table_with_its_ceilings_and_drawn(launcher, ranks, flags, model, tmp_path):
+def test_every_function_is_in_the_table_with_its_ceilings_and_drawn(launcher, ranks, flags, model, launches, tmp_path):
     pytest.importorskip("matplotlib")
     file, chart = tmp_path / "figures.json", tmp_path / "roofline.svg"
     flags = [*flags, "--output-json", file, "--plot", chart]
-    done = run(launcher, ranks, LAUNCH, "bench", "functions", "--model", model, *flags)
+    done = launches.run(launcher, ranks, "bench", "functions", "--model", model, *flags)
     assert done.returncode == 0, done.text
     assert chart.read_bytes().startswith(b"<?xml")
     found = json.loads(file.read_text())

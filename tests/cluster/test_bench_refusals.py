@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launchers import Finished, run_in_turn
+from launchers import Finished
+from waiting_ranks import run_in_turn
 
 USAGE = 2
 DEMO = str(Path(__file__).parents[2] / "labinfer/assets/demo")
@@ -37,13 +38,12 @@ REFUSED = {
 CHARTS = ("latency", "functions")
 
 
-def test_what_cannot_be_measured_or_written_is_refused_on_all_ranks(tmp_path):
+def test_what_cannot_be_measured_or_written_is_refused_on_all_ranks(launches, tmp_path):
     pytest.importorskip("matplotlib")
-    cases = {name: ["bench", *(flag.format(folder=tmp_path) for flag in flags)] for name, (flags, _) in REFUSED.items()}
-    ended = run_in_turn("mpirun", 2, cases, tmp_path)
-    for name, (_, complaint) in REFUSED.items():
-        check_refusal(ended[name], complaint.format(folder=tmp_path))
-        assert "KV cache" not in ended[name].text or name == TOO_LONG
+    for name, (flags, complaint) in REFUSED.items():
+        done = launches.run("mpirun", 2, "bench", *(flag.format(folder=tmp_path) for flag in flags))
+        check_refusal(done, complaint.format(folder=tmp_path))
+        assert "KV cache" not in done.text or name == TOO_LONG
 
 
 def check_refusal(done: Finished, complaint: str) -> None:

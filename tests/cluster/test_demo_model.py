@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import LAUNCH, run
+from launchers import run
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = {
@@ -31,11 +31,11 @@ QUESTIONS = {
         pytest.param("mpirun", 4, ["-pp", "4"], marks=pytest.mark.slow),
     ],
 )
-def test_it_answers_on_every_layout(launcher, ranks, flags, tmp_path):
+def test_it_answers_on_every_layout(launcher, ranks, flags, launches, tmp_path):
     jobs, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"id": question, "messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
     jobs.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    done = run(launcher, ranks, LAUNCH, "--input", jobs, "--output", out, *flags)
+    done = launches.run(launcher, ranks, "--input", jobs, "--output", out, *flags)
     assert done.returncode == 0, done.text
     answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert {answer["id"]: answer["text"] for answer in answers} == QUESTIONS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import FULL, HYBRID, LINEAR, MOE, QWEN_SHAPE, make_checkpoint, randomize, write_tokenizer
 from gguf_files import file_config, write_gguf
-from launchers import Finished, run_in_turn
+from launchers import Finished
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3_5MoeTextConfig
 
 FLAGS = (
@@ -26,8 +26,6 @@ FLAGS = (
 )
 DECODED = ("-q", "none")
 """Flags with which ranks decode the codes of a file."""
-QUANTIZED = ("-tp", "2")
-"""Flags with which two ranks compute with its codes as they are."""
 RUNS = {
     "llama-untied": (("single", 1, ()), ("torchrun", 2, ("-tp", "2")), ("mpirun", 2, ("-pp", "2"))),
     "qwen3.5-moe": (("torchrun", 3, ("-tp", "3")),),
@@ -35,9 +33,9 @@ RUNS = {
     "gpt-oss": (("mpirun", 3, ("-tp", "3")),),
     "deepseek-v2": (("torchrun", 3, ("-tp", "3")),),
     "deepseek-v3": (("mpirun", 2, ("-pp", "2")), ("torchrun", 3, ("-tp", "1,2", "-pp", "2"))),
-    "codes": (("single", 1, DECODED), ("torchrun", 2, (*DECODED, "-tp", "2")), ("torchrun", 2, QUANTIZED)),
+    "codes": (("torchrun", 2, (*DECODED, "-tp", "2")),),
 }
-"""Launcher, ranks and flags of all runs of a file. Those with the same launcher and as many ranks share a launch."""
+"""Launcher, ranks and flags of all runs of a file."""
 
 
 def config_of(name: str) -> PretrainedConfig:
@@ -76,55 +74,38 @@ def models(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
 
 
 @pytest.fixture(scope="module")
-def launched(models, tmp_path_factory):
-    """``launched(launcher, ranks)``: how runs end, by model and flags."""
+def expected(models, launches):
+    """``expected(name)``: how one rank ends with a checkpoint; with codes, that is a file that it decodes."""
 
     @cache
-    def launch(launcher: str, ranks: int) -> dict[str, Finished]:
-        cases = {
-            f"{name} {flags}": ["--model", models[name][1], *FLAGS, *flags]
-            for name, runs in RUNS.items()
-            for *place, flags in runs
-            if place == [launcher, ranks]
-        }
-        if launcher == "single":
-            cases |= {name: ["--model", checkpoint, *FLAGS] for name, (checkpoint, _) in models.items()}
-        return run_in_turn(launcher, ranks, cases, tmp_path_factory.mktemp("launch"))
+    def run_alone(name: str) -> Finished:
+        checkpoint, path = models[name]
+        model, flags = (path, DECODED) if name == "codes" else (checkpoint, ())
+        return launches.run("single", 1, "--model", model, *FLAGS, *flags)
 
-    return launch
+    return run_alone
 
 
 @pytest.mark.parametrize(
     ("name", "launcher", "ranks", "flags"),
-    [
-        (name, *run)
-        for name, runs in RUNS.items()
-        for run in runs
-        if name != "codes" or run[2] not in (DECODED, QUANTIZED)
-    ],
+    [(name, *run) for name, runs in RUNS.items() for run in runs],
 )
-def test_every_layout_gives_the_text_of_the_checkpoint(launched, name, launcher, ranks, flags):
-    """That of codes is the file's own, decoded by one rank."""
-    expected = launched("single", 1)[f"codes {DECODED}" if name == "codes" else name]
-    found = launched(launcher, ranks)[f"{name} {flags}"]
-    assert expected.returncode == found.returncode == 0, expected.text + found.text
-    assert found.stdout == expected.stdout and expected.stdout.strip(), found.text
+def test_every_layout_gives_the_text_of_the_checkpoint(models, expected, launches, name, launcher, ranks, flags):
+    done = launches.run(launcher, ranks, "--model", models[name][1], *FLAGS, *flags)
+    assert expected(name).returncode == done.returncode == 0, expected(name).text + done.text
+    assert done.stdout == expected(name).stdout and done.stdout.strip(), done.text
 
 
-def test_two_ranks_compute_with_the_codes_of_a_file(launched):
-    done = launched("torchrun", 2)[f"codes {QUANTIZED}"]
+def test_two_ranks_compute_with_the_codes_of_a_file(models, launches):
+    done = launches.run("torchrun", 2, "--model", models["codes"][1], *FLAGS, "-tp", "2")
     assert done.returncode == 0 and done.stdout.strip(), done.text
 
 
-def test_tokenizer_that_is_not_known_leaves_a_way_out(tmp_path):
+def test_tokenizer_that_is_not_known_leaves_a_way_out(launches, tmp_path):
     directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
     path = write_gguf(directory, tmp_path / "model.gguf", pre="of-my-own")
-    cases = {
-        "refused": ["--model", path, *FLAGS],
-        "another": ["--model", path, *FLAGS, "--tokenizer", directory],
-        "checkpoint": ["--model", directory, *FLAGS],
-    }
-    refused, done, expected = run_in_turn("single", 1, cases, tmp_path / "said").values()
+    cases = [["--model", path], ["--model", path, "--tokenizer", directory], ["--model", directory]]
+    refused, done, expected = (launches.run("single", 1, *flags, *FLAGS) for flags in cases)
     assert refused.returncode == 2 and len(refused.our_errors) == 1
     assert "pre-tokenizer 'of-my-own'" in refused.our_errors[0] and "--tokenizer DIR" in refused.our_errors[0]
     assert done.stdout == expected.stdout and expected.stdout.strip(), done.text

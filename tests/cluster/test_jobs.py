@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from golden import PROMPTS, golden
-from launchers import LAUNCH, command, environment, finish, kill_tree, matrix, run, run_in_turn, start
+from launchers import LAUNCH, command, environment, finish, kill_tree, matrix, start
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from labinfer import LLM, SamplingParams
@@ -41,7 +41,7 @@ def expected_text(model: str, ids: list[int], num_tokens: int) -> str:
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("mpirun",)))
-def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
+def test_every_kind_of_line_gets_exactly_one_line(launcher, model, launches, tmp_path):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     chat = [{"role": "user", "content": "你好"}]
     body = {"model": "m", "messages": chat, "max_tokens": 5}
@@ -68,7 +68,7 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, tmp_path):
     ]
     out = tmp_path / "out.jsonl"
     paths = ["--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out]
-    done = run(launcher, 2, LAUNCH, "--model", model, *paths, "-pp", "2")
+    done = launches.run(launcher, 2, "--model", model, *paths, "-pp", "2")
     assert done.returncode == SOME_FAILED, done.text
     records = {record.get("custom_id") or record["id"]: record for record in read_lines(out)}
     assert len(read_lines(out)) == len(records) == len(lines) - 1  # the empty line asks for nothing
@@ -160,7 +160,7 @@ def test_signal_during_a_prompt_run_keeps_the_answers_that_are_finished(model, t
     assert f"{len(read_lines(out))} finished" in done.stderr
 
 
-def test_flags_are_defaults_that_lines_override_and_stop_strings_end_texts_before_them(model, tmp_path):
+def test_flags_are_defaults_that_lines_override_and_stop_strings_end_texts_before_them(model, launches, tmp_path):
     with LLM(model, threads=1) as llm:
         text = llm.generate("the", SamplingParams(max_tokens=20, ignore_eos=True))[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 2]
@@ -171,11 +171,9 @@ def test_flags_are_defaults_that_lines_override_and_stop_strings_end_texts_befor
     out = tmp_path / "out.jsonl"
     paths = ["--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out]
     prompt = ["--prompt", "the", "--raw", "--max-tokens", "20", "--ignore-eos", "--stop", stop]
-    cases = {
-        "job": ["--model", model, *paths, "--max-tokens", "7", "--temperature", "0.9", "--seed", "3"],
-        "stopped": ["--model", model, *prompt],
-    }
-    done, stopped = run_in_turn("single", 1, cases, tmp_path / "said").values()
+    flags = ["--max-tokens", "7", "--temperature", "0.9", "--seed", "3"]
+    done = launches.run("single", 1, "--model", model, *paths, *flags)
+    stopped = launches.run("single", 1, "--model", model, *prompt)
     assert done.returncode == stopped.returncode == 0, done.text + stopped.text
     records = {record["id"]: record["token_ids"] for record in read_lines(out)}
     assert [len(records[0]), len(records[1])] == [7, 2]
@@ -183,11 +181,11 @@ def test_flags_are_defaults_that_lines_override_and_stop_strings_end_texts_befor
     assert stopped.stdout.rstrip("\n") == text[: text.index(stop)]
 
 
-def test_few_kv_blocks_only_make_it_slower_and_the_report_has_every_figure(model, tmp_path):
+def test_few_kv_blocks_only_make_it_slower_and_the_report_has_every_figure(model, launches, tmp_path):
     lines = [{"id": i, "prompt_token_ids": ids, "max_tokens": 32, "ignore_eos": True} for i, ids in enumerate(PROMPTS)]
     out, report = tmp_path / "out.jsonl", tmp_path / "report.json"
     paths = ["--input", write_lines(tmp_path / "in.jsonl", lines), "--output", out, "--report", report]
-    done = run("mpirun", 2, LAUNCH, "--model", model, *paths, "-pp", "2", "--num-kv-blocks", "9")
+    done = launches.run("mpirun", 2, "--model", model, *paths, "-pp", "2", "--num-kv-blocks", "9")
     assert done.returncode == 0, done.text
     assert "preemptions" in done.stderr
     assert {record["id"]: record["token_ids"] for record in read_lines(out)} == dict(

@@ -15,9 +15,9 @@ SHORT = ("--prompt", "x", "--raw", "--max-tokens", "8", "--ignore-eos", "--log-l
 
 
 @pytest.fixture(scope="module")
-def alone(model) -> Finished:
+def alone(model, launches) -> Finished:
     """A short run on one rank."""
-    return run("single", 1, LAUNCH, "--model", model, *SHORT)
+    return launches.run("single", 1, "--model", model, *SHORT)
 
 
 def test_launcher_and_threads_are_printed_with_what_decided_them(model, alone):
@@ -75,11 +75,11 @@ def test_more_ranks_than_cores_keep_the_mask_they_were_given_and_run_one_thread_
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
-def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, alone, tmp_path):
+def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, alone, launches, tmp_path):
     """The model runs on ranks 2 and 0, in that order."""
     report = tmp_path / "report.json"
     layout = ["--ranks", "2,0", "--pipeline-parallel-size", "2"]
-    done = run(launcher, 3, LAUNCH, "--model", model, *SHORT, *layout, "--report", report)
+    done = launches.run(launcher, 3, "--model", model, *SHORT, *layout, "--report", report)
     assert done.returncode == 0, done.text
     assert done.stdout == alone.stdout
     assert "spare: rank 1" in done.stderr
@@ -89,11 +89,11 @@ def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, alo
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
-def test_spare_rank_drafts(launcher, model, alone, tmp_path):
+def test_spare_rank_drafts(launcher, model, alone, launches, tmp_path):
     report = tmp_path / "report.json"
     speculation = json.dumps({"model": model, "num_speculative_tokens": 3, "draft_rank": 2})
     layout = ["--ranks", "0,1", "--pipeline-parallel-size", "2", "--speculative-config", speculation]
-    done = run(launcher, 3, LAUNCH, "--model", model, *SHORT, *layout, "--report", report)
+    done = launches.run(launcher, 3, "--model", model, *SHORT, *layout, "--report", report)
     assert done.returncode == 0, done.text
     assert done.stdout == alone.stdout
     assert f"draft model on rank 2: {model}" in done.stderr and "spare" not in done.stderr
@@ -138,8 +138,8 @@ def test_tp_layers_dtype_and_threads_are_given_per_stage_and_nothing_is_pickled(
     ]
 
 
-def test_plan_shows_the_layout_without_starting_its_ranks(model):
-    done = run("single", 1, LAUNCH, "plan", "--model", model, "-tp", "3,1", "--num-kv-blocks", "100")
+def test_plan_shows_the_layout_without_starting_its_ranks(model, launches):
+    done = launches.run("single", 1, "plan", "--model", model, "-tp", "3,1", "--num-kv-blocks", "100")
     assert done.returncode == 0, done.text
     lines = done.stdout.splitlines()
     assert lines[0].split()[:8] == ["rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"]
@@ -149,8 +149,8 @@ def test_plan_shows_the_layout_without_starting_its_ranks(model):
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("mpirun",)))
-def test_bench_comm_prints_every_call(launcher):
-    done = run(launcher, 2, LAUNCH, "bench", "comm")
+def test_bench_comm_prints_every_call(launcher, launches):
+    done = launches.run(launcher, 2, "bench", "comm")
     assert done.returncode == 0, done.text
     rows = [line.split("  ") for line in done.stdout.splitlines()[2:]]
     calls = {row[0].strip() for row in rows}

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from golden import PROMPTS, golden
-from launchers import BIN, LAUNCH, Finished, finish, free_port, kill_tree, run_in_turn, start
+from launchers import BIN, LAUNCH, Finished, finish, free_port, kill_tree, start
+from waiting_ranks import run_in_turn
 
 from labinfer.executor.probe_layout import model_name
 from labinfer.models.registry import load_config

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 from checkpoints import make_checkpoint
-from launchers import run_in_turn
 
 from labinfer.native import compiler
 
@@ -29,10 +28,9 @@ FLAGS = (
 
 @pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 @pytest.mark.parametrize("launcher, layout", [("torchrun", "-tp"), ("mpirun", "-pp")])
-def test_two_ranks_give_the_text_of_plain_weights(tmp_path, launcher, layout):
+def test_two_ranks_give_the_text_of_plain_weights(tmp_path, launches, launcher, layout):
     flags = ["--model", make_checkpoint(tmp_path / "model", "llama-untied"), *FLAGS, "--no-autotune", layout, "2"]
-    cases = {weights: [*flags, "--weights", weights] for weights in ("plain", "packed12")}
-    done = run_in_turn(launcher, 2, cases, tmp_path / "said")
+    done = {weights: launches.run(launcher, 2, *flags, "--weights", weights) for weights in ("plain", "packed12")}
     assert done["plain"].returncode == 0 and done["plain"].stdout.strip(), done["plain"].text
     assert done["packed12"].stdout == done["plain"].stdout, done["packed12"].text
     held = {weights: weight_sizes(run.text) for weights, run in done.items()}

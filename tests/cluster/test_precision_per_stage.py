@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from launchers import run_in_turn
 
 from labinfer import LLM, SamplingParams
 
@@ -39,7 +38,7 @@ def weights(table: str) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("mpirun", marks=pytest.mark.slow), "torchrun"])
-def test_stage_computes_in_its_own_precision(launcher, reference, tmp_path):
+def test_stage_computes_in_its_own_precision(launcher, reference, launches, tmp_path):
     line = {"prompt_token_ids": PROMPT, "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0, "logprobs": 0}
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
     job = [*FLAGS, "-pp", "2", "--input", tmp_path / "in.jsonl", "--log-level", "info", "--output"]
@@ -47,7 +46,7 @@ def test_stage_computes_in_its_own_precision(launcher, reference, tmp_path):
         name: [*job, tmp_path / name, "-q", name] for name in ("none,int8", "int8", "int8,int8", "none", "int8,none")
     }
     cases |= {"three": [*job, tmp_path / "three", "-q", "none,int8,int8"], "plan": ["plan", *FLAGS, "-q", "none,int8"]}
-    ended = run_in_turn(launcher, 2, cases, tmp_path)
+    ended = {name: launches.run(launcher, 2, *arguments) for name, arguments in cases.items()}
     answers, held = {}, {}
     for name in list(cases)[:5]:
         assert ended[name].returncode == 0, ended[name].text

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from checkpoints import make_checkpoint
-from launchers import Finished, run_in_turn
+from launchers import Finished
 from published_formats import PUBLISHED, write_published
 
 FLAGS = ("--prompt", "x", "--raw", "--max-tokens", "12", "--ignore-eos", "--dtype", "float32", "--threads", "1")
@@ -20,19 +20,19 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoints, tmp_path_factory) -> dict[str, Finished]:
+def alone(checkpoints, launches) -> dict[str, Finished]:
     """What one rank says of the values, and of the layout of two ranks."""
     quantised, twin = checkpoints
     plan = ["plan", "--model", quantised, "-tp", "2", "--dtype", "float32"]
     cases = {"text": ["--model", twin, *FLAGS], "no room": [*plan, "--num-kv-blocks", "100000000000"]}
     cases |= {name: [*plan, "--num-kv-blocks", "10", "--quantization", name] for name in ("auto", "none")}
-    return run_in_turn("single", 1, cases, tmp_path_factory.mktemp("alone"))
+    return {name: launches.run("single", 1, *arguments) for name, arguments in cases.items()}
 
 
 @pytest.mark.parametrize(("launcher", "layout"), [("torchrun", ("-tp", "2")), ("mpirun", ("-pp", "2"))])
-def test_two_ranks_give_the_text_of_the_values(launcher, layout, checkpoints, alone, tmp_path):
+def test_two_ranks_give_the_text_of_the_values(launcher, layout, checkpoints, alone, launches):
     run = ["--model", checkpoints[0], *FLAGS, *layout]
-    decoded, held = run_in_turn(launcher, 2, {"decoded": [*run, "-q", "none"], "held": run}, tmp_path / "said").values()
+    decoded, held = launches.run(launcher, 2, *run, "-q", "none"), launches.run(launcher, 2, *run)
     assert alone["text"].returncode == 0 and alone["text"].stdout.strip(), alone["text"].text
     assert decoded.stdout == alone["text"].stdout, decoded.text
     assert held.returncode == 0 and held.stdout.strip(), held.text

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launchers import LAUNCH, command, finish, kill_tree, matrix, run, start
+from launchers import LAUNCH, command, descendants, finish, kill_tree, matrix, run, start
+from serving import is_running, wait_for
 
 FLAGS = ("--max-num-seqs", "4", "--num-kv-blocks", "200", "--dtype", "float32")
 
@@ -29,9 +30,9 @@ def work(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(work, model) -> dict:
+def undisturbed(work, model, launches) -> dict:
     out = work.with_name("undisturbed.jsonl")
-    done = run("single", 1, LAUNCH, "--model", model, "--input", work, "--output", out, *FLAGS)
+    done = launches.run("single", 1, "--model", model, "--input", work, "--output", out, *FLAGS)
     assert done.returncode == 1, done.text  # two lines are wrong
     return read(out)
 
@@ -53,31 +54,32 @@ def kill_within(launcher: str, ranks: int, arguments: list, num_lines: int, seco
             time.sleep(seconds)
             break
         time.sleep(0.01)
-    was_running = process.poll() is None
+    was_running, tree = process.poll() is None, [process.pid, *descendants(process.pid)]
     kill_tree(process)
     finish(process, 30)
+    wait_for(lambda: not any(map(is_running, tree)), 5)  # until then a rank may hold the output's lock
     return was_running
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("mpirun",)))
-def test_killed_job_goes_on_with_another_layout(launcher, model, work, undisturbed, tmp_path):
+def test_killed_job_goes_on_with_another_layout(launcher, model, work, undisturbed, launches, tmp_path):
     out = tmp_path / "out.jsonl"
     flags = ["--model", model, "--input", work, "--output", out, *FLAGS]
     assert kill_within(launcher, 2, [*flags, "-pp", "2"], 5, 0.1, out)
-    refused = run("single", 1, LAUNCH, *flags)
+    refused = launches.run("single", 1, *flags)
     assert refused.returncode == 2 and "--resume goes on with them" in refused.our_errors[0]
-    refused = run("single", 1, LAUNCH, *flags, "--resume", "--seed", "1")
+    refused = launches.run("single", 1, *flags, "--resume", "--seed", "1")
     assert refused.returncode == 2 and "another options: --seed was 0 and is 1" in refused.our_errors[0]
-    done = run(launcher, 2, LAUNCH, *flags, "-tp", "2", "--resume", "--progress", "jsonl")
+    done = launches.run(launcher, 2, *flags, "-tp", "2", "--resume", "--progress", "jsonl")
     assert done.returncode == 1 and "2 of 40 lines failed" in done.stderr, done.text
     assert "lines are done already" in done.stderr
     last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"lines_done"')][-1]
     assert (last["lines_done"], last["lines"], last["running"]) == (40, 40, 0)
     assert read(out) == undisturbed
-    nothing = run("single", 1, LAUNCH, *flags, "--resume")
+    nothing = launches.run("single", 1, *flags, "--resume")
     assert "labinfer: nothing was left to do: all 40 lines were answered before" in nothing.stderr, nothing.text
     assert nothing.returncode == 1 and "wall time" not in nothing.stderr
-    again = run("single", 1, LAUNCH, *flags, "--retry-errors")
+    again = launches.run("single", 1, *flags, "--retry-errors")
     assert again.returncode == 1 and "2 of 40 lines failed" in again.stderr, again.text
     assert read(out) == undisturbed
 
@@ -96,12 +98,12 @@ def test_fifty_kills_lose_and_double_nothing(model, work, undisturbed, tmp_path)
     assert read(out) == undisturbed
 
 
-def test_custom_id_that_comes_twice_is_an_error_line(model, tmp_path):
+def test_custom_id_that_comes_twice_is_an_error_line(model, launches, tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"prompt": [5, 6], "max_tokens": 2}
     lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name in "aba"]
     source.write_text("\n".join(map(json.dumps, lines)))
-    done = run("single", 1, LAUNCH, "--model", model, "--input", source, "--output", out)
+    done = launches.run("single", 1, "--model", model, "--input", source, "--output", out)
     assert done.returncode == 1, done.text
     found = [json.loads(line) for line in out.read_text().splitlines()]
     statuses = sorted((record["custom_id"], record["response"]["status_code"]) for record in found)

@@ -11,7 +11,7 @@ import socket
 import time
 
 import pytest
-from launchers import LAUNCH, Finished, matrix, run, run_in_turn
+from launchers import LAUNCH, Finished, matrix, run
 from serving import Server, serving, wait_for
 from several_models import check_both_at_once
 
@@ -182,14 +182,13 @@ def check_refusal(done: Finished, expected: str) -> None:
     assert "Traceback" not in done.own_stderr and "KV cache" not in done.text
 
 
-def test_what_is_wrong_is_said_in_one_line_on_all_ranks(tmp_path):
+def test_what_is_wrong_is_said_in_one_line_on_all_ranks(launches):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        cases = {text: ["serve", *FLAGS, *(flag.replace("TAKEN", port) for flag in flags)] for flags, text in WRONG}
-        ended = run_in_turn("mpirun", 2, cases, tmp_path)
-    for expected, done in ended.items():
-        assert done.returncode == 2, done.text
-        check_refusal(done, expected)
+        for flags, expected in WRONG:
+            done = launches.run("mpirun", 2, "serve", *FLAGS, *(flag.replace("TAKEN", port) for flag in flags))
+            assert done.returncode == 2, done.text
+            check_refusal(done, expected)
 
 
 @pytest.mark.parametrize(("launcher", "flags", "expected"), matrix(over=WRONG))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
-from launchers import LAUNCH, run
-
 PARTS = {
     0: {"prepare", "run", "send"},
     1: {"prepare", "wait for activations", "run", "sample", "send"},
@@ -14,14 +12,13 @@ PARTS = {
 """Of a step, by rank."""
 
 
-def test_trace_of_two_stages(model, tmp_path):
+def test_trace_of_two_stages(model, launches, tmp_path):
     trace, report = tmp_path / "trace.json", tmp_path / "report.json"
     lines = [{"prompt_token_ids": list(range(5, 9 + 3 * n)), "max_tokens": 6 + n, "ignore_eos": True} for n in range(6)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     paths = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--report", report]
-    done = run(
-        "mpirun", 2, LAUNCH, "--model", model, "-pp", "2", "--no-enable-prefix-caching", *paths, "--trace", trace
-    )
+    flags = ["--model", model, "-pp", "2", "--no-enable-prefix-caching"]
+    done = launches.run("mpirun", 2, *flags, *paths, "--trace", trace)
     assert done.returncode == 0, done.text
     assert "outside the model" in done.stderr
     assert 0 < json.loads(report.read_text())["time_shares"]["run"] < 1

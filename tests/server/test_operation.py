@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from launchers import run_in_turn
 from serving import is_running, serving, wait_for
 from several_models import check_both_at_once
+from waiting_ranks import run_in_turn
 
 import labinfer
 
