@@ -142,6 +142,7 @@ def test_cancelled_requests_leave_no_block_behind(server: Server):
     assert status == 200, answer
 
 
+@pytest.mark.timing
 def test_gateway_answers_at_once_while_the_engine_is_saturated(server: Server):
     async def measure() -> list[float]:
         limits = httpx.Limits(max_connections=128)
