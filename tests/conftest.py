@@ -1,6 +1,9 @@
-"""What holds in every test: short waits of OpenMP's threads, samples of large matrices, and books of KV blocks that agree."""
+"""What holds in every test: short waits of OpenMP's threads, little to look through for garbage, samples of large matrices, and
+books of KV blocks that agree."""
 
 from __future__ import annotations
+
+import gc
 
 import hypothesis
 import pytest
@@ -9,6 +12,7 @@ from pairwise import mark_slow_cases
 from labinfer.spmd.environment import shorten_openmp_spins
 
 shorten_openmp_spins()  # as a run does, before anything imports torch
+gc.disable()  # also as a run does, while modules are imported and tests are collected
 
 hypothesis.settings.register_profile("untimed", hypothesis.settings(), deadline=None)  # other tests run beside these
 hypothesis.settings.load_profile("untimed")
@@ -22,6 +26,12 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     mark_slow_cases(items)  # before those marked slow are left out
+
+
+def pytest_collection_finish():
+    """What is there by now stays until the end, so that collecting garbage in a test need not look through it."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -195,10 +195,11 @@ def threads_and_files() -> tuple[int, int]:
     return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_opening_and_closing_leaves_nothing_behind(checkpoint):
+@pytest.mark.parametrize("num_rounds", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_opening_and_closing_leaves_nothing_behind(checkpoint, num_rounds):
     """On several ranks: ``tests/dist/test_open_close.py``."""
     counts = []
-    for _ in range(20):
+    for _ in range(num_rounds):
         with LLM(checkpoint, **SMALL) as llm:
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=1))
         gc.collect()

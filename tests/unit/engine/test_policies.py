@@ -97,6 +97,7 @@ def test_lowest_priority_keeps_its_blocks():
     assert bench.sequences[2].num_preemptions == 0
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("order", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("split", BATCH_POLICIES)
 @pytest.mark.parametrize("num_stages", [1, 2, 4])

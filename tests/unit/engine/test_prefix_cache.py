@@ -176,6 +176,7 @@ def test_prefix_caching_can_be_turned_off():
     assert bench.scheduler.counts["found"] == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("chunk", "batch"), [(512, 512), (512, 2048), (128, 512), (64, 512)])
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_those_who_run_side_by_side_share_what_each_computes(chunk, batch, num_stages):

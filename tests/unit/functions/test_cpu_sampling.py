@@ -76,6 +76,7 @@ def test_draws_are_the_references(cpu, num_examples):
     check()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("kind", "dtype"), [("normal", torch.float32), ("ties", torch.bfloat16)])
 @pytest.mark.parametrize(
     "sets", [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.02}, {"top_k": 300, "top_p": 0.8}], ids=str

@@ -51,9 +51,10 @@ def compare(problem: Problem) -> None:
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 
 
-@settings(max_examples=200, **QUIET)
+@settings(max_examples=80, **QUIET)
 @given(problems(most_machines=3, most_layers=6))
 def test_search_equals_trying_every_layout(problem):
+    """The full number, of larger clusters: the next test."""
     compare(problem)
 
 
@@ -64,9 +65,17 @@ def test_search_equals_trying_every_layout_of_2000_clusters(problem):
     compare(problem)
 
 
-@settings(max_examples=100, **QUIET)
-@given(problems(kinds=("dense", "moe"), most_machines=3, most_layers=6))
-def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(problem):
+NUM_EXAMPLES = pytest.mark.parametrize("num_examples", [40, pytest.param(100, marks=pytest.mark.slow)])
+
+
+@NUM_EXAMPLES
+def test_unlike_layers_are_cut_as_well_as_can_be_in_their_order(num_examples):
+    settings(max_examples=num_examples, **QUIET)(
+        given(problems(kinds=("dense", "moe"), most_machines=3, most_layers=6))(compare_unlike_layers)
+    )()
+
+
+def compare_unlike_layers(problem: Problem) -> None:
     best = find_layout(problem)
     assert (best is None) == (try_all(problem) is None)
     if best is None:
@@ -233,9 +242,12 @@ def test_tp_size_is_chosen_for_each_machine():
     assert {(stage.machine, stage.costs.tp_size) for stage in best.stages} >= {("a", 2), ("b", 1)}
 
 
-@settings(max_examples=100, **QUIET)
-@given(problems_of_forms())
-def test_search_over_forms_equals_trying_all_with_the_fewest_later_ones(problem):
+@NUM_EXAMPLES
+def test_search_over_forms_equals_trying_all_with_the_fewest_later_ones(num_examples):
+    settings(max_examples=num_examples, **QUIET)(given(problems_of_forms())(compare_forms))()
+
+
+def compare_forms(problem: Problem) -> None:
     best, expected = find_layout(problem), try_all_forms(problem)
     assert (best is None) == (expected is None)
     if best is not None:

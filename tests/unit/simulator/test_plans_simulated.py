@@ -36,6 +36,7 @@ def simulate(problem, best: Solution, prompt: int, output: int, rounds: int) -> 
     return benchmark.run(model, lambda: None).values["output_throughput"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("prompt", "output"), [(512, 128), (1500, 60), (64, 256)])
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.5), (1.0, 0.5, 0.25)])
 def test_plan_predicts_the_rate_of_the_scheduler(speeds, prompt, output):
