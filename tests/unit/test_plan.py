@@ -24,6 +24,7 @@ def entry(num_samples: int, top: int | None, num_prompt: int, prompt_top: int | 
     )
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("num_samples", [0, 1, 15, 16])
 @pytest.mark.parametrize("top", [None, 0, 5, 20])
 @pytest.mark.parametrize(("num_prompt", "prompt_top"), [(0, None), (3, 0), (70_000, 2)])

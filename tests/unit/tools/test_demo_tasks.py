@@ -139,11 +139,17 @@ def test_question_about_the_project_has_one_answer(task):
         assert answers.setdefault(made.user, made.assistant) == made.assistant
 
 
-def test_what_is_held_out_is_never_trained_on():
+@pytest.fixture(scope="module")
+def trained() -> set[str]:
+    """Questions of conversations that the models are trained on."""
+    rng = random.Random(5)
+    return {message["content"] for _ in range(5000) for message in conversation(rng) if message["role"] == "user"}
+
+
+def test_what_is_held_out_is_never_trained_on(trained):
     """The test's questions do not occur in training, and neither do its computed problems in another wording."""
     tested = make_test_set(random.Random(1), 30, len)
-    rng = random.Random(5)
-    trained = [message["content"] for _ in range(5000) for message in conversation(rng) if message["role"] == "user"]
+    rng = random.Random(6)
     assert {messages[-2]["content"] for task in TASKS for messages in tested[task]}.isdisjoint(trained)
     for task in ("arithmetic", "dates"):
         problems = {problem(messages[-2]["content"]) for messages in tested[task]}
@@ -153,17 +159,16 @@ def test_what_is_held_out_is_never_trained_on():
     assert len(given) > 1000
 
 
-def test_held_out_conversations_are_what_the_split_holds_out():
+def test_held_out_conversations_are_what_the_split_holds_out(trained):
     """The file is what its program writes, and all that the program draws is of the held-out side."""
     written = FILE.read_text(encoding="utf-8")
     found = draw_held_out()
     assert written == to_lines(found)
     assert 20_000 < FILE.stat().st_size < 80_000
     asked = {message["content"] for messages in found for message in messages if message["role"] == "user"}
-    rng = random.Random(5)
-    trained = {message["content"] for _ in range(5000) for message in conversation(rng) if message["role"] == "user"}
     assert len(asked) > 250 and asked.isdisjoint(trained)
     values = {recalled(messages) for messages in found if len(messages) > 2}
+    rng = random.Random(5)
     assert values.isdisjoint(recalled(recall(rng, held_out=False, count_tokens=len)) for _ in range(3000))
 
 
