@@ -68,14 +68,16 @@ def wanted(case, **more) -> SamplingParams:
     return SamplingParams(max_tokens=16, n=case["num_beams"], **case, **more)
 
 
+@pytest.mark.parametrize("num_prompts", [3, pytest.param(len(PROMPTS), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_beams_are_those_of_transformers(checkpoint, reference, case):
+def test_beams_are_those_of_transformers(checkpoint, reference, case, num_prompts):
+    prompts = PROMPTS[:num_prompts]
     with LLM(str(checkpoint), block_size=4, num_kv_blocks=900) as llm:
-        ending = llm.generate(PROMPTS, wanted(case, stop_token_ids=ENDS, ignore_eos=True))
-        endless = llm.generate(PROMPTS, wanted(case, ignore_eos=True))
-    for prompt, output in zip(PROMPTS, ending, strict=True):
+        ending = llm.generate(prompts, wanted(case, stop_token_ids=ENDS, ignore_eos=True))
+        endless = llm.generate(prompts, wanted(case, ignore_eos=True))
+    for prompt, output in zip(prompts, ending, strict=True):
         assert transformers_beams(reference, prompt, case, ENDS, 16) == beams_of(output)
-    for prompt, output in zip(PROMPTS, endless, strict=True):
+    for prompt, output in zip(prompts, endless, strict=True):
         assert transformers_beams(reference, prompt, case, [], 16) == beams_of(output)
         assert {completion.finish_reason for completion in output.completions} == {"length"}
     if case.get("length_penalty", 1.0) <= 1.0:  # above, the longest win

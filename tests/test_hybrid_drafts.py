@@ -25,7 +25,7 @@ def alone(checkpoint):
         return [llm.generate([prompt], params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(
     "options",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,24 +36,36 @@ FORMATS = ["gptq-asym", "gptq-act-order", "awq", "w4a16", "w8a8", "fp8"]
 @pytest.fixture(scope="module", params=FORMATS)
 def checkpoint(request, tmp_path_factory):
     """(directory, the ``--quantization`` that holds it in codes, Transformers' logprobs with the oracle's values)."""
-    directory = tmp_path_factory.mktemp("quantised") / "model"
-    twin = directory.parent / "twin"
-    torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE)).save_pretrained(directory)
-    write_tokenizer(directory)
-    write_published(directory, twin, PUBLISHED[request.param])
+    directory, twin = write_model(tmp_path_factory.mktemp("quantised"), request.param)
     return directory, "int8" if request.param == "fp8" else "auto", transformers_logprobs(twin, PROMPTS)
 
 
-LOOK = "import sys; from labinfer.cli import main; main(sys.argv[1:]); sys.exit('sympy' in sys.modules)"
-"""Exit status 1 where torch has imported what it computes shapes with: that takes a second of every start."""
+def write_model(folder: Path, name: str) -> tuple[Path, Path]:
+    """A dense model in this format, and one of the oracle's values."""
+    directory, twin = folder / "model", folder / "twin"
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE)).save_pretrained(directory)
+    write_tokenizer(directory)
+    write_published(directory, twin, PUBLISHED[name])
+    return directory, twin
 
 
-def test_plan_computes_nothing(checkpoint):
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK, "plan", "--model", checkpoint[0]], capture_output=True, text=True
-    )
+LOOK = """
+import sys
+from labinfer.cli import main
+
+for directory in sys.argv[1:]:
+    assert main(["plan", "--model", directory]) == 0
+    assert "sympy" not in sys.modules, directory
+"""
+"""Fails where torch has imported what it computes shapes with: that takes a second of every start."""
+
+
+def test_plan_computes_nothing(tmp_path):
+    directories = [write_model(tmp_path / name, name)[0] for name in FORMATS]
+    done = subprocess.run([sys.executable, "-c", LOOK, *directories], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tokens") >= len(FORMATS)
 
 
 def run(directory, dtype: str = "float32", **options) -> tuple[list[float], int]:
