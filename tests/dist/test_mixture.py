@@ -23,6 +23,7 @@ from labinfer.layers.mixture import Mixture, MixtureConfig
 from labinfer.layers.mlp import GatedMLPConfig
 from labinfer.layers.router import RouterConfig
 from labinfer.llm import LLM
+from labinfer.spmd.environment import detect
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 
@@ -145,17 +146,18 @@ def test_cuts_of_experts_give_the_tokens_of_one_another(group, checkpoint):
     assert not found or found[0] == found[1]
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("layout", layouts_for(detect().world_size), ids=str)
 @pytest.mark.parametrize("experts", ["columns", "whole"])
-def test_offloaded_experts_give_the_same_tokens_on_every_layout(group, checkpoint, experts):
+def test_offloaded_experts_give_the_same_tokens_on_every_layout(group, checkpoint, experts, layout):
     """With memory for half of what the rank with the most experts has."""
     prompts = mixed_prompts(4)
-    for layout in layouts_for(group.size):
-        flat = {"model": str(checkpoint), "quantization": "int8", "num_kv_blocks": 64, "experts": experts} | layout
-        resident = LLM.from_options(group, EngineOptions.from_flat(flat))
-        expected = resident.generate(prompts, GREEDY)
-        most = max(resident.layout.meta(place).expert_bytes for place in resident.layout.topology.places)
-        offloaded = LLM.from_options(group, EngineOptions.from_flat(flat | {"expert_offload": most / 2 / 2**30}))
-        outputs = offloaded.generate(prompts, GREEDY)
-        if offloaded.is_rank0:
-            assert [output.token_ids for output in outputs] == [output.token_ids for output in expected], layout
-            assert sum(worker.expert_reads.misses for worker in offloaded.report.workers) > 0, layout
+    flat = {"model": str(checkpoint), "quantization": "int8", "num_kv_blocks": 64, "experts": experts} | layout
+    resident = LLM.from_options(group, EngineOptions.from_flat(flat))
+    expected = resident.generate(prompts, GREEDY)
+    most = max(resident.layout.meta(place).expert_bytes for place in resident.layout.topology.places)
+    offloaded = LLM.from_options(group, EngineOptions.from_flat(flat | {"expert_offload": most / 2 / 2**30}))
+    outputs = offloaded.generate(prompts, GREEDY)
+    if offloaded.is_rank0:
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+        assert sum(worker.expert_reads.misses for worker in offloaded.report.workers) > 0

@@ -14,16 +14,17 @@ from mtp_checkpoints import add_mtp
 from labinfer import SamplingParams
 from labinfer.config import EngineOptions
 from labinfer.llm import LLM
+from labinfer.spmd.environment import detect
 
 
-@pytest.fixture(params=["deepseek-v3", "qwen3.5-pictures", pytest.param("qwen3-next-moe", marks=pytest.mark.slow)])
-def checkpoint(request, group):
+@pytest.fixture(scope="module")
+def checkpoint(group, kind):
     """With heads of its own for embedding and output, or one for both; made on rank 0 and seen by all ranks of this machine."""
     path = tempfile.mkdtemp(prefix="labinfer-mtp-") if group.rank == 0 else ""
     directory = Path(group.comm.all_gather_bytes(path.encode())[0].decode()) / "model"
     if group.rank == 0:
-        make_checkpoint(directory, request.param)
-        add_mtp(directory, request.param, noise=0.0)
+        make_checkpoint(directory, kind)
+        add_mtp(directory, kind, noise=0.0)
     group.comm.barrier()
     yield directory
     group.comm.barrier()
@@ -31,21 +32,25 @@ def checkpoint(request, group):
         shutil.rmtree(directory.parent)
 
 
-def test_answers_are_those_without_drafts(group, checkpoint):
+@pytest.mark.each_value
+@pytest.mark.parametrize("layout", layouts_for(detect().world_size), ids=str)
+@pytest.mark.parametrize(
+    "kind", ["deepseek-v3", "qwen3.5-pictures", pytest.param("qwen3-next-moe", marks=pytest.mark.slow)], scope="module"
+)
+def test_answers_are_those_without_drafts(group, checkpoint, layout):
     prompts = mixed_prompts(6)
     params = [
         SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.9 * (index % 2), seed=index)
         for index in range(len(prompts))
     ]
-    for layout in layouts_for(group.size):
-        answers = []
-        for config in (None, {"method": "mtp", "num_speculative_tokens": 3}):
-            flat = {"model": str(checkpoint), "block_size": 4, "num_kv_blocks": 400, "speculative_config": config}
-            llm = LLM.from_options(group, EngineOptions.from_flat(flat | layout))
-            outputs = llm.generate(prompts, params)
-            answers.append([output.token_ids for output in outputs or []])
-            counts = llm.report.counts if llm.is_rank0 else None
-        assert answers[0] == answers[1], layout
-        if counts is not None:
-            assert counts["drafted"] > 13 * len(prompts)
-            assert counts["accepted"] > 0.98 * counts["drafted"], layout
+    answers = []
+    for config in (None, {"method": "mtp", "num_speculative_tokens": 3}):
+        flat = {"model": str(checkpoint), "block_size": 4, "num_kv_blocks": 400, "speculative_config": config}
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat | layout))
+        outputs = llm.generate(prompts, params)
+        answers.append([output.token_ids for output in outputs or []])
+        counts = llm.report.counts if llm.is_rank0 else None
+    assert answers[0] == answers[1]
+    if counts is not None:
+        assert counts["drafted"] > 13 * len(prompts)
+        assert counts["accepted"] > 0.98 * counts["drafted"]
