@@ -13,8 +13,9 @@ from labinfer.functions.cpu import library
 from labinfer.native import compiler
 from labinfer.native.targets import TARGETS, X86_64_V3, X86_64_V4, Target, processor_features
 
+GROUP_PANELS = ("group_panels", *(f"group_panels_{codes}" for codes in ("4", "5", "8", "table")))
 CHECKS = {
-    "kernel_check": ("team", "group_panels"),
+    "kernel_check": ("team", *GROUP_PANELS),
     "functions_check": ("team", "attention", "elementwise", "unpaired"),
 }
 """Programs of this folder, and files of the library that each is linked with."""
@@ -49,8 +50,9 @@ def compile_check(target: Target, folder: Path, name: str = "kernel_check", *, l
     for source, out in zip(sources, assembly, strict=True):
         run([found, *flags, "-S", str(source), "-o", str(out)])
     if name == "kernel_check" and "avx_vnni" in target.features and not target.runs_here():
-        recode(assembly[0])
-        recode(assembly[2])
+        for path in assembly:
+            if path.stem not in ("team", "group_panels"):
+                recode(path)
     program = folder / name
     run([found, *flags, "-static", *map(str, assembly), "-o", str(program)])
     return program

@@ -1,0 +1,34 @@
+// The products of rows with panels of forms in groups. Compilers take long over them, so forms are spread over files: those of the
+// codes of each width.
+#pragma once
+
+#include "rounded.h"
+
+GroupPanel group_panel_4(int form, int rows);
+GroupPanel group_panel_5(int form, int rows);
+GroupPanel group_panel_8(int form, int rows);
+GroupPanel group_panel_table(int form, int rows);
+
+namespace {
+
+template <int ROWS, typename Form>
+void multiply(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start,
+              float* out, const void* stream) {
+  panel_groups<ROWS, typename Form::Coding, Form::OFFSET>(x, stride, weight, groups, group, start, out, *(const Stream*)stream);
+}
+
+template <typename Form, int... ROWS>
+GroupPanel panel_among(int rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr GroupPanel found[] = {multiply<ROWS + 1, Form>...};
+  return found[rows - 1];
+}
+
+// Null for a form that is none of these.
+template <typename... Forms>
+GroupPanel panel_among_forms(int form, int rows) {
+  GroupPanel found = nullptr;
+  ((form == Forms::NUMBER ? void(found = panel_among<Forms>(rows, std::make_integer_sequence<int, Forms::ROWS>{})) : void()), ...);
+  return found;
+}
+
+}  // namespace

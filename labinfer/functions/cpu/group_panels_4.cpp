@@ -1,0 +1,6 @@
+// Those of codes of 4 bits.
+#include "group_panels.h"
+
+GroupPanel group_panel_4(int form, int rows) {
+  return panel_among_forms<Grouped<Uniform<4>>, Grouped<Uniform<4>, ZEROS>, Grouped<Uniform<4>, MINIMA>>(form, rows);
+}

@@ -1,0 +1,6 @@
+// Those of codes of 5 bits.
+#include "group_panels.h"
+
+GroupPanel group_panel_5(int form, int rows) {
+  return panel_among_forms<Grouped<Uniform<5>>, Grouped<Uniform<5>, MINIMA>>(form, rows);
+}

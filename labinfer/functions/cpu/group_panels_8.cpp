@@ -1,0 +1,6 @@
+// Those of codes of 8 bits.
+#include "group_panels.h"
+
+GroupPanel group_panel_8(int form, int rows) {
+  return panel_among_forms<Grouped<Uniform<8>>, Grouped<Uniform<8>, ZEROS>, Grouped<Uniform<8>, MINIMA>>(form, rows);
+}

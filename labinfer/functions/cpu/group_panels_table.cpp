@@ -1,0 +1,6 @@
+// Those of 4-bit codes that stand for the numbers of a table.
+#include "group_panels.h"
+
+GroupPanel group_panel_table(int form, int rows) {
+  return panel_among_forms<Grouped<E2m1>, Grouped<Iq4>>(form, rows);
+}
