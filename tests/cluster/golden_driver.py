@@ -42,7 +42,7 @@ class LogitsRecorder:
 
     def __call__(self, logits_BV, rows):
         for logits_V, row in zip(logits_BV, rows, strict=True):
-            self.rows[row.sampling.seed, len(row.token_ids)] = logits_V.clone()
+            self.rows[row.sampling.seed, len(row.token_ids)] = logits_V.to("cpu", copy=True)
         return self._sampler(logits_BV, rows)
 
     def worst_error(self, prompts: list[list[int]], expected_PTV: torch.Tensor) -> float:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import time
 from functools import cache
 
 import pytest
 from checkpoints import FAMILIES, HYBRIDS, KINDS, LATENTS, MIXTURES, SHARED_CACHES
-from golden import BEAM_PROMPTS, BEAMS, PROMPTS, TOLERANCE, golden, make_goldens
-from launchers import BIN, LAUNCHERS, Finished, command, finish, free_port, matrix, start
+from golden import TOLERANCE, golden, make_goldens
+from golden_launches import (
+    NEWEST,
+    SAMPLE_CASES,
+    SCENARIOS,
+    Case,
+    cases_of,
+    check,
+    driver_command,
+    read_results,
+    run_driver,
+)
+from launchers import BIN, LAUNCHERS, finish, free_port, matrix, start
 
-DRIVER = "tests/cluster/golden_driver.py"
 SCHEDULES = ("1f1b", "gpipe", "lockstep")
 CHUNKS = (1, 16, 512)
 ALL_CASES = [(schedule, chunk, "plain") for schedule in SCHEDULES for chunk in CHUNKS]
-SAMPLE_CASES = [("1f1b", 16, "plain"), ("gpipe", 512, "plain"), ("lockstep", 1, "plain")]
 SAMPLE_KINDS = ("qwen2-tied", "llama-untied")
-NEWEST = ("gemma3", *MIXTURES, *HYBRIDS, *LATENTS)
 WINDOWS = "qwen2-windows"
-SCENARIOS = ("hit", "swap", "recompute", "beams")
-"""Of ``golden_driver.py``."""
 
 LAYOUTS = {
     "1 rank": (1, {}),
@@ -35,9 +40,6 @@ LAYOUTS = {
     "pp 4": (4, {"pipeline_parallel_size": 4}),
 }
 
-
-Case = tuple[str, str, int, str]
-"""Checkpoint, pipeline schedule, prefill chunk, scenario."""
 
 SHARING = {
     "tp 2, shared": (2, {"tensor_parallel_size": 2}, [(SHARED_CACHES, "1f1b", 16, "hit")]),
@@ -60,10 +62,6 @@ WINDOWED = {
     )
 }
 """Models without experts: small steps are captured, and of those nobody notes which experts were chosen."""
-
-
-def cases_of(kinds, ways) -> list[Case]:
-    return [(kind, *way) for kind in kinds for way in ways]
 
 
 def sample_cases(layout: str, launcher: str) -> list[Case]:
@@ -111,52 +109,6 @@ def launched(alone, tmp_path_factory):
         return run_driver(launcher, num_ranks, layouts, tmp_path_factory.mktemp("launch"))
 
     return launch
-
-
-def run_driver(launcher, ranks, layouts, directory, timeout=300) -> dict:
-    """Results of the cases of each layout, [options, cases] by name."""
-    return read_results(finish(start(driver_command(launcher, ranks, layouts, directory)), timeout), directory)
-
-
-def driver_command(launcher, ranks, layouts, directory) -> list[str]:
-    return command(launcher, ranks, DRIVER, write_job(layouts, directory), str(directory / "out.json"))
-
-
-def write_job(layouts, directory) -> str:
-    kinds = {case[0] for _, cases in layouts.values() for case in cases}
-    job = {
-        "prompts": PROMPTS,
-        "beam_prompts": BEAM_PROMPTS,
-        "beams": BEAMS,
-        "checkpoints": {kind: str(golden(kind).directory) for kind in sorted(kinds)},
-        "layouts": layouts,
-    }
-    (directory / "job.json").write_text(json.dumps(job))
-    return str(directory / "job.json")
-
-
-def read_results(done: Finished, directory) -> dict:
-    assert done.returncode == 0, done.text
-    return json.loads((directory / "out.json").read_text())
-
-
-def check(results, num_cases, sampled_alone=None) -> None:
-    assert len(results) == num_cases
-    for case, result in results.items():
-        kind, _, _, scenario = case.split("/")
-        if scenario == "beams":
-            assert result["beams"] == golden(kind).beams, f"{case}: beams differ from Transformers'"
-            continue
-        assert all(answers == golden(kind).tokens for answers in result["greedy"]), f"{case}: greedy tokens differ"
-        assert result["logit_error"] < TOLERANCE, f"{case}: logits are off by {result['logit_error']:.2e}"
-        wrong = {key: value for key, value in result.items() if key.startswith("wrong choices") and value}
-        assert not wrong, f"{case}: experts differ from Transformers' ({wrong})"
-        counts = result["counts"]
-        preempted, swapped = counts.get("preemptions", 0) > 0, counts.get("swaps", 0) > 0
-        assert (preempted, swapped) == (scenario in ("recompute", "swap"), scenario == "swap"), f"{case}: {counts}"
-        assert (counts.get("found", 0) > 0) == (scenario == "hit") or preempted, f"{case}: {counts}"
-        if scenario == "plain":
-            assert result["sampled"] == sampled_alone[kind], f"{case}: sampled tokens differ from those of one rank"
 
 
 def sample_of(layouts: dict[str, tuple]) -> list[tuple[str, str]]:
