@@ -355,7 +355,7 @@ template <int ROWS, typename Coding, Offset OFFSET>
 inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
                          const int32_t* start, float* out, const Stream& stream) {
   constexpr int SCALES = Coding::SCALE_BYTES * PANEL;
-  for (int i = 0; i < 2 * ROWS; ++i) store(out + i * WIDTH, floats{});
+  lanes total[ROWS][PANEL / LANES] = {};
   for (int64_t number = 0; number < groups; ++number) {
     lanes scales[PANEL / LANES], offsets[PANEL / LANES];
     for (int i = 0; i < PANEL / LANES; ++i) {
@@ -371,11 +371,12 @@ inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight,
       if constexpr (OFFSET == ZEROS) sum += offsets[i] * off;  // all of these are whole numbers below 2^24, so nothing is rounded
       sum *= scales[i];
       if constexpr (OFFSET == MINIMA) sum -= offsets[i] * off;
-      float* to = out + row * PANEL + i * LANES;
-      store(to, load<lanes>(to) + sum);
+      total[row][i] += sum;
     });
     x += group, weight += group * Coding::BITS / 8 * PANEL;
   }
+  for (int row = 0; row < ROWS; ++row)
+    for (int i = 0; i < PANEL / LANES; ++i) store(out + row * PANEL + i * LANES, total[row][i]);
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ template <typename Coding_, Offset OFFSET_ = NONE>
 struct Grouped {
   using Coding = Coding_;
   static constexpr Offset OFFSET = OFFSET_;
-  static constexpr int ROWS = std::min(12, Coding::Dot::ROWS), MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
+  // A row has sums of whole numbers and of floats: with AVX-512 those of 6 are held in registers, and more take up to 40 % longer.
+  static constexpr int ROWS = std::min(6, Coding::Dot::ROWS), MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
   static constexpr int NUMBER = Coding::NUMBER * 3 + OFFSET, BITS = Coding::BITS, HEAD = PANEL * (Coding::SCALE_BYTES + (OFFSET ? 2 : 0));
   static constexpr bool OUTPUT_SCALES = false;
   int64_t inputs, group, lead;
