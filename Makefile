@@ -1,5 +1,5 @@
 # make run    set up and answer examples/prompts.jsonl with the model that comes with LABInfer
-# make test   set up and run the tests (some half an hour on 2 cores)
+# make test   set up and run the tests (some twenty minutes on 2 cores)
 # make help   all targets
 
 PYTHON ?= python3
@@ -101,7 +101,7 @@ test-failures: $(VENV)/.setup-test ## real launches that fail, or change while t
 	$(LIMIT) 3600 $(BIN)/python -m pytest $(FAILURES) $(SAMPLE)
 
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
-	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/cluster tests/test_*.py)
+	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/browser tests/cluster tests/test_*.py)
 
 CLIENTS := .clients
 test-clients: $(foreach suite,agents libraries load javascript,$(CLIENTS)/$(suite)/.setup) ## the clients that others wrote, and the examples, in environments of their own, which this makes (gigabytes)

@@ -12,7 +12,7 @@ DRIVER = "tests/cluster/golden_driver.py"
 SAMPLE_CASES = [("1f1b", 16, "plain"), ("gpipe", 512, "plain"), ("lockstep", 1, "plain")]
 NEWEST = ("gemma3", *MIXTURES, *HYBRIDS, *LATENTS)
 SCENARIOS = ("hit", "swap", "recompute", "beams")
-"""Of ``golden_driver.py``."""
+"""Those of ``golden_driver.py`` but the plain one."""
 
 Case = tuple[str, str, int, str]
 """Checkpoint, pipeline schedule, prefill chunk, scenario."""

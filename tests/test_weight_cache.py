@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 
@@ -14,6 +15,7 @@ from test_quantised_checkpoints import SHAPE
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from labinfer import LLM
+from labinfer.functions import autotune
 from labinfer.weights import packed_file
 from labinfer.weights.weight_cache import WeightCache
 
@@ -34,7 +36,7 @@ def run(directory, **options) -> tuple[list[list[int]], int]:
 
     Without tuning: what was measured on a busy machine is measured again by the next start, which may hold weights in another form.
     """
-    with LLM(str(directory), num_kv_blocks=64, autotune="off", **options) as llm:
+    with LLM(str(directory), num_kv_blocks=64, **{"autotune": "off"} | options) as llm:
         outputs = greedy(llm, SOME)
         (worker,) = llm.report.workers
     for thread in threading.enumerate():
@@ -67,6 +69,11 @@ def check_second_start(cache: WeightCache, directory, **options) -> None:
 )
 def test_second_start_maps_what_the_first_packed(cache, kind, options):
     check_second_start(cache, golden(kind).directory, **options)
+
+
+def test_weights_in_the_form_that_was_measured_are_mapped_again(cache, monkeypatch):
+    monkeypatch.setattr(autotune, "MAX_SPREAD", math.inf)  # whether or not this machine is idle
+    check_second_start(cache, golden("qwen2-tied").directory, dtype="bfloat16", autotune="on")
 
 
 @pytest.mark.parametrize("name", ["gptq-asym", "awq", "fp8"])

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from launchers import ROOT, Finished, command, finish, kill_tree, start
@@ -90,9 +91,10 @@ class SharedLaunches:
         return launch.run(*arguments, timeout=timeout)
 
     def end(self) -> None:
-        for launch in self._launches.values():
-            if launch.is_running:
-                launch.end()
+        with ExitStack() as stack:  # all of them, also if one fails
+            for launch in self._launches.values():
+                if launch.is_running:
+                    stack.callback(launch.end)
 
 
 def run_in_turn(
@@ -114,6 +116,8 @@ def run_in_turn(
         nodes: as ``command`` takes them.
     """
     launch = WaitingRanks(launcher, ranks, directory, script=script, nodes=nodes, **env)
-    ended = {name: launch.run(*arguments, timeout=timeout) for name, arguments in cases.items()}
-    launch.end()
-    return ended
+    try:
+        return {name: launch.run(*arguments, timeout=timeout) for name, arguments in cases.items()}
+    finally:
+        if launch.is_running:
+            launch.end()

@@ -7,6 +7,7 @@ and the exit status that it comes to and the seconds it took to ``N.R.json``.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -51,10 +52,13 @@ def commands(directory: Path, asker: int) -> Iterator[list[str]]:
 
 
 def run_commands(directory: Path, asker: int, rank: int) -> None:
+    cpus = os.sched_getaffinity(0)
     for number, arguments in enumerate(commands(directory, asker)):
         begin = time.monotonic()
         with output_to(*(directory / f"{number}.{rank}.{suffix}" for suffix in ("out", "err"))):
             status = main(arguments)
+        os.sched_setaffinity(0, cpus)  # what a process of its own would leave to the next one
+        gc.unfreeze()
         unfinished, file = directory / f"{number}.{rank}.unfinished", directory / f"{number}.{rank}.json"
         unfinished.write_text(json.dumps({"status": int(status), "seconds": time.monotonic() - begin}))
         unfinished.rename(file)

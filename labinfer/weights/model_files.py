@@ -24,7 +24,7 @@ def read_config(model: Path) -> dict[str, Any]:
         UserError: there is none, or it is broken.
     """
     if is_gguf(model):
-        from labinfer.weights.gguf.config import gguf_config  # here, because every command reads this file
+        from labinfer.weights.gguf.config import gguf_config  # here, because every command imports this module
 
         return gguf_config(GgufFile(model))
     if not (model / CONFIG).exists() and (files := sorted(model.glob(f"*{SUFFIX}"))):

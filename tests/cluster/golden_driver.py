@@ -1,6 +1,6 @@
 """Runs on every rank of a real launch: many runs of ``LLM`` over one group, results of all of them in one JSON file.
 
-``python golden_driver.py JOB_FILE OUT_FILE``; see ``test_golden.write_job`` for what a job is. The results are, for each
+``python golden_driver.py JOB_FILE OUT_FILE``; see ``golden_launches.write_job`` for what a job is. The results are, for each
 layout by its name, those of its cases by ``checkpoint/schedule/chunk/scenario``.
 """
 

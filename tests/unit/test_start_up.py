@@ -60,7 +60,7 @@ for arguments in json.loads(sys.argv.pop()):
     print("imported:", int(status or 0), *sys.modules, flush=True)
 """
 MOST_BARE_STARTS = 8
-"""Of the interpreter, in the time of a start that only answers a question."""
+"""Starts of the interpreter alone that take as long as a start that only answers a question, at most."""
 
 
 def run_watched(*commands: list[str], **env: str) -> list[tuple[int, set[str]]]:

@@ -19,16 +19,16 @@ void multiply(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t gr
 
 template <typename Form, int... ROWS>
 GroupPanel panel_among(int rows, std::integer_sequence<int, ROWS...>) {
-  static constexpr GroupPanel found[] = {multiply<ROWS + 1, Form>...};
-  return found[rows - 1];
+  static constexpr GroupPanel panels[] = {multiply<ROWS + 1, Form>...};
+  return panels[rows - 1];
 }
 
 // Null for a form that is none of these.
 template <typename... Forms>
 GroupPanel panel_among_forms(int form, int rows) {
-  GroupPanel found = nullptr;
-  ((form == Forms::NUMBER ? void(found = panel_among<Forms>(rows, std::make_integer_sequence<int, Forms::ROWS>{})) : void()), ...);
-  return found;
+  GroupPanel panel = nullptr;
+  ((form == Forms::NUMBER ? void(panel = panel_among<Forms>(rows, std::make_integer_sequence<int, Forms::ROWS>{})) : void()), ...);
+  return panel;
 }
 
 }  // namespace

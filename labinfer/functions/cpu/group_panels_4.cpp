@@ -1,4 +1,4 @@
-// Those of codes of 4 bits.
+// Products with weights in groups of 4-bit codes.
 #include "group_panels.h"
 
 GroupPanel group_panel_4(int form, int rows) {

@@ -1,4 +1,4 @@
-// Those of codes of 5 bits.
+// Products with weights in groups of 5-bit codes.
 #include "group_panels.h"
 
 GroupPanel group_panel_5(int form, int rows) {

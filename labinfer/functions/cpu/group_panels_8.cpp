@@ -1,4 +1,4 @@
-// Those of codes of 8 bits.
+// Products with weights in groups of 8-bit codes.
 #include "group_panels.h"
 
 GroupPanel group_panel_8(int form, int rows) {
