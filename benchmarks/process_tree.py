@@ -63,11 +63,13 @@ def is_gateway(words: Words) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process is there and no zombie; one whose first thread is a zombie still has its files as long as it has others."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
+    state, num_threads = fields[0], int(fields[17])
+    return state != "Z" or num_threads > 1
 
 
 def rank_number(pid: int) -> int:
