@@ -86,9 +86,13 @@ def test_shared_caches_take_no_room(model):
     assert sources == ([None] * 4 + [2, 3] * 2 if config.num_layers == 8 else [None] * 4)
 
 
+COMPILED = {"dtype": "bfloat16", "autotune": "off"}
+"""The compiled functions: of a vocabulary as small as this one's a tuner may find torch's faster on a busy machine."""
+
+
 def test_compiled_step_is_captured(model, caplog):
     """In bfloat16 nothing between the functions keeps a step from being repeated as one."""
-    with caplog.at_level(logging.DEBUG, "labinfer"), recorded(model[0], dtype="bfloat16") as (llm, _):
+    with caplog.at_level(logging.DEBUG, "labinfer"), recorded(model[0], **COMPILED) as (llm, _):
         (output,) = greedy(llm, SOME[:1], 4)
     assert len(output.token_ids) == 4
     assert not [record.message for record in caplog.records if "cannot be captured" in record.message]

@@ -36,7 +36,7 @@ def test_on_a_terminal_silence_is_counted():
     process = subprocess.Popen(command(1.5), stdout=near, stderr=near)
     os.close(near)
     text, deadline = b"", time.monotonic() + 30
-    while b"trouble" not in text and time.monotonic() < deadline:
+    while not (b"trouble" in text and text.endswith(b"\n")) and time.monotonic() < deadline:
         text += os.read(far, 1024)
     assert process.wait(30) == 3
     os.close(far)
