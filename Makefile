@@ -100,8 +100,10 @@ test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
 test-failures: $(VENV)/.setup-test ## real launches that fail, or change while they serve
 	$(LIMIT) 3600 $(BIN)/python -m pytest $(FAILURES) $(SAMPLE)
 
+# Those of the pages apart: their event loop stays in the process.
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
-	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/browser tests/cluster tests/test_*.py)
+	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/cluster tests/test_*.py)
+	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" tests/browser
 
 CLIENTS := .clients
 test-clients: $(foreach suite,agents libraries load javascript,$(CLIENTS)/$(suite)/.setup) ## the clients that others wrote, and the examples, in environments of their own, which this makes (gigabytes)
