@@ -192,8 +192,9 @@ def test_more_swap_space_than_memory_is_refused(checkpoint):
         LLM(str(checkpoint), num_kv_blocks=8, swap_space=1e6)
 
 
+@pytest.mark.timing
 def test_cheaper_way_is_taken(checkpoint):
-    """Swapping tiny blocks is a hundred times faster than running a model over them."""
+    """Swapping tiny blocks is a hundred times faster than running a model over them, by what a start measures."""
     with LLM(str(checkpoint), num_kv_blocks=40, block_size=BLOCK, swap_space=0.001) as llm:
         times = llm.facts.step_times
         assert 0 < times.swapped_block < times.per_token * BLOCK
