@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -209,6 +210,17 @@ def recorded(checkpoint: Path, **options) -> Iterator[tuple[LLM, dict[tuple[int,
 def greedy(llm: LLM, prompts: list[list[int]] = PROMPTS, num_tokens: int = NUM_TOKENS) -> list:
     """Outputs of so many tokens, whatever they are."""
     return llm.generate(prompts, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+
+
+def check_captured(directory: Path, caplog) -> None:
+    """Check that steps of the compiled functions in bfloat16 are captured whole.
+
+    Without tuning: of a vocabulary as small as these a tuner may find torch's functions faster on a busy machine.
+    """
+    with caplog.at_level(logging.DEBUG, "labinfer"), recorded(directory, dtype="bfloat16", autotune="off") as (llm, _):
+        (output,) = greedy(llm, PROMPTS[2:3], 4)
+    assert len(output.token_ids) == 4
+    assert not [record.message for record in caplog.records if "cannot be captured" in record.message]
 
 
 def relative_error(logits_V: torch.Tensor, wanted_V: torch.Tensor) -> float:

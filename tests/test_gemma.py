@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from checkpoints import make_checkpoint, transformers_greedy
-from golden import PROMPTS, check_answers, golden, greedy, recorded
+from golden import PROMPTS, check_answers, check_captured, golden, greedy, recorded
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -138,13 +138,6 @@ def test_answers_in_this_process(options):
         check_answers(greedy(llm), rows, reference.tokens, reference.logits)
 
 
-COMPILED = {"dtype": "bfloat16", "autotune": "off"}
-"""The compiled functions: of a vocabulary as small as this one's a tuner may find torch's faster on a busy machine."""
-
-
 def test_compiled_step_is_captured(caplog):
     """In bfloat16 nothing between the functions keeps a step from being repeated as one."""
-    with caplog.at_level(logging.DEBUG, "labinfer"), recorded(golden("gemma3").directory, **COMPILED) as (llm, _):
-        (output,) = greedy(llm, SOME[:1], 4)
-    assert len(output.token_ids) == 4
-    assert not [record.message for record in caplog.records if "cannot be captured" in record.message]
+    check_captured(golden("gemma3").directory, caplog)

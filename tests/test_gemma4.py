@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import pytest
 from checkpoints import SHARED_CACHES, auto_class, make_checkpoint, transformers_greedy
-from golden import PROMPTS, check_answers, greedy, recorded
+from golden import PROMPTS, check_answers, check_captured, greedy, recorded
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -86,16 +85,9 @@ def test_shared_caches_take_no_room(model):
     assert sources == ([None] * 4 + [2, 3] * 2 if config.num_layers == 8 else [None] * 4)
 
 
-COMPILED = {"dtype": "bfloat16", "autotune": "off"}
-"""The compiled functions: of a vocabulary as small as this one's a tuner may find torch's faster on a busy machine."""
-
-
 def test_compiled_step_is_captured(model, caplog):
     """In bfloat16 nothing between the functions keeps a step from being repeated as one."""
-    with caplog.at_level(logging.DEBUG, "labinfer"), recorded(model[0], **COMPILED) as (llm, _):
-        (output,) = greedy(llm, SOME[:1], 4)
-    assert len(output.token_ids) == 4
-    assert not [record.message for record in caplog.records if "cannot be captured" in record.message]
+    check_captured(model[0], caplog)
 
 
 def test_published_spelling_gives_the_same_answers(model, tmp_path):
