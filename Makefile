@@ -55,7 +55,7 @@ run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another mo
 LAUNCHED := test-cluster test-failures
 PAIRED := test-features test-unit test-server test-functions test-browser test-online
 FUNCTIONS := tests/unit/functions tests/unit/weights
-LAUNCHING := tests/test_chat.py tests/test_offline.py tests/test_signals.py
+LAUNCHING := tests/test_chat.py tests/test_chat_other_servers.py tests/test_offline.py tests/test_signals.py
 FAILURES := $(patsubst %,tests/cluster/test_%.py,failing layout_change serving stopped supervise three_hosts two_hosts)
 UNTIMED := -m "not slow and not timing"
 

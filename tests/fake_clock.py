@@ -1,6 +1,8 @@
-"""FakeClock: time that passes only when a test says so."""
+"""FakeClock: time that passes only when a test says so; ``settle``: tasks that go as far as they can without it."""
 
 from __future__ import annotations
+
+import asyncio
 
 
 class FakeClock:
@@ -14,3 +16,9 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+async def settle() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(4):
+        await asyncio.sleep(0)

@@ -163,6 +163,13 @@ def run(
     return finish(start(command(launcher, ranks, script, *args, nodes=nodes), **env), timeout)
 
 
+def pipe(arguments: list[str], lines: str, **env: str) -> subprocess.CompletedProcess:
+    """Run with these lines as standard input."""
+    return subprocess.run(
+        arguments, input=lines, capture_output=True, text=True, cwd=ROOT, env=environment(**env), timeout=120
+    )
+
+
 def kill_tree(process: subprocess.Popen) -> None:
     """End a launch and everything under it; torchrun's workers are sessions of their own, so children are looked up."""
     for pid in [*descendants(process.pid), process.pid]:
