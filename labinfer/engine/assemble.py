@@ -81,7 +81,7 @@ def make_scheduler(
     if facts.num_states:
         states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval)
     tables = BlockTables(blocks, host, states, windows)
-    micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight)
+    micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight, facts.drafting_stage)
     speculation = scheduling.speculative_config
     max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)
     room = max(0, max_chunk - 1)
@@ -92,7 +92,7 @@ def make_scheduler(
         max_chunk=max_chunk,
         vocab_size=facts.vocab_size,
         clock=clock,
-        draft_time=micro_batches.draft_time if facts.step_times else None,
+        draft_times=micro_batches if facts.step_times else None,
         chooses_lengths=scheduling.chooses_drafts,
         continuous=facts.num_stages > 1 and (speculation is None or speculation.continuous),
     )

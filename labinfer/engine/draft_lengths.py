@@ -30,6 +30,8 @@ HOPELESS = 0.02
 LEAST_GAIN = 1.1
 """Tokens a second that drafts have to promise, as a multiple of those without: times and chances are never quite as measured."""
 
+RoundSeconds = Callable[[int, int], float]
+"""Seconds of a round of so many micro-batches, with so many more drafted tokens than are on their way."""
 StepSeconds = Callable[[int], float]
 """Seconds until a step that runs so many rows has brought its tokens."""
 
@@ -119,29 +121,39 @@ class DraftLengths:
         )
 
     def choose_behind(
-        self, limits: dict[Sequence, int], others: Iterable[Sequence], seconds: Callable[[int, int], float], count: int
+        self,
+        limits: dict[Sequence, int],
+        others: Iterable[Sequence],
+        seconds: RoundSeconds,
+        drafting_step_seconds: RoundSeconds,
+        count: int,
     ) -> dict[Sequence, int]:
         """Lengths of chunks of drafted tokens alone, behind the chunks that are on their way.
 
-        They come to something if all that is on its way is right. A round brings the tokens that are expected of these chunks, too;
-        its drafts are made one after the other, while the model runs others.
+        They come to something if all that is on its way is right. A round brings the tokens that are expected of these chunks, too.
+        Its drafts are made one after the other, while other ranks run others; the rank that drafts has its own steps to run between them.
 
         Args:
             limits: sequences that may have one, and its longest.
             others: sequences whose tokens are on their way, too.
-            seconds: of a round of so many micro-batches, with so many more drafted tokens.
+            seconds: of a round.
+            drafting_step_seconds: of each of its steps on the rank that drafts.
             count: micro-batches on their way.
         """
+        longest_before = 1 + max((max(s.draft_places, default=-1) for s in [*limits, *others]), default=-1)
         chances, expected = {}, 0.0
         for sequence in [*limits, *others]:
             chances[sequence], tokens = self._expect(sequence)
             expected += tokens
 
-        def with_drafts(num_drafted: int, longest: int) -> float:
-            drafting = longest * self._draft_seconds
-            return max(seconds(count + 1, num_drafted) + drafting, (count + 1) * drafting)
+        def round_seconds(num_micro_batches: int, num_drafted: int, longest: int) -> float:
+            drafting = max(longest, longest_before) * self._draft_seconds
+            of_drafter = num_micro_batches * (drafting + drafting_step_seconds(num_micro_batches, num_drafted))
+            return max(seconds(num_micro_batches, num_drafted) + drafting, of_drafter)
 
-        return self._fill(chances, limits, expected, seconds(count, 0), with_drafts)
+        return self._fill(
+            chances, limits, expected, round_seconds(count, 0, 0), lambda *drafts: round_seconds(count + 1, *drafts)
+        )
 
     def _expect(self, sequence: Sequence) -> tuple[float, float]:
         """The chance that all tokens of a sequence that are on their way are right, and how many tokens they bring."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_lengths import DraftLengths
+from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.round_overheads import RoundOverheads
 from labinfer.engine.sequence import Sequence
@@ -33,7 +34,7 @@ class Drafts:
         max_chunk: tokens of a sequence in a step, drafted or not.
         vocab_size: ids that a token may have.
         clock: seconds that never go back.
-        draft_time: see ``MicroBatchCount``; None where nothing was measured.
+        draft_times: seconds of rounds with drafts; None where nothing was measured.
         chooses_lengths: whether lengths are chosen by it, where there is one; otherwise all drafts are as long as can be.
         continuous: whether sequences whose tokens are on their way may be sent more drafted ones behind these.
     """
@@ -47,7 +48,7 @@ class Drafts:
         max_chunk: int,
         vocab_size: int,
         clock: Callable[[], float],
-        draft_time: Callable[[int, int, float], float] | None = None,
+        draft_times: MicroBatchCount | None = None,
         chooses_lengths: bool = True,
         continuous: bool = True,
     ):
@@ -55,7 +56,10 @@ class Drafts:
         self._tables, self._vocab_size = tables, vocab_size
         self._max_tokens, self._max_chunk = max_tokens, max_chunk
         self._clock = clock
-        self._draft_time = None if draft_time is None else lru_cache(1 << 14)(draft_time)  # asked up to 64 times a step
+        self._draft_time = self._drafting_step_time = None
+        if draft_times is not None:  # asked up to 64 times a step
+            self._draft_time = lru_cache(1 << 14)(draft_times.draft_time)
+            self._drafting_step_time = lru_cache(1 << 14)(draft_times.drafting_step_time)
         self.continuous = continuous
         self.counts: Counter[str] = Counter()
         """Since the start: drafts (of a sequence in a step), continued (those of them behind others on their way), drafted (their
@@ -63,7 +67,7 @@ class Drafts:
         draft_seconds (time of the proposer), saved_seconds (time of the steps that right tokens made needless, less what all drafts
         cost), drafter_failures."""
         self._lengths = DraftLengths(num_places=max_tokens)
-        self._chooses_lengths = chooses_lengths and draft_time is not None
+        self._chooses_lengths = chooses_lengths and draft_times is not None
         self._asked_before: set[Sequence] = set()  # those that the proposer knows
         self._token_seconds = 0.0  # of the last step with drafts, if it had had none
         self._overheads = RoundOverheads(num_plain=2 if self._uses_mtp else 1)
@@ -145,13 +149,19 @@ class Drafts:
         num_before = sum(len(sequence.draft) for sequence in on_their_way)
         num_entries = sum(sequence.num_in_flight for sequence in on_their_way)
 
-        def seconds(num_micro_batches: int, num_drafted: int) -> float:
+        def round_shape(num_micro_batches: int, num_drafted: int) -> tuple[int, int, float]:
             entries = num_entries + (len(limits) if num_micro_batches > count else 0)
-            return self._draft_time(num_micro_batches, entries, (num_before + num_drafted) / num_micro_batches)
+            return num_micro_batches, entries, (num_before + num_drafted) / num_micro_batches
+
+        def seconds(num_micro_batches: int, num_drafted: int) -> float:
+            return self._draft_time(*round_shape(num_micro_batches, num_drafted))
+
+        def drafting_step_seconds(num_micro_batches: int, num_drafted: int) -> float:
+            return self._drafting_step_time(*round_shape(num_micro_batches, num_drafted))
 
         if limits and self._chooses_lengths:
             others = [sequence for sequence in on_their_way if sequence not in limits]
-            limits = self._lengths.choose_behind(limits, others, seconds, count)
+            limits = self._lengths.choose_behind(limits, others, seconds, drafting_step_seconds, count)
         if not limits:
             return
         num_drafted, draft_seconds = self._draft(limits, chosen, room, eos_token_ids)

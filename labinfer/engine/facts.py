@@ -34,5 +34,7 @@ class EngineFacts:
     """Tokens of a sequence that may be in the context at once."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer unless its request ignores them."""
+    drafting_stage: int | None = 0
+    """The stage of the rank that drafts, whose steps wait for it; None where that is a spare rank."""
     step_times: StepTimes | None = None
     """Seconds of a step; None where nothing was measured."""

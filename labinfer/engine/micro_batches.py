@@ -21,10 +21,14 @@ class MicroBatchCount:
     Args:
         times: None where nothing was measured: it is always as many as there are stages.
         fixed: always this many, if not 0.
+        drafting_stage: the stage of the rank that drafts; None where that is a spare rank.
     """
 
-    def __init__(self, num_stages: int, times: StepTimes | None = None, fixed: int = 0):
+    def __init__(
+        self, num_stages: int, times: StepTimes | None = None, fixed: int = 0, drafting_stage: int | None = None
+    ):
         self._num_stages, self._times, self._fixed = num_stages, times, fixed
+        self._drafting_stage = drafting_stage
         self._shortest = cache(self._find_shortest)
 
     def best(self, num_decoding: int, has_prompts: bool) -> int:
@@ -41,13 +45,19 @@ class MicroBatchCount:
 
     def draft_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
         """Seconds of a round in which each of the micro-batches runs so many drafted tokens, too."""
-        size, times = num_decoding / count, self._times
-        steps = [
-            times.at(stage, size, alone=count == 1) + times.drafted(stage, size, num_drafted)
-            for stage in range(self._num_stages)
-        ]
-        through = sum(steps) + self._num_stages * times.hop
+        steps = [self._step_time(stage, count, num_decoding, num_drafted) for stage in range(self._num_stages)]
+        through = sum(steps) + self._num_stages * self._times.hop
         return through if count == 1 else max(through, count * max(steps))
+
+    def drafting_step_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
+        """Seconds of one of this round's steps on the rank that drafts, which does so before the step; 0 on a spare rank."""
+        if self._drafting_stage is None:
+            return 0.0
+        return self._step_time(self._drafting_stage, count, num_decoding, num_drafted)
+
+    def _step_time(self, stage: int, count: int, num_decoding: int, num_drafted: float) -> float:
+        size, times = num_decoding / count, self._times
+        return times.at(stage, size, alone=count == 1) + times.drafted(stage, size, num_drafted)
 
     def _find_shortest(self, num_decoding: int) -> int:
         counts = range(1, min(2 * self._num_stages, num_decoding) + 1)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 from layouts import layouts_for
+from speculated_requests import NUM_ALL, NUM_REQUESTS, make_requests, tell
 
+import labinfer
 from labinfer import SamplingParams
 from labinfer.config import EngineOptions
 from labinfer.engine import draft_lengths
 from labinfer.errors import AgreedError
 from labinfer.llm import LLM
 
+HELD_OUT = Path(labinfer.__file__).parent / "assets" / "held-out" / "conversations.jsonl"
 FIELDS = [
     {"max_tokens": 14, "ignore_eos": True},
     {"max_tokens": 16, "temperature": 0.8, "top_p": 0.9, "seed": 4, "repetition_penalty": 1.2},
@@ -48,6 +54,28 @@ def test_answers_are_those_without_a_draft_model(group, golden):
             assert tokens == expected, layout
             assert 20 < num_drafted < 2 * num_accepted, layout
         assert (llm.draft_model is not None) == llm.is_rank0
+
+
+@pytest.mark.parametrize("count", [NUM_REQUESTS, pytest.param(NUM_ALL, marks=pytest.mark.slow)])
+def test_answers_of_all_kinds_are_those_without_the_draft_of_the_demo(group, count):
+    prompts = [line["messages"][0]["content"] for line in map(json.loads, HELD_OUT.read_text("utf-8").splitlines())]
+    chosen, params = make_requests(prompts, count)
+    for layout in layouts_for(group.size):
+        if "layers" in layout:
+            continue  # of a model with fewer
+        flat = {"model": "demo", "dtype": "float32", "block_size": 4, "num_kv_blocks": 600, **layout}
+        flat["speculative_config"] = {"model": "demo-draft", "num_speculative_tokens": 4}
+        llm = LLM.from_options(group, EngineOptions.from_flat(flat))
+        drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
+        if drafts:
+            drafts.proposer, proposer = None, drafts.proposer
+        expected = llm.generate(chosen, params)
+        if drafts:
+            drafts.proposer = proposer
+        outputs = llm.generate(chosen, params)
+        if drafts:
+            assert tell(outputs) == tell(expected), layout
+            assert llm.report.counts["drafted"] > llm.report.counts["accepted"] > count
 
 
 def test_answers_are_those_with_a_draft_model_on_a_spare_rank(group, golden, monkeypatch):

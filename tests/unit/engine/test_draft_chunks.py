@@ -182,6 +182,11 @@ def test_hardly_any_chunk_goes_behind_others_where_it_gives_nothing(times, num_s
     assert bench.num_behind <= most
 
 
+def no_seconds(num_micro_batches: int, num_drafted: int) -> float:
+    """Of the steps of a spare rank, which only drafts."""
+    return 0.0
+
+
 def test_chunk_is_worth_the_chance_that_all_before_it_is_right():
     bench = Bench(num_stages=4)
     sequence, lengths = bench.add(3, 30), DraftLengths(num_places=8)
@@ -194,7 +199,20 @@ def test_chunk_is_worth_the_chance_that_all_before_it_is_right():
     chosen = []
     for count in range(0, 60, 4):
         sequence.draft_places = tuple(range(8)) * (count // 8) + tuple(range(count % 8))
-        chosen.append(lengths.choose_behind({sequence: 8}, [], seconds, 1).get(sequence, 0))
+        chosen.append(lengths.choose_behind({sequence: 8}, [], seconds, no_seconds, 1).get(sequence, 0))
     assert chosen[0] == 8 and chosen[-1] == 0
     assert chosen == sorted(chosen, reverse=True)
-    assert lengths.choose_behind({sequence: 8}, [], lambda count, num_drafted: float(count), 1) == {}
+    assert lengths.choose_behind({sequence: 8}, [], lambda count, num_drafted: float(count), no_seconds, 1) == {}
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0.1, 8), (3.9, 0)])
+def test_the_steps_of_the_rank_that_drafts_wait_for_its_drafts(step, expected):
+    """A round takes 4 s, and 1.6 s before it for a draft: nearly all of that time where the rank that drafts has the long steps."""
+    bench = Bench(num_stages=4)
+    sequence, lengths = bench.add(3, 30), DraftLengths(num_places=8)
+    for _ in range(40):
+        lengths.add_verified(sequence, range(8), 8)
+    lengths.add_draft_time(1.6, 8)
+    sequence.draft_places = tuple(range(8))
+    behind = lengths.choose_behind({sequence: 8}, [], lambda *_: 4.0, lambda *_: step, 1)
+    assert behind.get(sequence, 0) == expected
