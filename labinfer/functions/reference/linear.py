@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 from labinfer.functions.packed_weight import DenseWeight
 
@@ -20,7 +21,17 @@ def pack_weight(weight_OI: torch.Tensor) -> DenseWeight:
 
 def embedding(token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
     """Rows of a vocabulary slice that begins at id ``first``: (T,) → (T, D); ids outside the slice give zeros."""
+    return _look_up(table.data.new_empty(len(token_ids_T), table.data.shape[1]), token_ids_T, table.data, first)
+
+
+def _look_up(rows_TD: torch.Tensor, token_ids_T: torch.Tensor, table_VD: torch.Tensor, first: int) -> torch.Tensor:
+    """``embedding``, written to ``rows_TD``."""
+    if has_torch_function((token_ids_T,)):  # whoever captures a step sees this as one of torch's operations
+        return handle_torch_function(_look_up, (token_ids_T,), rows_TD, token_ids_T, table_VD, first)
     local_T = token_ids_T - first
-    outside_T = (local_T < 0) | (local_T >= table.outputs)
-    rows_TD = F.embedding(local_T.clamp(0, table.outputs - 1), table.data)
+    outside_T = (local_T < 0) | (local_T >= len(table_VD))
+    torch.index_select(table_VD, 0, local_T.clamp(0, len(table_VD) - 1), out=rows_TD)
     return rows_TD.masked_fill_(outside_T.unsqueeze(1), 0)
+
+
+_look_up.repeats_in_place = True

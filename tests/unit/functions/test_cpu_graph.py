@@ -14,6 +14,7 @@ from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
+from labinfer.functions.reference import linear as reference
 from labinfer.functions.routing_rule import RoutingRule
 
 SIZE, OUTPUTS = 48, 70
@@ -111,6 +112,17 @@ def test_products_of_torch_are_captured(compiled_functions):
         x.normal_()
         graph.replay()
         assert torch.equal(out, run())
+
+
+@torch.inference_mode()
+def test_embedding_of_torch_is_captured(compiled_functions):
+    """The tuner may find it the faster one; a vocabulary may be cut, so that a rank has no row of some tokens."""
+    table, token_ids = reference.pack_weight(torch.randn(9, SIZE)), torch.tensor([4, 12, 3])
+    out, graph = capture(compiled_functions, lambda: reference.embedding(token_ids, table, 4).clone())
+    for ids in ([5, 4, 13], [12, 0, 7]):
+        token_ids.copy_(torch.tensor(ids))
+        graph.replay()
+        assert torch.equal(out, torch.stack([table.data[i - 4] if 4 <= i < 13 else torch.zeros(SIZE) for i in ids]))
 
 
 @torch.inference_mode()
