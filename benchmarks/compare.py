@@ -9,7 +9,8 @@ with the same prompts, the same number of threads and bound to the same cores. A
 once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights. An engine
 that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``.
 
-``--precisions Q8_0 Q4_0 Q4_K_M`` takes this engine and llama.cpp over the same GGUF files, which llama.cpp's runner makes.
+``--precisions Q8_0 Q4_0 Q4_K_M`` takes this engine, llama.cpp and OpenVINO over the same GGUF files, which llama.cpp's runner makes;
+OpenVINO does not know all types that are in Q4_K_M.
 ``--workloads W1 W1-4k W1-16k`` takes W1 behind 4,000 and 16,000 tokens, too.
 """
 
@@ -39,7 +40,7 @@ PRECISIONS = (*USUAL_PRECISIONS, *GGUF_TYPES)
 ENGINES = {
     OURS: PRECISIONS,
     "vllm": ("16-bit", "int8"),
-    "openvino": USUAL_PRECISIONS,
+    "openvino": PRECISIONS,
     "openvino-bf16": USUAL_PRECISIONS,
     "llamacpp": PRECISIONS,
     "ctranslate2": ("int8",),
@@ -77,7 +78,7 @@ def main() -> None:
         launcher = Launcher(args, workloads, Path(folder))
         chosen = [
             (engine, precision)
-            for engine in args.engines
+            for engine in sorted(args.engines, key="llamacpp".__ne__)  # it makes files that others read
             if launcher.is_installed(engine)
             for precision in ENGINES[engine]
             if precision in args.precisions and launcher.prepare(engine, precision)

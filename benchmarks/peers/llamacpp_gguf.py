@@ -1,7 +1,7 @@
 """GGUF files of bfloat16 checkpoints of Qwen2, Qwen3-MoE and Qwen3.5, for llama.cpp.
 
-Sizes and weights only, without the tokenizer. Tensors are named by gguf's own map; what else changes is what llama.cpp's
-loader asks for (``src/models/`` of https://github.com/ggml-org/llama.cpp).
+Sizes and weights, and a vocabulary of made-up words, which OpenVINO does not do without. Tensors are named by gguf's own
+map; what else changes is what llama.cpp's loader asks for (``src/models/`` of https://github.com/ggml-org/llama.cpp).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    _add_vocabulary(writer, config["vocab_size"])
     if "intermediate_size" in config:
         writer.add_feed_forward_length(config["intermediate_size"])
     if "head_dim" in config:
@@ -105,6 +105,19 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """A byte-level vocabulary of 256 letters, which stand for the bytes; all other words are special ones, the last of which ends."""
+    letters = [chr(256 + number) for number in range(256)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*letters, *(f"<|{number}|>" for number in range(256, size))])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * (size - 256))
+    writer.add_token_merges([f"{letters[0]} {letters[1]}"])
+    writer.add_bos_token_id(size - 1)
+    writer.add_eos_token_id(size - 1)
+    writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
 
 
 def _add_hybrid_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI with continuous batching: 16-bit, int8 or int4 weights (groups of 128), arithmetic in float32 or bfloat16.
+"""OpenVINO GenAI with continuous batching: 16-bit, int8 or int4 weights (groups of 128) or a GGUF file, arithmetic in float32 or bfloat16.
 
 Its own choice is bfloat16 where the processor has it, which is slower where that instruction runs at half the speed.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import openvino
 import openvino_genai
-from harness import Generate, run
+from harness import Generate, Unavailable, run
 
 WEIGHTS = {
     "16-bit": ["--weight-format", "fp16"],
@@ -23,7 +23,13 @@ WEIGHTS = {
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Convert with optimum-intel."""
+    """Convert with optimum-intel.
+
+    Raises:
+        Unavailable: it is to be a GGUF file, which llama.cpp makes.
+    """
+    if args.precision not in WEIGHTS:
+        raise Unavailable(f"no {args.converted.name}: llama.cpp makes it, as --engines with llamacpp has it")
     export = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(args.checkpoint)]
     task = ["--task", "text-generation-with-past"]
     subprocess.run([*export, *task, *WEIGHTS[args.precision], str(args.model)], check=True, stdout=sys.stderr)
