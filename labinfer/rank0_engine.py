@@ -31,6 +31,7 @@ def engine_facts(parts: RankParts) -> EngineFacts:
         max_model_len=layout.max_model_len,
         eos_token_ids=layout.config.eos_token_ids,
         drafting_stage=None if parts.drafts else layout.topology.place(0).stage,
+        lends_cores=parts.lends_cores,
         step_times=parts.step_times,
     )
 

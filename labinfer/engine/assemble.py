@@ -85,6 +85,7 @@ def make_scheduler(
     speculation = scheduling.speculative_config
     max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)
     room = max(0, max_chunk - 1)
+    continuous = speculation.continuous if speculation else None
     drafts = Drafts(
         proposer,
         tables,
@@ -94,7 +95,7 @@ def make_scheduler(
         clock=clock,
         draft_times=micro_batches if facts.step_times else None,
         chooses_lengths=scheduling.chooses_drafts,
-        continuous=facts.num_stages > 1 and (speculation is None or speculation.continuous),
+        continuous=facts.num_stages > 1 and (not facts.lends_cores if continuous is None else continuous),
     )
     return Scheduler(
         scheduling,

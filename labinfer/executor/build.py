@@ -72,6 +72,8 @@ class RankParts:
     capacity: KVCapacity
     step_times: StepTimes | None
     """None where nothing depends on them."""
+    lends_cores: bool
+    """Whether all stages lend each other their cores while they wait."""
     draft_model: DraftModel | None = None
     """On rank 0, where one drafts there."""
     drafts: RemoteLink | None = None
@@ -190,7 +192,7 @@ def build_placed(
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
-    share_cores(group, links.machine, layout, place, providers)
+    lends_cores = share_cores(group, links.machine, layout, place, providers)
     registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
         registry.check(device, dtype, overrides, layout.rounding(place))
@@ -322,6 +324,7 @@ def build_placed(
         recorder=recorder,
         capacity=capacity,
         step_times=times,
+        lends_cores=lends_cores,
         draft_model=draft_model,
         drafts=RemoteLink(links.drafts) if links.drafts is not None and group.rank == 0 else None,
     )

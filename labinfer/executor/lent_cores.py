@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 def share_cores(
     group: RankGroup, machine: Communicator | None, layout: Layout, place: Place, providers: Sequence[Provider]
-) -> None:
-    """Let this rank compute on cores of other stages' ranks while these wait, and them on its own; collective.
+) -> bool:
+    """Let this rank compute on cores of other stages' ranks while these wait, and them on its own; collective. Returns whether all stages do.
 
     That takes several stages on CPUs of one machine, each rank bound to cores of its own, and shared memory. Elsewhere nothing
     is lent.
@@ -31,6 +31,7 @@ def share_cores(
     everyone, topology = group.everyone, layout.topology
     ranks = [rank for rank in group.ranks if everyone[rank].node == everyone[group.rank].node]
     lent: dict[int, int] = {}
+    stages: set[int] = set()
     if machine is not None:
         bound_to = set(group.threads.bound_to)  # not the cores of a rank that drafts, which is not in this group
         cores = [core[0] for core in everyone[group.rank].cores if bound_to.issuperset(core)]
@@ -48,3 +49,4 @@ def share_cores(
                 logger.debug("stages of this machine lend each other their cores while they wait")
     for provider in providers:
         provider.borrow_cores(lent)
+    return bool(lent) and len(stages) == topology.num_stages

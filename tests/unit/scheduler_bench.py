@@ -120,6 +120,7 @@ class Bench:
         num_window_blocks: int = 0,
         num_host_window_blocks: int = 0,
         enable_prefix_caching: bool = True,
+        lends_cores: bool = False,
         **options,
     ):
         self.options = SchedulerOptions(**options)
@@ -139,6 +140,7 @@ class Bench:
             hidden_size=VECTOR_SIZE,
             max_model_len=self.max_context,
             eos_token_ids=eos,
+            lends_cores=lends_cores,
             step_times=times,
         )
         self.scheduler = make_scheduler(

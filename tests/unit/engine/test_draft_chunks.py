@@ -27,10 +27,13 @@ def run_one_launch_a_result(bench: Bench) -> int:
     return most
 
 
-@pytest.mark.parametrize(("num_stages", "continuous", "expected"), [(1, True, 1), (4, False, 1), (4, True, 4)])
-def test_idle_stages_run_what_follows_if_tokens_on_their_way_are_right(num_stages, continuous, expected):
+@pytest.mark.parametrize(
+    ("num_stages", "continuous", "lends_cores", "expected"),
+    [(1, True, False, 1), (4, False, False, 1), (4, True, True, 4), (4, None, False, 4), (4, None, True, 1)],
+)
+def test_idle_stages_run_what_follows_if_tokens_on_their_way_are_right(num_stages, continuous, lends_cores, expected):
     config = SpeculativeOptions(num_speculative_tokens=3, continuous=continuous)
-    bench = Bench(num_stages=num_stages, proposer=FixedProposer(3), speculative_config=config)
+    bench = Bench(num_stages=num_stages, proposer=FixedProposer(3), speculative_config=config, lends_cores=lends_cores)
     sequence = bench.add(5, 40)
     assert run_one_launch_a_result(bench) == expected
     assert sequence.num_output_tokens == 40

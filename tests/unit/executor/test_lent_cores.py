@@ -79,7 +79,8 @@ def lent_cpus(
             doorbells={},
         )
         machine = comm if len(tp_sizes) > 1 else None
-        share_cores(group, machine, layout, topology.place(rank), [provider])
+        all_lend = share_cores(group, machine, layout, topology.place(rank), [provider])
+        assert all_lend == (bool(provider.lent[0]) and len({info.node for info in everyone}) == 1)
         assert len(provider.lent) == 1
         return provider.lent[0], progress.doorbells
 
