@@ -18,10 +18,10 @@ ROWS = (1, 8, 64, 512)
 """Tokens of the steps that the table shows."""
 HEADER = (
     *("host", "ranks", "hardware", "tp", "dtype", "memory", "a layer"),
-    *(f"{rows} row{'s' * (rows > 1)}" for rows in ROWS),
-    *("1,000 tokens seen", "head", "a step"),
+    *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
+    *("1,000 tokens seen ms", "head ms", "a step ms"),
 )
-"""Times in milliseconds: of a layer by rows, more for 1,000 tokens that decodes see, of the head for one row, and of a step
+"""Times: of a layer by rows, more for 1,000 tokens that decodes see, of the head for one row, and of a step
 beside these."""
 
 LINK_HEADER = ("link", "latency ms", "Mbit/s")

@@ -12,7 +12,7 @@ from typing import TextIO
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Least time between two updates, on a terminal and elsewhere."""
 START_SECONDS = 1.5
-"""The same elsewhere while ranks start and functions are compiled: somebody is waiting, who may be new."""
+"""The same elsewhere while ranks start: somebody is waiting, who may be new."""
 TICK_SECONDS = 0.5
 """Between two signs of life of a ``Ticker``."""
 
@@ -90,7 +90,7 @@ class Ticker:
 @contextmanager
 def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
     """A function that says how many files of C++ are compiled, and of how many; says nothing unless it is called."""
-    line, begin = ProgressLine(stream, START_SECONDS, at_once=True), time.monotonic()
+    line, begin = ProgressLine(stream, at_once=True), time.monotonic()
 
     def show(done: int, total: int) -> None:
         if line.due():

@@ -123,3 +123,12 @@ def test_it_takes_little_time(arguments):
     turns = [(seconds("-m", "labinfer", *arguments), seconds("-c", "pass")) for _ in range(5)]
     command, bare = map(min, zip(*turns, strict=True))
     assert command / bare < MOST_BARE_STARTS
+
+
+def test_package_is_found_from_the_folder_around_its_checkout(tmp_path):
+    """A folder without ``__init__.py`` is a package, too, unless there is one on the path that has it."""
+    (tmp_path / "labinfer").mkdir()
+    code = "import labinfer; print(labinfer.__version__)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
