@@ -59,7 +59,7 @@ for arguments in json.loads(sys.argv.pop()):
         status = ended.code
     print("imported:", int(status or 0), *sys.modules, flush=True)
 """
-MOST_BARE_STARTS = 8
+MOST_BARE_STARTS = 16
 """Starts of the interpreter alone that take as long as a start that only answers a question, at most."""
 
 
