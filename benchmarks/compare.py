@@ -78,7 +78,9 @@ def main() -> None:
         launcher = Launcher(args, workloads, Path(folder))
         chosen = [
             (engine, precision)
-            for engine in sorted(args.engines, key="llamacpp".__ne__)  # it makes files that others read
+            for engine in sorted(
+                args.engines, key=lambda engine: engine != "llamacpp"
+            )  # it makes files that others read
             if launcher.is_installed(engine)
             for precision in ENGINES[engine]
             if precision in args.precisions and launcher.prepare(engine, precision)

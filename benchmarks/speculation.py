@@ -7,7 +7,8 @@
     python benchmarks/speculation.py --hops-ms 5 --hosts 4 --tasks editing
 
 The last two start themselves on hosts that are network namespaces, with a delay on the way from each to the next (Linux, root). In a
-pipeline drafts are also measured with one chunk of a sequence at a time (``"continuous": false``).
+pipeline whose stages have further chunks of a sequence on their way drafts are also measured with one chunk at a time; on one machine that
+takes ``"continuous": true`` in --config.
 
 Tasks: ``answers`` are the bundled held-out conversations, one at a time; in ``editing`` a text of these is to be given back
 with every eighth line changed, one at a time. What a model would write does not matter there: the answer is the only
@@ -124,15 +125,16 @@ class Figures:
 
 
 def run_task(llm: LLM, name: str, num_answers: int, num_rounds: int) -> dict[str, Figures]:
-    """Figures with and without drafts, and with one chunk at a time where there are stages, in turn for each call; none on ranks other
+    """Figures with and without drafts, and with one chunk at a time where there are more, in turn for each call; none on ranks other
     than 0. A first round warms up."""
     prompts, params, at_once = make_task(name, llm, num_answers) if llm.is_rank0 else (None, None, name in AT_ONCE)
     calls = [prompts] if at_once else [[prompt] for prompt in prompts] if prompts else []
-    num_calls = int(llm.group.comm.all_gather_bytes(str(len(calls)).encode())[0])
-    variants = ("with", "without", "one_chunk") if llm.group.size > 1 else ("with", "without")
-    figures = {variant: Figures() for variant in variants}
     drafts = llm.engine.scheduler.drafts if llm.is_rank0 else None
     given, continuous = (drafts.proposer, drafts.continuous) if drafts else (None, False)
+    of_rank0 = llm.group.comm.all_gather_bytes(f"{len(calls)} {continuous:d}".encode())[0]
+    num_calls, has_chunks_behind = map(int, of_rank0.split())
+    variants = ("with", "without", "one_chunk") if has_chunks_behind else ("with", "without")
+    figures = {variant: Figures() for variant in variants}
     drafter = RandomDrafter(llm.facts.vocab_size) if name == "random" else given
     for number, index, variant in product(range(num_rounds + 1), range(num_calls), figures):
         if drafts:

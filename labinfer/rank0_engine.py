@@ -30,7 +30,7 @@ def engine_facts(parts: RankParts) -> EngineFacts:
         hidden_size=layout.config.hidden_size,
         max_model_len=layout.max_model_len,
         eos_token_ids=layout.config.eos_token_ids,
-        drafting_stage=None if parts.drafts else layout.topology.place(0).stage,
+        drafting_stage=None if layout.draft_devices else layout.topology.place(0).stage,
         lends_cores=parts.lends_cores,
         step_times=parts.step_times,
     )

@@ -192,7 +192,7 @@ def test_more_swap_space_than_memory_is_refused(checkpoint):
         LLM(str(checkpoint), num_kv_blocks=8, swap_space=1e6)
 
 
-def test_what_a_start_measured_decides_and_not_what_comes_out(checkpoint):
+def test_answers_do_not_depend_on_which_of_swapping_and_computing_again_is_cheaper(checkpoint):
     with LLM(str(checkpoint), num_kv_blocks=400, block_size=BLOCK) as llm:
         expected = [output.token_ids for output in llm.generate(ENDLESS_PROMPTS, PARAMS)]
     with LLM(str(checkpoint), num_kv_blocks=40, block_size=BLOCK, swap_space=0.001) as llm:

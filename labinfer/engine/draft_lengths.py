@@ -30,8 +30,8 @@ HOPELESS = 0.02
 LEAST_GAIN = 1.1
 """Tokens a second that drafts have to promise, as a multiple of those without: times and chances are never quite as measured."""
 
-RoundSeconds = Callable[[int, int], float]
-"""Seconds of a round of so many micro-batches, with so many more drafted tokens than are on their way."""
+ShapeSeconds = Callable[[int, int], float]
+"""Seconds for a round of so many micro-batches, with so many more drafted tokens than are on their way."""
 StepSeconds = Callable[[int], float]
 """Seconds until a step that runs so many rows has brought its tokens."""
 
@@ -124,22 +124,23 @@ class DraftLengths:
         self,
         limits: dict[Sequence, int],
         others: Iterable[Sequence],
-        seconds: RoundSeconds,
-        drafting_step_seconds: RoundSeconds,
+        seconds: ShapeSeconds,
+        drafting_step_seconds: ShapeSeconds,
         count: int,
     ) -> dict[Sequence, int]:
         """Lengths of chunks of drafted tokens alone, behind the chunks that are on their way.
 
         They come to something if all that is on its way is right. A round brings the tokens that are expected of these chunks, too.
-        Its drafts are made one after the other, while other ranks run others; the rank that drafts has its own steps to run between them.
+        On the rank that drafts, drafts and steps take turns, so that a round lasts at least as long as all of both.
 
         Args:
             limits: sequences that may have one, and its longest.
             others: sequences whose tokens are on their way, too.
-            seconds: of a round.
-            drafting_step_seconds: of each of its steps on the rank that drafts.
+            seconds: of the whole round.
+            drafting_step_seconds: of one of its steps on the rank that drafts.
             count: micro-batches on their way.
         """
+        # Tokens of the drafts on their way, each of which is taken to be as long as the longest: the drafter runs once for each.
         longest_before = 1 + max((max(s.draft_places, default=-1) for s in [*limits, *others]), default=-1)
         chances, expected = {}, 0.0
         for sequence in [*limits, *others]:
@@ -147,9 +148,9 @@ class DraftLengths:
             expected += tokens
 
         def round_seconds(num_micro_batches: int, num_drafted: int, longest: int) -> float:
-            drafting = max(longest, longest_before) * self._draft_seconds
-            of_drafter = num_micro_batches * (drafting + drafting_step_seconds(num_micro_batches, num_drafted))
-            return max(seconds(num_micro_batches, num_drafted) + drafting, of_drafter)
+            first, all_drafts = (n * self._draft_seconds for n in (longest_before, count * longest_before + longest))
+            steps = num_micro_batches * drafting_step_seconds(num_micro_batches, num_drafted)
+            return max(seconds(num_micro_batches, num_drafted) + first, all_drafts + steps)
 
         return self._fill(
             chances, limits, expected, round_seconds(count, 0, 0), lambda *drafts: round_seconds(count + 1, *drafts)

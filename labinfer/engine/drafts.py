@@ -35,7 +35,7 @@ class Drafts:
         vocab_size: ids that a token may have.
         clock: seconds that never go back.
         draft_times: seconds of rounds with drafts; None where nothing was measured.
-        chooses_lengths: whether lengths are chosen by it, where there is one; otherwise all drafts are as long as can be.
+        chooses_lengths: whether lengths are chosen by these times, where there are any; otherwise all drafts are as long as can be.
         continuous: whether sequences whose tokens are on their way may be sent more drafted ones behind these.
     """
 

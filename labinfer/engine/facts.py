@@ -37,6 +37,6 @@ class EngineFacts:
     drafting_stage: int | None = 0
     """The stage of the rank that drafts, whose steps wait for it; None where that is a spare rank."""
     lends_cores: bool = False
-    """Whether stages that wait lend their cores to others, so that none is idle."""
+    """Whether all stages lend each other their cores while they wait, so that none is idle."""
     step_times: StepTimes | None = None
     """Seconds of a step; None where nothing was measured."""

@@ -24,9 +24,7 @@ class MicroBatchCount:
         drafting_stage: the stage of the rank that drafts; None where that is a spare rank.
     """
 
-    def __init__(
-        self, num_stages: int, times: StepTimes | None = None, fixed: int = 0, drafting_stage: int | None = None
-    ):
+    def __init__(self, num_stages: int, times: StepTimes | None = None, fixed: int = 0, drafting_stage: int | None = 0):
         self._num_stages, self._times, self._fixed = num_stages, times, fixed
         self._drafting_stage = drafting_stage
         self._shortest = cache(self._find_shortest)

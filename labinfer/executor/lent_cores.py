@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 def share_cores(
     group: RankGroup, machine: Communicator | None, layout: Layout, place: Place, providers: Sequence[Provider]
 ) -> bool:
-    """Let this rank compute on cores of other stages' ranks while these wait, and them on its own; collective. Returns whether all stages do.
+    """Let this rank compute on cores of other stages' ranks while these wait, and them on its own; collective. Returns whether all stages of
+    the model lend each other theirs, for functions that compute on them.
 
     That takes several stages on CPUs of one machine, each rank bound to cores of its own, and shared memory. Elsewhere nothing
     is lent.

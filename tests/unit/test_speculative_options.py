@@ -25,6 +25,8 @@ def test_every_method_has_a_proposer():
         ({"prompt_lookup_min": 7}, SpeculativeOptions(prompt_lookup_min=7, prompt_lookup_max=7)),
         ({"prompt_lookup_min": 3}, SpeculativeOptions(prompt_lookup_min=3)),
         ({"continuous": False}, SpeculativeOptions(continuous=False)),
+        ({"continuous": True}, SpeculativeOptions(continuous=True)),
+        ({"continuous": None}, SpeculativeOptions()),
         ({"model": "x", "draft_rank": 2}, SpeculativeOptions(method="draft_model", model="x", draft_rank=2)),
         ({"method": "mine/drafter.py"}, SpeculativeOptions(method="mine/drafter.py")),
     ],

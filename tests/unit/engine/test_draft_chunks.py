@@ -186,7 +186,7 @@ def test_hardly_any_chunk_goes_behind_others_where_it_gives_nothing(times, num_s
 
 
 def no_seconds(num_micro_batches: int, num_drafted: int) -> float:
-    """Of the steps of a spare rank, which only drafts."""
+    """A spare rank only drafts: it runs no steps."""
     return 0.0
 
 
@@ -208,14 +208,17 @@ def test_chunk_is_worth_the_chance_that_all_before_it_is_right():
     assert lengths.choose_behind({sequence: 8}, [], lambda count, num_drafted: float(count), no_seconds, 1) == {}
 
 
-@pytest.mark.parametrize(("step", "expected"), [(0.1, 8), (3.9, 0)])
-def test_the_steps_of_the_rank_that_drafts_wait_for_its_drafts(step, expected):
-    """A round takes 4 s, and 1.6 s before it for a draft: nearly all of that time where the rank that drafts has the long steps."""
+@pytest.mark.parametrize(
+    ("step", "before", "count", "expected"),
+    [(0.1, 8, 1, 8), (3.9, 8, 1, 0), (0.1, 2, 1, 8), (3.0, 2, 2, 8), (3.9, 8, 2, 0)],
+)
+def test_the_steps_of_the_rank_that_drafts_wait_for_its_drafts(step, before, count, expected):
+    """A round takes 4 s, and a draft 0.2 s a token: further ones are worth it where the rank that drafts has time beside its steps."""
     bench = Bench(num_stages=4)
     sequence, lengths = bench.add(3, 30), DraftLengths(num_places=8)
     for _ in range(40):
         lengths.add_verified(sequence, range(8), 8)
     lengths.add_draft_time(1.6, 8)
-    sequence.draft_places = tuple(range(8))
-    behind = lengths.choose_behind({sequence: 8}, [], lambda *_: 4.0, lambda *_: step, 1)
+    sequence.draft_places = tuple(range(before)) * count
+    behind = lengths.choose_behind({sequence: 8}, [], lambda *_: 4.0, lambda *_: step, count)
     assert behind.get(sequence, 0) == expected

@@ -93,3 +93,10 @@ def test_scheduler_keeps_so_many_in_flight(schedule):
         bench.update()
     assert max(depths) == count([LINEAR] * 2, hop=0.020)
     bench.finish_all()
+
+
+@pytest.mark.parametrize(("stage", "expected"), [(0, 1.5), (1, 6.0), (None, 0.0)])
+def test_the_rank_that_drafts_runs_the_steps_of_its_stage(stage, expected):
+    """A round of 2 micro-batches of 4 sequences, each with 4 drafted tokens, by the times of 8."""
+    times = StepTimes(sizes=[4, 8], by_stage=[[1.0, 1.5], [4.0, 6.0]])
+    assert MicroBatchCount(2, times, drafting_stage=stage).drafting_step_time(2, 8, 4) == expected

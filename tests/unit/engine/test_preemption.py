@@ -68,13 +68,15 @@ def test_oldest_running_sequence_is_never_preempted(num_stages):
     ("swapped_block", "state", "swaps"), [(3.9, 0.0, True), (4.1, 0.0, False), (3.9, 0.5, False)], ids=str
 )
 def test_the_cheaper_way_is_taken(swapped_block, state, swaps):
-    """A step of 8 tokens takes 8 s, so a block of 4 is computed again in 4 s."""
+    """A step of 8 tokens takes 8 s, so a token is computed again in 1 s. There are 8 of them in two blocks."""
     times = StepTimes(sizes=[1, 8], by_stage=[[2.0, 8.0]], swapped_block=swapped_block, swapped_state=state)
     bench = Bench(num_blocks=16, num_host_blocks=8, times=times, preemption_mode="auto")
     sequence = bench.add(8, 2)
     bench.launch()
+    bench.update()
     bench.scheduler._preempt(sequence)
     assert bench.scheduler.counts["swaps"] == swaps
+    bench.finish_all()
 
 
 def test_preempted_sequence_is_started_anew_with_all_its_tokens():

@@ -116,7 +116,7 @@ def test_products_of_torch_are_captured(compiled_functions):
 
 @torch.inference_mode()
 def test_embedding_of_torch_is_captured(compiled_functions):
-    """The tuner may find it the faster one; a vocabulary may be cut, so that a rank has no row of some tokens."""
+    """It goes with torch's product for the head, where that is chosen; a vocabulary may be cut, so that a rank has no row of some tokens."""
     table, token_ids = reference.pack_weight(torch.randn(9, SIZE)), torch.tensor([4, 12, 3])
     out, graph = capture(compiled_functions, lambda: reference.embedding(token_ids, table, 4).clone())
     for ids in ([5, 4, 13], [12, 0, 7]):
