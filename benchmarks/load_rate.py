@@ -52,7 +52,8 @@ def main() -> None:
     args = parser.parse_args()
 
     flat = {name: value for name, value in vars(args).items() if name != "rounds"}
-    options = EngineOptions.from_flat(flat | {"num_kv_blocks": BLOCKS})
+    # Without the cache of packed weights, from which a second start would have them.
+    options = EngineOptions.from_flat(flat | {"num_kv_blocks": BLOCKS, "weight_cache_size": 0.0})
     group = join_group(detect(), options)
     end_group_on_uncaught(group)
     files = weight_files(Path(args.model))
