@@ -76,11 +76,10 @@ def main() -> None:
     workloads = {name: work for name, work in all_workloads.items() if name in args.workloads}
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(args, workloads, Path(folder))
+        engines = sorted(args.engines, key=lambda engine: engine != "llamacpp")  # it makes files that others read
         chosen = [
             (engine, precision)
-            for engine in sorted(
-                args.engines, key=lambda engine: engine != "llamacpp"
-            )  # it makes files that others read
+            for engine in engines
             if launcher.is_installed(engine)
             for precision in ENGINES[engine]
             if precision in args.precisions and launcher.prepare(engine, precision)

@@ -10,8 +10,9 @@ import torch
 from labinfer.cache_capacity import BlockCounts, BlockRoom, WindowNeeds, count_blocks, states_that_fit
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
-from labinfer.executor.build import check_mtp, find_model
+from labinfer.executor.build import find_model
 from labinfer.executor.draft_model import plan_draft_model
+from labinfer.executor.mtp_check import check_mtp
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.draft_layout import draft_options
 from labinfer.layout.kv_capacity import describe_windows

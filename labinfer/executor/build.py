@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from labinfer.executor.draft_rank import DraftRank, RemoteLink, build_draft_rank
 from labinfer.executor.lent_cores import share_cores
 from labinfer.executor.links import Links, connect, make_links
 from labinfer.executor.measure import StepMeter
+from labinfer.executor.mtp_check import check_mtp
 from labinfer.executor.packed_files import packed_files
 from labinfer.executor.spmd import StatsReporter
 from labinfer.executor.tune import make_rank_calls, tune
@@ -41,7 +42,6 @@ from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.rank_stats import StepTimes
-from labinfer.speculative_options import FLAG
 from labinfer.spmd.machine import keep_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import open_checkpoint
@@ -328,29 +328,6 @@ def build_placed(
         draft_model=draft_model,
         drafts=RemoteLink(links.drafts) if links.drafts is not None and group.rank == 0 else None,
     )
-
-
-def check_mtp(
-    options: EngineOptions, config: ModelConfig, directory: Path, tensors: Collection[str] | None = None
-) -> None:
-    """Check that there is an MTP layer, if one is to draft.
-
-    Args:
-        tensors: names of those of the checkpoint; None while it is not open.
-
-    Raises:
-        UserError: the model's family knows of none, or the checkpoint has none.
-    """
-    if not options.scheduler.has_mtp:
-        return
-    has_layer = config.mtp is not None
-    if has_layer and tensors is not None:
-        projection = model_class(config).names.with_mtp(config.num_layers).resolve(tensors).stored("mtp.fc")
-        has_layer = any(name.startswith(f"{projection}.") for name in tensors)
-    if not has_layer:
-        raise UserError(
-            f"{FLAG}: {directory} has no MTP layer that could draft; choose another method, such as ngram, or another model"
-        )
 
 
 def has_compiled_preview(context: StageContext) -> bool:
