@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from labinfer.functions.cpu import library  # noqa: E402
-from labinfer.functions.cpu.floats import CpuFunctions, has_dot  # noqa: E402
+from labinfer.functions.cpu.floats import CpuFunctions  # noqa: E402
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings  # noqa: E402
 from labinfer.functions.cpu.quantized import CpuQuantized  # noqa: E402
 from labinfer.functions.packed_weight import QuantizedWeight  # noqa: E402
@@ -35,7 +35,7 @@ ROUND_SECONDS = 0.05
 
 def products(compiled: library.Library) -> dict[str, tuple[Callable, Callable]]:
     """For each form of weights, what packs a matrix and what multiplies with it."""
-    quantized, dense = CpuQuantized(compiled), CpuFunctions(compiled, dot=has_dot(compiled))
+    quantized, dense = (Kind(compiled, compiled.kernels[-1]) for Kind in (CpuQuantized, CpuFunctions))
     return {
         "bfloat16": (dense.pack_weight, dense.linear),
         "int8": (quantized.quantize_int8, quantized.linear),

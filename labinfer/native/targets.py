@@ -34,6 +34,12 @@ class Target:
 
 TARGETS = (
     Target(
+        "x86-64-v4-amx",
+        "x86_64",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        X86_64_V4 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
+    ),
+    Target(
         "x86-64-v4-bf16",
         "x86_64",
         ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),

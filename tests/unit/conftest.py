@@ -38,6 +38,14 @@ def compiled_functions(load_functions, request):
     return load_functions({target.name: target for target in TARGETS}.get(request.param))
 
 
+@pytest.fixture(scope="session", params=["", "dot", "amx"])
+def kernel(compiled_functions, request) -> str:
+    """How products are calculated, see ``labinfer.functions.cpu.library.KERNELS``."""
+    if request.param not in compiled_functions.kernels:
+        pytest.skip(f"this processor has not what {request.param} takes")
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def bpe_directory(tmp_path_factory):
     from checkpoints import write_tokenizer  # imports Transformers, which few tests need

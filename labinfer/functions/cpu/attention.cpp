@@ -96,8 +96,8 @@ typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t
     for (int64_t row = 0; row < rows; ++row) {
       int64_t pass = row / at_once * at_once, some = std::min(at_once, rows - pass), i = 0;
       auto* from = q + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * size;
-      typename Kernel::Input* to = query + pass * batch.even_size() + (row - pass) * 2;
-      for (; i + 2 <= size; i += 2, to += 2 * some) copy_pair(to, from + i);
+      typename Kernel::Input* to = query + (IN_TILES<Kernel> ? row * batch.even_size() : pass * batch.even_size() + (row - pass) * 2);
+      for (; i + 2 <= size; i += 2, to += IN_TILES<Kernel> ? 2 : 2 * some) copy_pair(to, from + i);
       if (i < size) set(to[0], as_float(from[i])), to[1] = 0;
     }
   });
@@ -112,7 +112,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   int64_t size = batch.even_size(), width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
   int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
   int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
-  int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS, at_once = (rows + passes - 1) / passes;
+  int64_t at_once = rows_of_pass<Kernel>(rows);
   const Input* query = pack_query(batch, tile, at_once, scratch);
   Input* weights = room(scratch.weights, Kernel::ROWS * SPAN);
   float *scores = room(scratch.scores, Kernel::ROWS * SPAN), *part = room(scratch.part, Kernel::ROWS * width);
@@ -125,13 +125,12 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      Multiply<Kernel> multiply_keys = multiply_of<Kernel, Rows::QUERIES>(some);
-      Multiply<Kernel> multiply_values = multiply_of<Kernel, Rows::WEIGHTS>(some);
       bool few = some <= Kernel::FEW;
-      if (few) multiply_keys = straight_of<Kernel, Rows::QUERIES, 1>(some);
-      for (int64_t unit = 0; unit < units; unit += few ? 1 : 2)
-        multiply_keys(query + row * size, {span.keys() + unit, span.keys() + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT},
-                      scores + unit * UNIT, SPAN);
+      for (int64_t unit = 0; unit < units; unit += few ? 1 : 2) {
+        Columns<typename Kernel::Element> keys{span.keys() + unit, span.keys() + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT};
+        if (few) straight_of<Kernel, Rows::QUERIES, 1>(some)(query + row * size, keys, scores + unit * UNIT, SPAN);
+        else multiply_columns<Kernel, Rows::QUERIES>(some, query + row * size, size, keys, scores + unit * UNIT, SPAN);
+      }
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
@@ -146,8 +145,9 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
               weights, {span.values(), nullptr, 2 * i, 0, units * UNIT / 2, UNIT / 2, 2 * span.width}, part + i, width);
       for (; i < span.width; i += PANEL) {
         int64_t second = i + WIDTH < span.width ? i + WIDTH : i;
-        multiply_values(weights, {span.values(), span.values(), 2 * i, 2 * second, units * UNIT / 2, UNIT / 2, 2 * span.width},
-                        part + i, width);
+        multiply_columns<Kernel, Rows::WEIGHTS>(
+            some, weights, SPAN, {span.values(), span.values(), 2 * i, 2 * second, units * UNIT / 2, UNIT / 2, 2 * span.width},
+            part + i, width);
       }
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
@@ -300,6 +300,10 @@ ATTEND_LATENT(attend_latent, FmaUnits)
 #ifdef HAS_BFLOAT16_DOT
 ATTEND(attend_dot, DotUnits)
 ATTEND_LATENT(attend_latent_dot, DotUnits)
+#endif
+#ifdef HAS_AMX
+ATTEND(attend_amx, AmxUnits)
+ATTEND_LATENT(attend_latent_amx, AmxUnits)
 #endif
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 // Matrices in bfloat16, as they are and in 12 bits, as products read them: panel by panel.
 #pragma once
 
+#include "amx.h"
 #include "packed12.h"
 #include "panel.h"
 
@@ -17,11 +18,11 @@ struct Plain {
   // The product of so many rows with a panel; is_first and is_last in a series of products of one thread with that panel.
   template <typename Kernel>
   void panel(int64_t number, const typename Kernel::Input* x, int rows, bool, bool, float* out) const {
-    panel_of<Kernel>(rows)(x, inputs, weight + number * PANEL * inputs, inputs / 2, out, {});
+    multiply_panel<Kernel>(rows, x, inputs, weight + number * PANEL * inputs, inputs / 2, out, {});
   }
 };
 
-// The same in 12 bits. The first product of several decodes the panel for the others.
+// The same in 12 bits. The first product of several decodes the panel for the others; in tiles, for itself, too.
 struct Packed12 : Matrix12 {
   int64_t inputs;
 
@@ -32,9 +33,14 @@ struct Packed12 : Matrix12 {
   template <typename Kernel>
   void panel(int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool is_last, float* out) const {
     static thread_local std::vector<bf16> whole;  // kept from call to call, so that nothing is allocated
-    if (!is_first) return panel_of<Kernel>(rows)(x, inputs, whole.data(), inputs / 2, out, {});
-    if (!is_last && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
-    panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_last ? nullptr : whole.data(), out);
+    bool is_kept = IN_TILES<Kernel> || !is_last;
+    if (is_first && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
+    if constexpr (IN_TILES<Kernel>) {
+      if (is_first) decode_panel(Matrix12::panel(number), groups, whole.data());
+    } else if (is_first) {
+      return panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_kept ? whole.data() : nullptr, out);
+    }
+    multiply_panel<Kernel>(rows, x, inputs, whole.data(), inputs / 2, out, {});
   }
 };
 

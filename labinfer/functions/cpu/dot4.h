@@ -235,6 +235,32 @@ struct CodeWords {
   static constexpr int64_t lower_place(int64_t step) { return step / SHARED * (SHARED + 1); }
 };
 
+// A register's outputs' weights of a step's first four inputs, and of its second four where there are any; codes begin with that
+// register of the first step.
+template <typename Coding>
+struct StepWeights {
+  using Words = CodeWords<Coding::BITS>;
+  typename Coding::Dot::Weights part[Words::STEP / 4];
+
+  __attribute__((always_inline)) inline StepWeights(const uint8_t* codes, int64_t step) {
+    lane_words word = load<lane_words>(codes + Words::place(step) * 4 * PANEL);
+#ifdef __x86_64__
+    asm("" : "+v"(word));  // loaded once: gcc may read it anew for every row
+#endif
+    if constexpr (Coding::BITS == 8) {
+      part[0] = Coding::weights(word);
+    } else {
+      constexpr uint32_t EACH = 0x01010101;
+      lane_words second = word >> Words::UPPER & EACH * (((1 << Words::UPPER) - 1) << Words::LOWER);
+      if constexpr (Words::LOWER > 0) {
+        lane_words rest = load<lane_words>(codes + Words::lower_place(step) * 4 * PANEL) >> uint32_t(step % Words::SHARED * Words::LOWER);
+        second |= rest & EACH * ((1 << Words::LOWER) - 1);
+      }
+      part[0] = Coding::weights(word & EACH * ((1 << Coding::BITS) - 1)), part[1] = Coding::weights(second);
+    }
+  }
+};
+
 // Some rows times one panel's codes of so many inputs. done(row, i, sums) is given the i-th register of a row's sums.
 template <typename Coding, int ROWS, typename Done>
 __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64_t stride, const uint8_t* codes, int64_t inputs, const int32_t* first,
@@ -268,27 +294,14 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
       const uint8_t* from = codes + column * REGISTER;
       auto add = [&](auto& sums, int64_t step, int64_t end) __attribute__((always_inline)) {
         for (; step < end; ++step) {
-          const uint8_t *at = from + Words::place(step) * 4 * PANEL, *lower = from + Words::lower_place(step) * 4 * PANEL;
           const char* ahead = stream.ahead(from + step * Words::BYTES * PANEL);  // evenly: lines in bursts come in late
           for (int line = 0; line < TOGETHER * LANES * Words::BYTES; line += 64) __builtin_prefetch(ahead + line);
           typename Dot::Weights weights[STEP / 4][TOGETHER];
 #pragma GCC unroll 8
           for (int i = 0; i < TOGETHER; ++i) {
-            lane_words word = load<lane_words>(at + i * REGISTER);
-#ifdef __x86_64__
-            asm("" : "+v"(word));  // loaded once: gcc may read it anew for every row
-#endif
-            if constexpr (BITS == 8) {
-              weights[0][i] = Coding::weights(word);
-            } else {
-              constexpr uint32_t EACH = 0x01010101;
-              lane_words second = word >> Words::UPPER & EACH * (((1 << Words::UPPER) - 1) << Words::LOWER);
-              if constexpr (Words::LOWER > 0) {
-                lane_words rest = load<lane_words>(lower + i * REGISTER) >> uint32_t(step % Words::SHARED * Words::LOWER);
-                second |= rest & EACH * ((1 << Words::LOWER) - 1);
-              }
-              weights[0][i] = Coding::weights(word & EACH * ((1 << BITS) - 1)), weights[1][i] = Coding::weights(second);
-            }
+            StepWeights<Coding> own(from + i * REGISTER, step);
+#pragma GCC unroll 2
+            for (int part = 0; part < STEP / 4; ++part) weights[part][i] = own.part[part];
           }
 #pragma GCC unroll 16
           for (int row = 0; row < ROWS; ++row) {
@@ -348,6 +361,16 @@ inline float group_number(const uint8_t* from, int64_t i) {
   return load<float>(&bits);
 }
 
+// The sums of a row's codes in a group, as numbers: off is minus the middle's part, see panel_groups.
+template <typename Coding, Offset OFFSET>
+inline lanes group_product(lane_ints sums, float off, lanes scale, lanes offset) {
+  lanes sum = __builtin_convertvector(sums, lanes);
+  if constexpr (OFFSET == ZEROS) sum += offset * off;  // all of these are whole numbers below 2^24, so nothing is rounded
+  sum *= scale;
+  if constexpr (OFFSET == MINIMA) sum -= offset * off;
+  return sum;
+}
+
 // Panels of 32 outputs: for each group of inputs 32 scales, with an offset 32 of these in float16 as well, then
 // the codes, see CodeWords. start (ROWS, groups): as above, for each group; with an offset minus the sum of the group's x. A
 // group has a multiple of 8 inputs, of 32 with codes of 5 bits.
@@ -357,7 +380,7 @@ inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight,
   constexpr int SCALES = Coding::SCALE_BYTES * PANEL;
   lanes total[ROWS][PANEL / LANES] = {};
   for (int64_t number = 0; number < groups; ++number) {
-    lanes scales[PANEL / LANES], offsets[PANEL / LANES];
+    lanes scales[PANEL / LANES], offsets[PANEL / LANES] = {};
     for (int i = 0; i < PANEL / LANES; ++i) {
       scales[i] = group_numbers<Coding::SCALE_BYTES>(weight, i * LANES);
       if (OFFSET) offsets[i] = group_numbers<2>(weight + SCALES, i * LANES);
@@ -366,12 +389,7 @@ inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight,
     int32_t first[ROWS];
     for (int row = 0; row < ROWS; ++row) first[row] = first_sum<Coding, OFFSET>(start[row * groups + number]);
     multiply_codes<Coding, ROWS>(x, stride, weight, group, first, stream, [&](int row, int i, lane_ints sums) {
-      lanes sum = __builtin_convertvector(sums, lanes);
-      float off = float(start[row * groups + number]);
-      if constexpr (OFFSET == ZEROS) sum += offsets[i] * off;  // all of these are whole numbers below 2^24, so nothing is rounded
-      sum *= scales[i];
-      if constexpr (OFFSET == MINIMA) sum -= offsets[i] * off;
-      total[row][i] += sum;
+      total[row][i] += group_product<Coding, OFFSET>(sums, float(start[row * groups + number]), scales[i], offsets[i]);
     });
     x += group, weight += group * Coding::BITS / 8 * PANEL;
   }

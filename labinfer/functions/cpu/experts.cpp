@@ -107,7 +107,7 @@ class Rows {
 
   static void multiply(const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
                        const float* scales, float unit, float* out, const Stream& stream) {
-    whole_panel<Form>(count)(form, in.q + first * form.padded(), panel, in.start + first * form.groups(), out, stream);
+    multiply_panel(form, count, in.q + first * form.padded(), panel, in.start + first * form.groups(), out, stream);
     for (int row = 0; row < count; ++row, out += PANEL)
       for (int half = 0; half < PANEL; half += WIDTH)
         store(out + half, scaled(out + half, in.scale[first + row] * unit, scales ? scales + half : nullptr));
@@ -147,8 +147,8 @@ class Rows<Dense<Kernel>> {
 
   static void multiply(const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel, const float*,
                        float, float* out, const Stream& stream) {
-    panel_of<Kernel>(count)(in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
-                            form.padded() / Kernel::STEP, out, stream);
+    multiply_panel<Kernel>(count, in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
+                           form.padded() / Kernel::STEP, out, stream);
   }
 
  private:
@@ -191,8 +191,7 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, E
   int64_t blocks = std::max<int64_t>(1, (rows * form.padded() * Rows<Form>::NUMBER + CACHE / 2) / CACHE);
   int64_t together = (rows + blocks - 1) / blocks;
   for (int64_t first = 0; first < rows; first += together) {
-    int64_t count = std::min(together, rows - first), passes = (count + ROWS - 1) / ROWS;
-    int64_t step = (count + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
+    int64_t count = std::min(together, rows - first), step = rows_of_pass<Form>(count);
     auto rows_in = take(first, count);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel)
       for (int64_t row = 0; row < count; row += step) {
@@ -332,6 +331,11 @@ REPLAYABLE(experts)
 #ifdef HAS_BFLOAT16_DOT
 void experts_dot(const Experts* experts, const Call* call, int threads) { run_experts<Dot>(*experts, *call, threads); }
 REPLAYABLE(experts_dot)
+#endif
+
+#ifdef HAS_AMX
+void experts_amx(const Experts* experts, const Call* call, int threads) { run_experts<Amx>(*experts, *call, threads); }
+REPLAYABLE(experts_amx)
 #endif
 
 }  // extern "C"

@@ -49,12 +49,14 @@ struct Layout {
   static int64_t scales(int64_t panels) { return Form::OUTPUT_SCALES ? panels * PANEL * sizeof(float) : 0; }
 };
 
-// Calls with the layout of experts in whole numbers.
-template <typename Use>
+// Calls with the layout of experts in whole numbers, whose products are in tiles beside a kernel that is.
+template <typename Kernel = Fma, typename Use>
 void with_codes(const Experts& of, Use use) {
-  if (of.weights == INT8 && !of.group) return use(Layout<Int8>(of));
+  if (of.weights == INT8 && !of.group) return use(Layout<FormBeside<Kernel, Int8>>(of));
   int bits = of.weights == INT4 ? 4 : of.weights == INT5 ? 5 : 8;
-  with_groups(of.hidden, of.group, 0, bits, of.coding, of.offset, [&](auto form) { use(Layout<decltype(form)>(of)); });
+  with_groups(of.hidden, of.group, 0, bits, of.coding, of.offset, [&](auto form) {
+    use(Layout<FormBeside<Kernel, decltype(form)>>(of));
+  });
 }
 
 // Calls with the layout of experts, whose kernel is given for bfloat16.
@@ -63,7 +65,7 @@ void with_layout(const Experts& of, Use use) {
   if (of.weights == BFLOAT16) use(Layout<Dense<Kernel>>(of));
   else if (of.weights == FLOAT16) use(Layout<Dense<FloatKernel<Float16>>>(of));
   else if (of.weights == FLOAT32) use(Layout<Dense<FloatKernel<Float32>>>(of));
-  else with_codes(of, use);
+  else with_codes<Kernel>(of, use);
 }
 
 }  // namespace

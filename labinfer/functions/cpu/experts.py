@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from labinfer.functions.clamped_gate import ClampedGate
-from labinfer.functions.cpu.floats import has_dot
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.cpu.quantized import CODINGS, PANEL, code_unit, offset_kind
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
@@ -152,14 +151,14 @@ class CpuExperts:
 
     Args:
         library: see ``library.load``.
-        dot: products in bfloat16 take the processor's dot product, if ``has_dot``, instead of float32 arithmetic.
+        kernel: how products are calculated: one of ``library.kernels``.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
-    def __init__(self, library: Library, dot: bool = False):
+    def __init__(self, library: Library, kernel: str = ""):
         self._library = library
-        self._experts = library.experts_dot if dot and has_dot(library) else library.experts
+        self._experts = library.find("experts", kernel)
 
     def calls(self, quantization: str, group: int) -> dict[str, Callable]:
         """Methods by function, for weights of this quantization.

@@ -19,11 +19,6 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int8)
 """Dtypes of activations and caches in the order of their numbers in units.h; int8 is for caches."""
 
 
-def has_dot(library: Library) -> bool:
-    """Whether the processor has a dot product in bfloat16, so that it was compiled."""
-    return hasattr(library, "linear_dot")
-
-
 class CompiledNorms(ctypes.Structure):
     """``HeadNorms`` as elementwise.cpp has them."""
 
@@ -47,15 +42,15 @@ class CpuFunctions:
 
     Args:
         library: see ``library.load``.
-        dot: products of bfloat16 take the processor's dot product, if ``has_dot``, instead of float32 arithmetic.
+        kernel: how products of bfloat16 are calculated: one of ``library.kernels``.
         dtype: that of activations and weights. All sums are in float32.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
-    def __init__(self, library: Library, dot: bool = False, dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, library: Library, kernel: str = "", dtype: torch.dtype = torch.bfloat16):
         self._library, self._dtype = library, DTYPES.index(dtype)
-        self._attend = library.attend_dot if dot else library.attend
+        self._attend = library.find("attend", kernel)
         name = str(dtype).removeprefix("torch.")
         self._norm = getattr(library, f"add_rms_norm_{name}")
         self._silu, self._gelu = getattr(library, f"silu_and_mul_{name}"), getattr(library, f"gelu_and_mul_{name}")
@@ -63,7 +58,7 @@ class CpuFunctions:
         self._are_pairs = dtype == torch.bfloat16
         if self._are_pairs:
             self._pack, self._look_up = library.pack_weight, library.embedding
-            self._linear = library.linear_dot if dot else library.linear
+            self._linear = library.find("linear", kernel)
         else:
             self._pack, self._look_up = getattr(library, f"pack_{name}"), getattr(library, f"embedding_{name}")
             self._linear = getattr(library, f"linear_{name}")

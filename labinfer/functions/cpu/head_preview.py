@@ -21,7 +21,7 @@ class CpuHeadPreview:
         library: see ``library.load``.
         linear: takes heads with an odd number of inputs, which the compiled functions have not.
         round_head: packs the head where that rounds it: the copy then stands for what was rounded.
-        dot: see ``CpuFunctions``.
+        kernel: see ``CpuFunctions``.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class CpuHeadPreview:
         linear: Callable,
         *,
         round_head: Callable[[torch.Tensor], QuantizedWeight] | None = None,
-        dot: bool = False,
+        kernel: str = "",
     ):
         self._library, self._linear, self._round_head = library, linear, round_head
-        self._dense = library.largest_logits_dot if dot else library.largest_logits
-        self._packed12 = library.largest_logits12_dot if dot else library.largest_logits12
+        self._dense = library.find("largest_logits", kernel)
+        self._packed12 = library.find("largest_logits12", kernel)
 
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""

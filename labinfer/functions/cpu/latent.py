@@ -21,14 +21,14 @@ class CpuLatent:
 
     Args:
         library: see ``library.load``.
-        dot: products take the processor's dot product in bfloat16 instead of float32 arithmetic.
+        kernel: how products are calculated: one of ``library.kernels``.
     """
 
     dtypes = (torch.bfloat16,)
 
-    def __init__(self, library: Library, dot: bool = False):
+    def __init__(self, library: Library, kernel: str = ""):
         self._library = library
-        self._attend = library.attend_latent_dot if dot else library.attend_latent
+        self._attend = library.find("attend_latent", kernel)
 
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""

@@ -31,6 +31,16 @@ def build(
     return compiler.build(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
 
 
+KERNELS = ("", "dot", "amx")
+"""How products are calculated: in float32, or whole numbers in vectors; by dot products of bfloat16; in the tiles of AMX, which
+has both. These are the ends of the functions' names in C++."""
+PRODUCTS = (
+    *("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent"),
+    *("largest_logits", "largest_logits12"),
+)
+"""Functions of which there are some for some kernels."""
+
+
 class Observer(Protocol):
     """Is told of what runs, so that it can be done again."""
 
@@ -55,6 +65,8 @@ class Library:
         self.file_name = Path(compiled._name).name
         """Says what the library was made of."""
         self.observer: Observer | None = None
+        self.kernels = tuple(kernel for kernel in KERNELS if _has_kernel(compiled, kernel))
+        """Those of ``KERNELS`` that this processor and its system have."""
         self.replay = compiled.replay
         self._borrow_cores = compiled.borrow_cores
 
@@ -67,6 +79,10 @@ class Library:
             function(*arguments)
 
         setattr(self, name, call)
+
+    def find(self, name: str, kernel: str) -> Callable:
+        """A function with one of the kernels; what that has nothing of its own for is calculated without."""
+        return getattr(self, f"{name}_{kernel}", None) or getattr(self, name)
 
     def borrow_cores(self, lent: Mapping[int, int]) -> None:
         """See ``Provider.borrow_cores``."""
@@ -83,6 +99,7 @@ class Library:
 def load(path: Path) -> Library:
     """The library's functions."""
     compiled = ctypes.CDLL(str(path))
+    library = Library(compiled)
     pointer, size, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     arguments = {
         "pack_weight": [pointer, size, size, count],
@@ -141,18 +158,13 @@ def load(path: Path) -> Library:
     }
     never_captured = {"reader_add": [pointer, size, size, pointer, size, size], "reader_close": [pointer]}
     where_there_is_the_instruction = {
-        "linear_dot": arguments["linear"],
-        "largest_logits_dot": arguments["largest_logits"],
-        "largest_logits12_dot": arguments["largest_logits"],
-        "linear12_dot": arguments["linear12"],
-        "experts_dot": arguments["experts"],
-        "attend_dot": arguments["attend"],
-        "attend_latent_dot": arguments["attend_latent"],
-        "ceiling_dot": [size, count],
-        "ceiling_int8": [size, count],
-    }
+        f"{name}_{kernel}": arguments[name]
+        for kernel in library.kernels[1:]
+        for name in PRODUCTS
+    } | dict.fromkeys(("ceiling_dot", "ceiling_int8"), [size, count])
+    if "amx" in library.kernels:
+        where_there_is_the_instruction |= dict.fromkeys(("ceiling_amx", "ceiling_int8_amx"), [size, count])
     present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(compiled, name)}
-    library = Library(compiled)
     for name, types in (arguments | counted | never_captured | present).items():
         function = getattr(compiled, name)
         function.argtypes = types
@@ -168,6 +180,12 @@ def load(path: Path) -> Library:
     for function in (compiled.replay, compiled.borrow_cores):
         function.argtypes, function.restype = [pointer, size], None
     return library
+
+
+def _has_kernel(compiled: ctypes.CDLL, kernel: str) -> bool:
+    if kernel == "amx":
+        return hasattr(compiled, "allow_amx") and bool(compiled.allow_amx())
+    return not kernel or hasattr(compiled, f"linear_{kernel}")
 
 
 def new_bytes(count: int, device: torch.device | str = "cpu") -> torch.Tensor:

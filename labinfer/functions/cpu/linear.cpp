@@ -13,13 +13,12 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
   int64_t together = std::max<int64_t>(ROWS, CACHE / row_bytes / ROWS * ROWS), blocks = (tokens + together - 1) / together;
   int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
   in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
-    alignas(64) float block[ROWS * PANEL];
+    alignas(64) float block[Kernel::ROWS * PANEL];
     const typename Kernel::Input* rows_in = nullptr;
     int64_t taken = -1;  // the first row of those
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / parts * together, number = piece % parts;
-      int64_t count = std::min(together, tokens - first), passes = (count + ROWS - 1) / ROWS;
-      int64_t step = (count + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
+      int64_t count = std::min(together, tokens - first), step = rows_of_pass<Kernel>(count);
       if (number == panels) {
         const bf16* row = weight.rest(panels);
         for (int64_t output = panels * PANEL; output < outputs; ++output, row += inputs)
@@ -87,6 +86,20 @@ void linear12_dot(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* 
   multiply<Dot>(x, Packed12(weight, outputs, inputs), bias, out, tokens, outputs, inputs, threads);
 }
 REPLAYABLE(linear12_dot)
+#endif
+
+#ifdef HAS_AMX
+void linear_amx(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+                int64_t inputs, int threads) {
+  multiply<Amx>(x, Plain{weight, inputs}, bias, out, tokens, outputs, inputs, threads);
+}
+REPLAYABLE(linear_amx)
+
+void linear12_amx(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
+                  int64_t inputs, int threads) {
+  multiply<Amx>(x, Packed12(weight, outputs, inputs), bias, out, tokens, outputs, inputs, threads);
+}
+REPLAYABLE(linear12_amx)
 #endif
 
 // See look_up.

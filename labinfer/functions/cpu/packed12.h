@@ -103,6 +103,17 @@ inline void decode_group(const uint8_t* from, uint8_t base, const uint32_t* patc
   for (int64_t i = 0; i < count; ++i) to[patches[i] >> 16] = bf16(patches[i]);
 }
 
+// A whole panel as panel.h has it, its last group filled up.
+inline void decode_panel(const Panel12& panel, int64_t groups, bf16* to) {
+  const uint32_t* patches = panel.patches;
+  for (int64_t group = 0; group < groups; ++group) {
+    const uint8_t* at = panel.planes + group * GROUP_BYTES;
+    for (int64_t line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(at + AHEAD + line, 0, 2);
+    decode_group(at, panel.base, patches, panel.counts[group], to + group * GROUP_WEIGHTS);
+    patches += panel.counts[group];
+  }
+}
+
 // Kernels that decode on the way into registers. They do the same arithmetic in the same order as those of panel.h. Groups
 // with patches, and the last one where it is not full, go through memory, and all of them where the panel is kept for other
 // rows: then it is there as panel.h has it, its last group filled up.

@@ -51,14 +51,14 @@ class CpuPacked12:
 
     Args:
         library: see ``library.load``.
-        dot: see ``CpuFunctions``.
+        kernel: see ``CpuFunctions``.
     """
 
     dtypes = (torch.bfloat16,)
 
-    def __init__(self, library: Library, dot: bool = False):
-        self._library, self._plain = library, CpuFunctions(library, dot)
-        self._linear = library.linear12_dot if dot else library.linear12
+    def __init__(self, library: Library, kernel: str = ""):
+        self._library, self._plain = library, CpuFunctions(library, kernel)
+        self._linear = library.find("linear12", kernel)
 
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""

@@ -225,7 +225,17 @@ struct Dot {
 };
 #endif
 
-// x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
+// Whether a kernel works in tiles: it takes any number of rows up to its own at run time, best a multiple of 32; see amx.h.
+template <typename Kernel>
+constexpr bool IN_TILES = false;
+
+// Rows in each pass of a kernel or form over so many: all of the same size, as few rows in the last would waste it.
+template <typename Kernel>
+int64_t rows_of_pass(int64_t rows) {
+  int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
+  return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? 2 * WIDTH : 1);
+}
+
 template <typename Kernel>
 using Panel = void (*)(const typename Kernel::Input*, int64_t, const typename Kernel::Stored*, int64_t, float*, const Stream&);
 
@@ -235,9 +245,14 @@ constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...
   return found[rows - 1];
 }
 
+// x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
 template <typename Kernel>
-constexpr Panel<Kernel> panel_of(int rows) {
-  return panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{});
+inline void multiply_panel(int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
+                           int64_t steps, float* out, const Stream& stream) {
+  if constexpr (IN_TILES<Kernel>)
+    Kernel::panel(rows, x, stride, weight, steps, out, stream);
+  else
+    panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, stride, weight, steps, out, stream);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ struct PreviewRow {
   }
 
   void panel(int64_t number, Approximate& to) const {
-    whole_panel<Int4>(1)(form, row.q, preview.codes + number * form.panel_bytes(), row.start, to.logits, {});
+    multiply_panel(form, 1, row.q, preview.codes + number * form.panel_bytes(), row.start, to.logits, {});
     const float *taken = preview.spread + number * PANEL, *rounded = taken + up_to(outputs, PANEL);
     for (int64_t i = 0; i < PANEL; i += WIDTH) {
       store(to.logits + i, load<floats>(to.logits + i) * (row.scale[0] * preview.unit));
@@ -133,7 +133,7 @@ void largest_of_int8(const T* x, const uint8_t* data, const float* scales, const
     RoundedRows row = rounded.rows();
     keep_largest(x, preview, out, outputs, inputs, threads, [&](int64_t number) {
       alignas(64) float block[PANEL];
-      whole_panel<Int8>(1)(form, row.q, data + number * form.panel_bytes(), row.start, block, {});
+      multiply_panel(form, 1, row.q, data + number * form.panel_bytes(), row.start, block, {});
       for (int64_t i = number * PANEL; i < std::min(outputs, (number + 1) * PANEL); ++i)
         set(out[i], block[i % PANEL] * scales[i] * row.scale[0]);
     });

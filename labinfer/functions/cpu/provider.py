@@ -14,7 +14,7 @@ from labinfer.functions.cpu import library
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
-from labinfer.functions.cpu.floats import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.graph import capture
 from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.latent import CpuLatent
@@ -69,18 +69,9 @@ class CpuProvider(Provider):
         quantized = CpuQuantized(self._library)
         for dtype in CpuFunctions.dtypes:
             _add(registry, CpuFunctions(self._library, dtype=dtype).calls(), name="cpu", dtypes=(dtype,))
-        if has_dot(self._library):
-            calls = CpuFunctions(self._library, dot=True).calls()
-            _add(registry, {name: calls[name] for name in PANEL_FUNCTIONS}, name="cpu-dot", dtypes=BFLOAT16)
         _add(registry, CpuLatent(self._library).calls(), name="cpu", dtypes=CpuLatent.dtypes)
-        if has_dot(self._library):
-            attention = {"latent_attention": CpuLatent(self._library, dot=True).latent_attention}
-            _add(registry, attention, name="cpu-dot", dtypes=CpuLatent.dtypes)
         packed12 = {"weights": "packed12", "dtypes": CpuPacked12.dtypes}
         _add(registry, CpuPacked12(self._library).calls(), name="cpu-packed12", **packed12)
-        if has_dot(self._library):
-            linear = CpuPacked12(self._library, dot=True).linear
-            _add(registry, {"linear": linear}, name="cpu-dot-packed12", **packed12)
         self._add_previews(registry, quantized)
         _add(registry, {"route": CpuRouting(self._library).route}, name="cpu", dtypes=CpuRouting.dtypes)
         _add(registry, CpuSampling(self._library).calls(), name="cpu", dtypes=CpuSampling.dtypes)
@@ -108,19 +99,38 @@ class CpuProvider(Provider):
         for quantization, calls in {"int8": int8, "int4": int4}.items():
             mixture = experts.calls(quantization, group_size)
             _add(registry, calls | mixture, name="cpu", dtypes=CpuQuantized.dtypes, quantization=quantization)
-        if has_dot(self._library):
-            dot = {"experts": CpuExperts(self._library, dot=True).experts}
-            _add(registry, dot, name="cpu-dot", dtypes=BFLOAT16)
+        for kernel in self._library.kernels[1:]:
+            self._add_kernel(registry, kernel)
+
+    def _add_kernel(self, registry: FunctionRegistry, kernel: str) -> None:
+        """Add the functions that have one of their own for a kernel."""
+        name = f"cpu-{kernel}"
+        calls = CpuFunctions(self._library, kernel).calls()
+        _add(registry, {function: calls[function] for function in PANEL_FUNCTIONS}, name=name, dtypes=BFLOAT16)
+        attention = {"latent_attention": CpuLatent(self._library, kernel).latent_attention}
+        _add(registry, attention, name=name, dtypes=CpuLatent.dtypes)
+        packed12 = {"linear": CpuPacked12(self._library, kernel).linear}
+        _add(registry, packed12, name=f"{name}-packed12", weights="packed12", dtypes=CpuPacked12.dtypes)
+        experts = {"experts": CpuExperts(self._library, kernel).experts}
+        _add(registry, experts, name=name, dtypes=BFLOAT16)
+        if kernel != "amx":
+            return
+        linear = {"linear": CpuQuantized(self._library, kernel).linear}
+        for quantization in ("int8", "int4", VOCABULARY_INT4):
+            _add(registry, linear, name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
+        for quantization in ("int8", "int4"):
+            _add(registry, experts, name=name, dtypes=CpuExperts.dtypes, quantization=quantization)
 
     def _add_previews(self, registry: FunctionRegistry, quantized: CpuQuantized) -> None:
         """Add those of heads in bfloat16, in 12 bits, and in int8, under the names of the products with these."""
-        for dot, name in ((False, "cpu"), (True, "cpu-dot")):
-            if dot and not has_dot(self._library):
+        for kernel in self._library.kernels:
+            if kernel == "amx":  # a row at a time leaves tiles empty
                 continue
-            plain, packed12 = CpuFunctions(self._library, dot), CpuPacked12(self._library, dot)
-            dense = CpuHeadPreview(self._library, plain.linear, dot=dot).calls()
+            name = f"cpu-{kernel}" if kernel else "cpu"
+            plain, packed12 = CpuFunctions(self._library, kernel), CpuPacked12(self._library, kernel)
+            dense = CpuHeadPreview(self._library, plain.linear, kernel=kernel).calls()
             _add(registry, dense, name=name, dtypes=BFLOAT16)
-            dense12 = CpuHeadPreview(self._library, packed12.linear, dot=dot).calls()
+            dense12 = CpuHeadPreview(self._library, packed12.linear, kernel=kernel).calls()
             _add(registry, dense12, name=f"{name}-packed12", dtypes=CpuPacked12.dtypes, weights="packed12")
         int8 = CpuHeadPreview(self._library, quantized.linear, round_head=quantized.quantize_int8).calls()
         _add(registry, int8, name="cpu", dtypes=(torch.bfloat16, torch.float32), quantization="int8")

@@ -33,15 +33,14 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
   int64_t panels = (outputs + PANEL - 1) / PANEL, padded = form.padded(), groups = form.groups();
   int64_t together = std::max<int64_t>(ROWS, CACHE / padded / ROWS * ROWS), blocks = (tokens + together - 1) / together;
   in_parallel(threads, blocks * panels, [&](Pieces& pieces) {
-    alignas(64) float block[ROWS * PANEL];
+    alignas(64) float block[Form::ROWS * PANEL];
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / panels * together, number = piece % panels, output = number * PANEL;
-      int64_t last = std::min(tokens, first + together), passes = (last - first + ROWS - 1) / ROWS;
-      int64_t step = (last - first + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
+      int64_t last = std::min(tokens, first + together), step = rows_of_pass<Form>(last - first);
       for (int64_t token = first; token < last; token += step) {
         int rows = int(std::min(step, last - token));
-        whole_panel<Form>(rows)(form, rows_in.q + token * padded, weight + number * form.panel_bytes(),
-                                rows_in.start + token * groups, block, {});
+        multiply_panel(form, rows, rows_in.q + token * padded, weight + number * form.panel_bytes(),
+                       rows_in.start + token * groups, block, {});
         for (int row = 0; row < rows; ++row)
           finish(out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
                  Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
@@ -49,6 +48,14 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
       }
     }
   });
+}
+
+// Activations as the caller has them.
+template <typename Form>
+void multiply_by(const Form& form, const void* x, const uint8_t* weight, const float* scales, const void* bias, void* out,
+                 int64_t tokens, int64_t outputs, float unit, int wide, int threads) {
+  if (wide) multiply(form, (const float*)x, weight, scales, (const float*)bias, (float*)out, tokens, outputs, unit, threads);
+  else multiply(form, (const bf16*)x, weight, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
 }
 
 template <typename Form, typename T>
@@ -138,9 +145,7 @@ void pack_codes(const uint32_t* words, const float* scales, const void* offsets,
 // out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one.
 void linear_int8(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,
                  int64_t outputs, int64_t inputs, int wide, int threads) {
-  Int8 form{inputs};
-  if (wide) multiply(form, (const float*)x, data, scales, (const float*)bias, (float*)out, tokens, outputs, 1.0f, threads);
-  else multiply(form, (const bf16*)x, data, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, 1.0f, threads);
+  multiply_by(Int8{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
 }
 REPLAYABLE(linear_int8)
 
@@ -148,11 +153,27 @@ REPLAYABLE(linear_int8)
 void linear_groups(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
                    int64_t inputs, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int threads) {
   with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
-    if (wide) multiply(form, (const float*)x, data, nullptr, (const float*)bias, (float*)out, tokens, outputs, unit, threads);
-    else multiply(form, (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
+    multiply_by(form, x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
   });
 }
 REPLAYABLE(linear_groups)
+
+#ifdef HAS_AMX
+void linear_int8_amx(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,
+                     int64_t outputs, int64_t inputs, int wide, int threads) {
+  multiply_by(InTiles<Int8>{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
+}
+REPLAYABLE(linear_int8_amx)
+
+void linear_groups_amx(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
+                       int64_t inputs, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide,
+                       int threads) {
+  with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
+    multiply_by(InTiles<decltype(form)>(form), x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
+  });
+}
+REPLAYABLE(linear_groups_amx)
+#endif
 
 // out (tokens, inputs): row id - first of a quantised table of so many outputs, zeros for ids outside.
 void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales, void* out, int64_t tokens,

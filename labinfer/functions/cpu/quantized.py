@@ -27,13 +27,15 @@ class CpuQuantized:
 
     Args:
         library: see ``library.load``.
+        kernel: how products are calculated: one of ``library.kernels``. All come to the same bits.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
     """Dtypes of activations; float16 is widened on the way in."""
 
-    def __init__(self, library: Library):
+    def __init__(self, library: Library, kernel: str = ""):
         self._library = library
+        self._linear_int8, self._linear_groups = (library.find(name, kernel) for name in ("linear_int8", "linear_groups"))
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:
         outputs, inputs = weight_OI.shape
@@ -138,9 +140,9 @@ class CpuQuantized:
     def linear(self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if not weight.group:
             scales = (weight.scales.data_ptr(),)
-            return self._multiply(self._library.linear_int8, x_TI, weight, bias_O, scales=scales)
+            return self._multiply(self._linear_int8, x_TI, weight, bias_O, scales=scales)
         form = weight.group, weight.lead, weight.bits, *_coding(weight), weight.unit
-        return self._multiply(self._library.linear_groups, x_TI, weight, bias_O, form=form)
+        return self._multiply(self._linear_groups, x_TI, weight, bias_O, form=form)
 
     def _multiply(
         self,

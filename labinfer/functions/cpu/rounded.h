@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "amx.h"
 #include "dot4.h"
-#include "panel.h"
 #include "team.h"
 
 // The product of some rows with a panel of a form in groups, see panel_groups in dot4.h; the last argument is its Stream.
@@ -14,6 +14,10 @@ using GroupPanel = void (*)(const int8_t*, int64_t, const uint8_t*, int64_t, int
 
 // That for a form and a number of rows, defined once for all files, as compilers take long over them.
 GroupPanel group_panel(int form, int rows);
+
+// The same in tiles, for any number of rows, which is the first argument.
+using GroupPanelAmx = void (*)(int, const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
+GroupPanelAmx group_panel_amx(int form);
 
 namespace {
 
@@ -66,6 +70,38 @@ struct Grouped {
 
 using Int4 = Grouped<Uniform<4>>;
 
+template <typename Form>
+struct InTiles;
+
+// A form as it is multiplied beside a kernel.
+template <typename Kernel, typename Form>
+using FormBeside = std::conditional_t<IN_TILES<Kernel>, InTiles<Form>, Form>;
+
+#ifdef HAS_AMX
+// A form whose products are in tiles. They come to the same bits, as sums are exact.
+template <typename Form>
+struct InTiles : Form {
+  static constexpr int ROWS = Amx::ROWS;
+
+  using Form::Form;
+  explicit InTiles(const Form& form) : Form(form) {}
+
+  void panel(int rows, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out, const Stream& stream) const {
+    if constexpr (Form::OUTPUT_SCALES) {
+      multiply_tiles<int8_t>(rows, (const char*)x, this->padded(), (const char*)weight, this->padded(), (char*)out, stream);
+      for (int row = 0; row < rows; ++row)
+        for (float* to = out + row * PANEL; to < out + (row + 1) * PANEL; to += WIDTH)
+          store(to, __builtin_convertvector(load<ints>(to) + start[row], floats));
+    } else {
+      group_panel_amx(Form::NUMBER)(rows, x, this->padded(), weight, this->groups(), this->group, start, out, &stream);
+    }
+  }
+};
+
+template <typename Form>
+constexpr bool IN_TILES<InTiles<Form>> = true;
+#endif
+
 // Codings by their numbers in packed_weight.py.
 enum CodingNumber : int64_t { UNIFORM, E2M1, IQ4 };
 
@@ -97,8 +133,12 @@ constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int
 
 // The product of so many rows, next to each other, with one panel: to out (rows, 32).
 template <typename Form>
-constexpr WholePanel<Form> whole_panel(int rows) {
-  return whole_panel_among<Form>(rows, std::make_integer_sequence<int, Form::ROWS>{});
+inline void multiply_panel(const Form& form, int rows, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+                           const Stream& stream) {
+  if constexpr (IN_TILES<Form>)
+    form.panel(rows, x, weight, start, out, stream);
+  else
+    whole_panel_among<Form>(rows, std::make_integer_sequence<int, Form::ROWS>{})(form, x, weight, start, out, stream);
 }
 
 // Rows in 8 bits: x is about q times a scale. The inputs of a group times the middle of the weights come off again.
@@ -141,7 +181,8 @@ class Rounded {
 
   template <typename Form>
   void resize(const Form& form, int64_t rows) {
-    if (int64_t(q.size()) < rows * form.padded()) q.resize(rows * form.padded());
+    int64_t size = rows * form.padded() + TILE_BYTES;  // products in tiles may read past the end, and multiply that with zeros
+    if (int64_t(q.size()) < size) q.resize(size);
     if (int64_t(scale.size()) < rows) scale.resize(rows);
     if (int64_t(start.size()) < rows * form.groups()) start.resize(rows * form.groups());
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "exponentials.h"
-#include "panel.h"
+#include "amx.h"
 
 namespace {
 
@@ -31,7 +31,7 @@ inline void with_dtype(Dtype dtype, void* pointer, Use use) {
 // order: so a token comes to the same bits whatever else is computed with it, and by whom.
 constexpr int64_t SPAN = 256;
 
-// Rows as the kernels read them, at distances that the compiler knows: those of queries pair by pair, all rows' first pair,
+// Rows as the kernels that are not in tiles read them, at distances that the compiler knows: those of queries pair by pair, all rows' first pair,
 // then all rows' second; those of weights one after another.
 enum class Rows { QUERIES, WEIGHTS };
 template <Rows ROWS, int COUNT>
@@ -222,6 +222,43 @@ struct DotUnits {
 };
 #endif
 
+#ifdef HAS_AMX
+// Tiles: rows stand as they are, one after another.
+struct AmxUnits {
+  using Input = bf16;
+  using Element = bf16;
+  static constexpr int ROWS = 2 * WIDTH, FEW = 0;
+
+  static floats power_of_two(floats x) { return rough_power_of_two(x); }
+
+  // Rows are row_size numbers apart.
+  static void multiply(int rows, const bf16* x, int64_t row_size, const Columns<bf16>& columns, float* out, int64_t out_stride) {
+    int64_t step = std::min<int64_t>(TILE_BYTES / 4, columns.group);
+    while (columns.group % step) --step;
+    shape_tiles(rows, int(4 * step));
+    bool has_second = rows > WIDTH;
+    clear_sums(has_second);
+    const char* input = (const char*)x;
+    int64_t left = columns.pairs, apart = columns.stride * sizeof(bf16);
+    for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
+      auto *first = (const char*)(columns.first[i] + columns.first_offset), *second = (const char*)(columns.second[i] + columns.second_offset);
+      auto *soon = (const char*)(columns.first[i + AHEAD_UNITS] + columns.first_offset),
+           *then = (const char*)(columns.second[i + AHEAD_UNITS] + columns.second_offset);
+      for (int64_t pair = 0; pair < std::min(left, columns.group); pair += step, input += 4 * step) {
+        add_step<bf16>(has_second, input, row_size * sizeof(bf16), first + pair * apart, second + pair * apart, apart);
+        for (int64_t line = pair; line < pair + step; ++line)
+          __builtin_prefetch(soon + line * apart, 0, 2), __builtin_prefetch(then + line * apart, 0, 2);
+      }
+    }
+    store_sums(has_second, out, out_stride * sizeof(float));
+    release_tiles();
+  }
+};
+
+template <>
+constexpr bool IN_TILES<AmxUnits> = true;
+#endif
+
 // The same for a kernel's FEW rows at most, with one unit of keys or up to 64 numbers of values at once: what is read is one straight
 // stream, which the processor fetches ahead of itself. For those that have the registers.
 template <typename Kernel, Rows KIND, int COUNT, int ACROSS>
@@ -262,8 +299,12 @@ constexpr Multiply<Kernel> multiply_among(int rows, std::integer_sequence<int, C
 }
 
 template <typename Kernel, Rows KIND>
-constexpr Multiply<Kernel> multiply_of(int rows) {
-  return multiply_among<Kernel, KIND>(rows, std::make_integer_sequence<int, Kernel::ROWS>{});
+inline void multiply_columns(int rows, const typename Kernel::Input* x, int64_t row_size,
+                             const Columns<typename Kernel::Element>& columns, float* out, int64_t out_stride) {
+  if constexpr (IN_TILES<Kernel>)
+    Kernel::multiply(rows, x, row_size, columns, out, out_stride);
+  else
+    multiply_among<Kernel, KIND>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, columns, out, out_stride);
 }
 
 template <typename Kernel, Rows KIND, int ACROSS, int... COUNT>

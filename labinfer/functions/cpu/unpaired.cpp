@@ -27,16 +27,15 @@ inline float dot(const float* a, const Number* b, int64_t size) {
 
 // Some rows times a panel, chunk by chunk of the inputs: sums (rows, PANEL).
 template <typename Kernel>
-void multiply_panel(const float* x, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
+void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
   alignas(64) float part[Kernel::ROWS * PANEL];
-  int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
-  int64_t step = (rows + passes - 1) / passes;  // all of the same size: few rows in the last would waste it
+  int64_t step = rows_of_pass<Kernel>(rows);
   for (int64_t begin = 0; begin < inputs; begin += CHUNK)
     for (int64_t row = 0; row < rows; row += step) {
       int count = int(std::min(step, rows - row));
       float* to = sums + row * PANEL;
-      panel_of<Kernel>(count)(x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
-                              begin ? part : to, {});
+      multiply_panel<Kernel>(count, x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
+                             begin ? part : to, {});
       for (int64_t i = 0; begin && i < count * PANEL; i += WIDTH) store(to + i, load<floats>(to + i) + load<floats>(part + i));
     }
 }
@@ -64,7 +63,7 @@ void multiply(const Number* x, const typename Dtype::Stored* weight, const Numbe
                 dot(rows + row * inputs, (const Number*)weight + rest * inputs, inputs) + (bias ? as_float(bias[rest]) : 0.0f));
         continue;
       }
-      multiply_panel<Kernel>(rows, weight + output * inputs, count, inputs, sums);
+      multiply_in_chunks<Kernel>(rows, weight + output * inputs, count, inputs, sums);
       for (int64_t row = 0; row < count; ++row)
         for (int side = 0; side < PANEL; side += WIDTH) {
           floats value = load<floats>(sums + row * PANEL + side);

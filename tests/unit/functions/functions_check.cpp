@@ -30,6 +30,10 @@ ATTEND(attend)
 #ifdef HAS_BFLOAT16_DOT
 ATTEND(attend_dot)
 #endif
+#ifdef HAS_AMX
+ATTEND(attend_amx)
+int64_t allow_amx();
+#endif
 }
 
 namespace {
@@ -225,6 +229,9 @@ int main() {
   check_caches<Float16Functions>(attend);
 #ifdef HAS_BFLOAT16_DOT
   check_caches<Bfloat16Functions>(attend_dot);
+#endif
+#ifdef HAS_AMX
+  if (allow_amx()) check_caches<Bfloat16Functions>(attend_amx);
 #endif
   std::printf("%d wrong\n", failures);
   return failures != 0;

@@ -6,9 +6,14 @@
 
 #include "rounded.h"
 
+extern "C" int64_t allow_amx();
+
 namespace {
 
 int failures = 0;
+#ifdef HAS_AMX
+const bool has_amx = allow_amx();
+#endif
 std::mt19937 random_bits(1);
 
 #define CHECK(condition, ...)           \
@@ -29,10 +34,20 @@ std::vector<int8_t> some_inputs(int64_t count, bool extreme) {
   return x;
 }
 
+// Numbers of rows that are multiplied at once: all, but of those in tiles only some on either side of whole ones.
+template <typename Kernel>
+std::vector<int> numbers_of_rows() {
+  std::vector<int> numbers;
+  for (int rows = 1; rows <= Kernel::ROWS; ++rows)
+    if (!IN_TILES<Kernel> || rows % 16 < 2 || rows % 16 == 15) numbers.push_back(rows);
+  return numbers;
+}
+
 // A panel of codes, and the product of a row with output, as whole numbers for each group.
-template <typename Coding, Offset OFFSET = NONE>
-void check_groups(int64_t inputs, int64_t group, bool extreme) {
-  using Form = Grouped<Coding, OFFSET>;
+template <typename Form>
+void check_form(int64_t inputs, int64_t group, bool extreme) {
+  using Coding = typename Form::Coding;
+  constexpr Offset OFFSET = Form::OFFSET;
   constexpr int BITS = Coding::BITS, SCALE_BYTES = Coding::SCALE_BYTES;
   Form form{inputs, group};
   int64_t padded = form.padded(), groups = form.groups(), code_bytes = group * BITS / 8 * PANEL;
@@ -66,16 +81,16 @@ void check_groups(int64_t inputs, int64_t group, bool extreme) {
       }
     at += code_bytes;
   }
-  std::vector<int8_t> x = some_inputs(Form::ROWS * padded, extreme);
+  std::vector<int8_t> x = some_inputs(Form::ROWS * padded + TILE_BYTES, extreme);
   std::vector<int32_t> start(Form::ROWS * groups);
   for (int64_t i = 0; i < Form::ROWS * groups; ++i) {
     int32_t sum = 0;
     for (int64_t j = 0; j < group; ++j) sum += x[i * group + j];
     start[i] = -Form::MIDDLE * sum;
   }
-  for (int rows = 1; rows <= Form::ROWS; ++rows) {
+  for (int rows : numbers_of_rows<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    whole_panel<Form>(rows)(form, x.data(), panel.data(), start.data(), out.data(), {});
+    multiply_panel(form, rows, x.data(), panel.data(), start.data(), out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
@@ -95,19 +110,28 @@ void check_groups(int64_t inputs, int64_t group, bool extreme) {
   }
 }
 
+template <typename Coding, Offset OFFSET = NONE>
+void check_groups(int64_t inputs, int64_t group, bool extreme) {
+  check_form<Grouped<Coding, OFFSET>>(inputs, group, extreme);
+#ifdef HAS_AMX
+  if (has_amx) check_form<InTiles<Grouped<Coding, OFFSET>>>(inputs, group, extreme);
+#endif
+}
+
+template <typename Form>
 void check_int8(int64_t inputs, bool extreme) {
-  Int8 form{inputs};
+  Form form{inputs};
   int64_t padded = form.padded();
   std::vector<uint8_t> panel(form.panel_bytes());
   for (uint8_t& code : panel) code = uint8_t(extreme ? whole(0, 1) * 255 : whole(0, 255));
-  std::vector<int8_t> x = some_inputs(Int8::ROWS * padded, extreme);
-  std::vector<int32_t> start(Int8::ROWS);
-  for (int row = 0; row < Int8::ROWS; ++row) {
+  std::vector<int8_t> x = some_inputs(Form::ROWS * padded, extreme);
+  std::vector<int32_t> start(Form::ROWS);
+  for (int row = 0; row < Form::ROWS; ++row) {
     for (int64_t i = 0; i < padded; ++i) start[row] -= Int8::MIDDLE * x[row * padded + i];
   }
-  for (int rows = 1; rows <= Int8::ROWS; ++rows) {
+  for (int rows : numbers_of_rows<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    whole_panel<Int8>(rows)(form, x.data(), panel.data(), start.data(), out.data(), {});
+    multiply_panel(form, rows, x.data(), panel.data(), start.data(), out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int32_t sum = 0;
@@ -138,9 +162,9 @@ void check_floats(const char* name, int64_t inputs) {
   std::vector<typename Kernel::Activation> given(ROWS * inputs);
   for (int64_t i = 0; i < ROWS * inputs; ++i) to_stored(x[i], given[i]);
   const auto* rows_in = Kernel::inputs(given.data(), ROWS * inputs);
-  for (int rows = 1; rows <= ROWS; ++rows) {
+  for (int rows : numbers_of_rows<Kernel>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    panel_of<Kernel>(rows)(rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
+    multiply_panel<Kernel>(rows, rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int sum = 0;
@@ -185,15 +209,15 @@ template <typename Form>
 void measure(const char* name, const Form& form, int64_t rows) {
   constexpr int64_t PANELS = 16;
   std::vector<uint8_t> panels(PANELS * form.panel_bytes(), 17);
-  std::vector<int8_t> x(rows * form.padded(), 3);
+  std::vector<int8_t> x(rows * form.padded() + TILE_BYTES, 3);
   std::vector<int32_t> start(rows * form.groups());
   std::vector<float> out(Form::ROWS * PANEL);
-  int64_t passes = (rows + Form::ROWS - 1) / Form::ROWS, step = (rows + passes - 1) / passes;
+  int64_t step = rows_of_pass<Form>(rows);
   double rate = best_rate(2.0 * double(rows * PANELS * PANEL * form.inputs), [&] {
     for (int64_t panel = 0; panel < PANELS; ++panel)
       for (int64_t row = 0; row < rows; row += step)
-        whole_panel<Form>(int(std::min(step, rows - row)))(form, &x[row * form.padded()], &panels[panel * form.panel_bytes()],
-                                                          &start[row * form.groups()], out.data(), {});
+        multiply_panel(form, int(std::min(step, rows - row)), &x[row * form.padded()], &panels[panel * form.panel_bytes()],
+                       &start[row * form.groups()], out.data(), {});
   });
   double bytes = double(form.panel_bytes()) / double(2 * PANEL * form.inputs * rows);
   std::printf("%s %d %.1f %.1f\n", name, int(rows), rate / 1e9, rate * bytes / 1e9);
@@ -208,11 +232,22 @@ int main(int count, char** arguments) {
       measure("int8-groups", Grouped<Uniform<8>>{896, 32}, rows), measure("int4-minima", Grouped<Uniform<4>, MINIMA>{896, 32}, rows);
       measure("int5", Grouped<Uniform<5>>{896, 32}, rows), measure("int5-minima", Grouped<Uniform<5>, MINIMA>{896, 32}, rows);
       measure("e2m1", Grouped<E2m1>{896, 32}, rows), measure("iq4", Grouped<Iq4>{896, 32}, rows);
+#ifdef HAS_AMX
+      if (!has_amx) continue;
+      measure("int8-amx", InTiles<Int8>{896}, rows), measure("int4-amx", InTiles<Int4>{896, 32}, rows);
+      measure("int4-64-amx", InTiles<Int4>{896, 64}, rows);
+      measure("int4-minima-amx", InTiles<Grouped<Uniform<4>, MINIMA>>{896, 32}, rows);
+#endif
     }
     return 0;
   }
   for (bool extreme : {false, true}) {
-    for (int64_t inputs : {1, 4, 30, 516, 1100}) check_int8(inputs, extreme);
+    for (int64_t inputs : {1, 4, 30, 516, 1100}) {
+      check_int8<Int8>(inputs, extreme);
+#ifdef HAS_AMX
+      if (has_amx) check_int8<InTiles<Int8>>(inputs, extreme);
+#endif
+    }
     for (int64_t group : {8, 32, 40, 128, 520}) {
       check_groups<Uniform<4>>(2 * group - 3, group, extreme);
       check_groups<Uniform<4>, ZEROS>(group, group, extreme);
@@ -234,6 +269,9 @@ int main(int count, char** arguments) {
     check_floats<FloatKernel<Float32>, false>("float32", inputs);
 #ifdef HAS_BFLOAT16_DOT
     check_floats<Dot, false>("bfloat16 dot", inputs);
+#endif
+#ifdef HAS_AMX
+    if (has_amx) check_floats<Amx, false>("bfloat16 AMX", inputs);
 #endif
   }
   check_conversions();

@@ -9,7 +9,7 @@ import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cpu.floats import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention
 from labinfer.native import compiler
@@ -26,12 +26,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["float32", "dot"])
-def functions(compiled_functions, request) -> CpuFunctions:
+@pytest.fixture(scope="module")
+def functions(compiled_functions, kernel) -> CpuFunctions:
     """Of each kernel."""
-    if request.param == "dot" and not has_dot(compiled_functions):
-        pytest.skip("the processor has no dot product in bfloat16")
-    return CpuFunctions(compiled_functions, dot=request.param == "dot")
+    return CpuFunctions(compiled_functions, kernel)
 
 
 @pytest.fixture(autouse=True)

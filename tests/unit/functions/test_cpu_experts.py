@@ -13,7 +13,6 @@ from torch_threads import threads_of_torch
 
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.experts import CpuExperts, CpuPackedExperts
-from labinfer.functions.cpu.floats import has_dot
 from labinfer.functions.reference import linear, quantized
 from labinfer.native import compiler
 
@@ -33,12 +32,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["float32", "dot"])
-def cpu(compiled_functions, request) -> CpuExperts:
-    """Of each kernel for bfloat16."""
-    if request.param == "dot" and not has_dot(compiled_functions):
-        pytest.skip("the processor has no dot product in bfloat16")
-    return CpuExperts(compiled_functions, dot=request.param == "dot")
+@pytest.fixture(scope="module")
+def cpu(compiled_functions, kernel) -> CpuExperts:
+    return CpuExperts(compiled_functions, kernel)
 
 
 @pytest.fixture(scope="module")

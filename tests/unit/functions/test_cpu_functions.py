@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from labinfer.functions.cpu.floats import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference import attention, elementwise, linear
@@ -24,12 +24,10 @@ def cpu(compiled_functions) -> CpuFunctions:
     return CpuFunctions(compiled_functions)
 
 
-@pytest.fixture(scope="module", params=["float32", "dot"])
-def panels(compiled_functions, request) -> CpuFunctions:
+@pytest.fixture(scope="module")
+def panels(compiled_functions, kernel) -> CpuFunctions:
     """Of each kernel: what goes through panels."""
-    if request.param == "dot" and not has_dot(compiled_functions):
-        pytest.skip("the processor has no dot product in bfloat16")
-    return CpuFunctions(compiled_functions, dot=request.param == "dot")
+    return CpuFunctions(compiled_functions, kernel)
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +235,7 @@ def test_queries_alone_leave_the_cache_as_it_is(cpu):
 def test_processors_with_narrower_vectors(load_functions, level):
     """The same source for a smaller processor: vectors of 8 and 4, and 16 of them. All tests run on the first with ``-m slow``."""
     compiled = load_functions(Target(level, "x86_64", (f"-march={level}",), X86_64_V3))
-    assert not has_dot(compiled)
+    assert compiled.kernels == ("",)
     narrow = CpuFunctions(compiled)
     for tokens in range(1, 15):
         test_linear(narrow, tokens, 70, 34, True)

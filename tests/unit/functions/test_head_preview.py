@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch_threads import threads_of_torch
 
-from labinfer.functions.cpu.floats import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.quantized import CpuQuantized
@@ -40,14 +40,14 @@ def reference(kind: str):
 
 
 def compiled(kind: str, library):
-    dot = has_dot(library)
+    kernel = "dot" if "dot" in library.kernels else ""
     functions = {
-        "bfloat16": CpuFunctions(library, dot),
-        "packed12": CpuPacked12(library, dot),
+        "bfloat16": CpuFunctions(library, kernel),
+        "packed12": CpuPacked12(library, kernel),
         "int8": CpuQuantized(library),
     }[kind]
     pack = functions.quantize_int8 if kind == "int8" else functions.pack_weight
-    preview = CpuHeadPreview(library, functions.linear, round_head=pack if kind == "int8" else None, dot=dot)
+    preview = CpuHeadPreview(library, functions.linear, round_head=pack if kind == "int8" else None, kernel=kernel)
     return preview.make_preview, pack, functions.linear, preview.largest_logits
 
 

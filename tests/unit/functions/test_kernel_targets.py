@@ -13,10 +13,10 @@ from labinfer.functions.cpu import library
 from labinfer.native import compiler
 from labinfer.native.targets import TARGETS, X86_64_V3, X86_64_V4, Target, processor_features
 
-GROUP_PANELS = ("group_panels", *(f"group_panels_{codes}" for codes in ("4", "5", "8", "table")))
+GROUP_PANELS = ("group_panels", *(f"group_panels_{codes}" for codes in ("4", "5", "8", "table", "amx")))
 CHECKS = {
-    "kernel_check": ("team", *GROUP_PANELS),
-    "functions_check": ("team", "attention", "elementwise", "unpaired"),
+    "kernel_check": ("amx", "team", *GROUP_PANELS),
+    "functions_check": ("amx", "team", "attention", "elementwise", "unpaired"),
 }
 """Programs of this folder, and files of the library that each is linked with."""
 EMULATORS = {"aarch64": "qemu-aarch64"}

@@ -11,7 +11,6 @@ import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cpu.floats import has_dot
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import SCALE_DTYPE
@@ -182,11 +181,9 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["", "dot"])
-def cpu(request, compiled_functions) -> CpuLatent:
-    if request.param and not has_dot(compiled_functions):
-        pytest.skip("this processor has no dot product in bfloat16")
-    return CpuLatent(compiled_functions, dot=request.param)
+@pytest.fixture(scope="module")
+def cpu(kernel, compiled_functions) -> CpuLatent:
+    return CpuLatent(compiled_functions, kernel)
 
 
 @needs_compiler

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labinfer.errors import UserError
-from labinfer.functions.cpu.floats import CpuFunctions, has_dot
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.cpu.packed12 import CpuPacked12, CpuPacked12Weight
 from labinfer.functions.cpu.provider import CpuProvider
@@ -57,11 +57,8 @@ def test_every_pattern_comes_out_of_the_compiled_form_as_it_went_in(compiled_fun
 
 
 @pytest.mark.parametrize("outputs, inputs", [(32, 2), (33, 18), (64, 16), (96, 62), (100, 896)])
-@pytest.mark.parametrize("dot", [False, True])
-def test_products_have_the_bits_of_the_plain_form(compiled_functions: Library, outputs: int, inputs: int, dot: bool):
-    if dot and not has_dot(compiled_functions):
-        pytest.skip("this processor has no dot product in bfloat16")
-    plain, packed12 = CpuFunctions(compiled_functions, dot), CpuPacked12(compiled_functions, dot)
+def test_products_have_the_bits_of_the_plain_form(compiled_functions: Library, outputs: int, inputs: int, kernel: str):
+    plain, packed12 = CpuFunctions(compiled_functions, kernel), CpuPacked12(compiled_functions, kernel)
     weight_OI = normal(outputs, inputs, seed=inputs)
     weight_OI[3, 1], weight_OI[outputs - 1, 0], weight_OI[5, inputs - 1] = 3.0, 0.0, -1e-9
     other = packed12.pack_weight(weight_OI.clone())

@@ -26,8 +26,8 @@ compiled = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def cpu(compiled_functions) -> CpuQuantized:
-    return CpuQuantized(compiled_functions)
+def cpu(compiled_functions, kernel) -> CpuQuantized:
+    return CpuQuantized(compiled_functions, kernel)
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +170,17 @@ def test_linear_int4(cpu, dtype, group, tokens, outputs, inputs):
         weight[outputs // 2] = 0
         wanted = quantized.linear(x, quantized.quantize_int4(weight, group), bias)
         assert_near(cpu.linear(x, cpu.quantize_int4(weight, group), bias), wanted)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 16, 33, 300])
+def test_kernels_come_to_the_same_bits(compiled_functions, kernel, dtype, tokens):
+    """Sums are exact, so it does not matter which one is faster for so many rows."""
+    x, weight, bias = linear_of(dtype, tokens, 70, 200, True)
+    plain, cpu = CpuQuantized(compiled_functions), CpuQuantized(compiled_functions, kernel)
+    for packed in (plain.quantize_int8(weight), plain.quantize_int4(weight, 32), plain.quantize_int4(weight, 64)):
+        assert torch.equal(cpu.linear(x, packed, bias), plain.linear(x, packed, bias))
 
 
 def unpack(packed: QuantizedWeight) -> QuantizedWeight:

@@ -1,0 +1,145 @@
+// Products with the tiles of AMX (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18): 16 rows with
+// 16 outputs at a time, from 64 bytes of each row. A panel is tiles already: 4 bytes of each output stand next to each other.
+#pragma once
+
+#include <type_traits>
+
+#include "panel.h"
+
+constexpr int TILE_BYTES = 64;  // of a row
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define HAS_AMX
+
+namespace {
+
+// One instruction each. The compiler's own functions do not say which memory they read.
+template <int TILE>
+inline void load_tile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "n"(TILE) : "memory");
+}
+template <int TILE>
+inline void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "n"(TILE) : "memory");
+}
+template <int TILE>
+inline void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" : : "n"(TILE));
+}
+// Weights beside int8_t are bytes without a sign.
+template <typename Input, int SUMS, int ROWS, int WEIGHTS>
+inline void add_product() {
+  if constexpr (std::is_same_v<Input, int8_t>)
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
+  else
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
+}
+
+// So many rows, 32 or fewer, are multiplied with 32 outputs at once, so many bytes of each row a step. Tiles 0 to 3 are sums, 4
+// and 5 rows, 6 and 7 the outputs' weights.
+inline void shape_tiles(int rows, int bytes) {
+  struct {
+    uint8_t palette, begin, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } shape{};
+  shape.palette = 1;
+  auto set = [&](int tile, int rows, int bytes) { shape.rows[tile] = uint8_t(rows), shape.bytes[tile] = uint16_t(rows ? bytes : 0); };
+  int first = std::min(rows, WIDTH), second = rows - first;
+  for (int tile : {0, 1}) set(tile, first, TILE_BYTES), set(tile + 2, second, TILE_BYTES), set(tile + 6, bytes / 4, TILE_BYTES);
+  set(4, first, bytes), set(5, second, bytes);
+  asm volatile("ldtilecfg %0" : : "m"(shape));
+}
+
+// What tiles hold would be saved whenever the thread stops.
+inline void release_tiles() { asm volatile("tilerelease"); }
+
+inline void clear_sums(bool has_second) {
+  clear_tile<0>(), clear_tile<1>();
+  if (has_second) clear_tile<2>(), clear_tile<3>();
+}
+
+// To out, whose rows are stride bytes apart.
+inline void store_sums(bool has_second, void* out, int64_t stride) {
+  char *to = (char*)out, *below = to + WIDTH * stride;
+  store_tile<0>(to, stride), store_tile<1>(to + TILE_BYTES, stride);
+  if (has_second) store_tile<2>(below, stride), store_tile<3>(below + TILE_BYTES, stride);
+}
+
+// A step of rows, stride bytes apart, times two tiles of weights, whose rows are apart bytes apart, is added to the sums.
+template <typename Input>
+inline void add_step(bool has_second, const char* x, int64_t stride, const char* first, const char* second, int64_t apart) {
+  load_tile<6>(first, apart), load_tile<4>(x, stride);
+  add_product<Input, 0, 4, 6>();
+  load_tile<7>(second, apart);
+  add_product<Input, 1, 4, 7>();
+  if (!has_second) return;
+  load_tile<5>(x + WIDTH * stride, stride);
+  add_product<Input, 2, 5, 6>();
+  add_product<Input, 3, 5, 7>();
+}
+
+constexpr int64_t STEP_BYTES = TILE_BYTES / 4 * PANEL * 4;  // of a panel that a step reads
+
+// What is left of rows and of a panel after the last whole step, filled up with zeros.
+struct LastStep {
+  alignas(64) char rows[2 * WIDTH * TILE_BYTES], weights[STEP_BYTES];
+
+  void take_weights(const char* panel, int64_t bytes) {
+    std::memcpy(weights, panel, bytes * PANEL);
+    std::memset(weights + bytes * PANEL, 0, STEP_BYTES - bytes * PANEL);
+  }
+
+  void take_rows(const char* x, int64_t stride, int count, int64_t bytes) {
+    std::memset(rows, 0, sizeof(rows));
+    for (int row = 0; row < count; ++row) std::memcpy(rows + row * TILE_BYTES, x + row * stride, bytes);
+  }
+};
+
+// Rows of so many bytes, stride bytes apart, times one panel to out (rows, 32), in float32 or whole numbers.
+template <typename Input>
+void multiply_tiles(int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* out, const Stream& stream) {
+  constexpr int64_t OUT = PANEL * 4;
+  int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole;
+  LastStep last;
+  if (rest) last.take_weights(panel + whole * PANEL, rest);
+  for (int row = 0; row < rows; row += 2 * WIDTH) {
+    int count = std::min(2 * WIDTH, rows - row);
+    bool has_second = count > WIDTH;
+    const char* at = x + row * stride;
+    if (row == 0 || count < 2 * WIDTH) shape_tiles(count, TILE_BYTES);
+    clear_sums(has_second);
+    for (int64_t from = 0; from < whole; from += TILE_BYTES) {
+      const char *weights = panel + from * PANEL, *ahead = stream.ahead(weights);
+      add_step<Input>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
+      if (row == 0)  // other rows find it in the cache
+        for (int64_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(ahead + line);
+    }
+    if (rest) {
+      last.take_rows(at + whole, stride, count, rest);
+      add_step<Input>(has_second, last.rows, TILE_BYTES, last.weights, last.weights + TILE_BYTES, OUT);
+    }
+    store_sums(has_second, out + row * OUT, OUT);
+  }
+  release_tiles();
+}
+
+// A kernel for bfloat16; see panel.h.
+struct Amx {
+  using Input = bf16;
+  using Stored = bf16;
+  using Activation = bf16;
+  static constexpr int ROWS = 128, STEP = 2;
+
+  static const bf16* inputs(const bf16* x, int64_t) { return x; }
+
+  static void panel(int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
+    multiply_tiles<bf16>(rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)out, stream);
+  }
+};
+
+template <>
+constexpr bool IN_TILES<Amx> = true;
+
+}  // namespace
+#endif

@@ -1,0 +1,78 @@
+// Products of rows with panels of all forms in groups, in tiles.
+#include "rounded.h"
+
+#ifdef HAS_AMX
+namespace {
+
+// Bytes of 4 inputs of each output stand next to each other; what is behind a group of fewer than whole steps stays zero.
+template <typename Coding>
+void decode(const uint8_t* codes, int64_t group, char* to) {
+  constexpr int STEP = CodeWords<Coding::BITS>::STEP;
+  for (int64_t step = 0; step < group / STEP; ++step, to += STEP * PANEL)
+    for (int i = 0; i < PANEL * 4; i += REGISTER) {
+      StepWeights<Coding> weights(codes + i, step);
+      for (int part = 0; part < STEP / 4; ++part) store(to + part * 4 * PANEL + i, weights.part[part]);
+    }
+}
+
+// See panel_groups: the same arithmetic in the same order, a group at a time for all rows, so that codes are decoded once.
+template <typename Form>
+void multiply(int rows, const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start,
+              float* out, const void* stream) {
+  using Coding = typename Form::Coding;
+  constexpr Offset OFFSET = Form::OFFSET;
+  alignas(64) int32_t sums[2 * WIDTH * PANEL];
+  static thread_local std::vector<char> memory;  // kept from call to call, so that nothing is allocated
+  int64_t step = std::min<int64_t>(TILE_BYTES, group), size = up_to(group, step) * PANEL, code_bytes = group * Form::BITS / 8 * PANEL;
+  memory.assign(size, 0);
+  char* weights = memory.data();
+  std::memset(out, 0, rows * PANEL * sizeof(float));
+  for (int64_t number = 0; number < groups; ++number, x += group, weight += code_bytes) {
+    lanes scales[2], offsets[2] = {};
+    for (int half = 0; half < 2; ++half) {
+      scales[half] = group_numbers<Coding::SCALE_BYTES>(weight, half * WIDTH);
+      if (OFFSET) offsets[half] = group_numbers<2>(weight + Coding::SCALE_BYTES * PANEL, half * WIDTH);
+    }
+    weight += Form::HEAD;
+    const char* ahead = ((const Stream*)stream)->ahead(weight);
+    for (int64_t line = 0; line < code_bytes; line += 64) __builtin_prefetch(ahead + line);
+    decode<Coding>(weight, group, weights);
+    for (int first = 0; first < rows; first += 2 * WIDTH) {
+      int count = std::min(2 * WIDTH, rows - first);
+      bool has_second = count > WIDTH;
+      if ((number == 0 && first == 0) || rows % (2 * WIDTH)) shape_tiles(count, int(step));
+      clear_sums(has_second);
+      for (int64_t i = 0; i < group; i += step)
+        add_step<int8_t>(has_second, (const char*)x + first * stride + i, stride, weights + i * PANEL,
+                         weights + i * PANEL + TILE_BYTES, PANEL * 4);
+      store_sums(has_second, sums, PANEL * 4);
+      for (int row = 0; row < count; ++row) {
+        int32_t begin = start[(first + row) * groups + number];
+        for (int half = 0; half < 2; ++half) {
+          float* to = out + (first + row) * PANEL + half * WIDTH;
+          lane_ints whole = load<lane_ints>(sums + row * PANEL + half * WIDTH) + first_sum<Coding, OFFSET>(begin);
+          lanes total = load<lanes>(to);
+          total += group_product<Coding, OFFSET>(whole, float(begin), scales[half], offsets[half]);
+          store(to, total);
+        }
+      }
+    }
+  }
+  release_tiles();
+}
+
+template <typename... Forms>
+GroupPanelAmx among(int form) {
+  GroupPanelAmx found = nullptr;
+  ((form == Forms::NUMBER ? void(found = multiply<Forms>) : void()), ...);
+  return found;
+}
+
+}  // namespace
+
+GroupPanelAmx group_panel_amx(int form) {
+  return among<Grouped<Uniform<4>>, Grouped<Uniform<4>, ZEROS>, Grouped<Uniform<4>, MINIMA>, Grouped<Uniform<5>>,
+               Grouped<Uniform<5>, MINIMA>, Grouped<Uniform<8>>, Grouped<Uniform<8>, ZEROS>, Grouped<Uniform<8>, MINIMA>,
+               Grouped<E2m1>, Grouped<Iq4>>(form);
+}
+#endif
