@@ -155,7 +155,11 @@ class RowParallelLinear(Matrix):
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
-        out_TD = self._tp.all_reduce(self.product(x_TF))
+        return self.add_up(self.product(x_TF))
+
+    def add_up(self, product_TD: torch.Tensor) -> torch.Tensor:
+        """What ``forward`` makes of all ranks' products."""
+        out_TD = self._tp.all_reduce(product_TD)
         return out_TD if self.bias is None else out_TD + self.bias  # after the sum, so that it counts once
 
     def partial(self, x_TF: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@
 
 #include "panel.h"
 
-constexpr int TILE_BYTES = 64;  // of a row
+constexpr int TILE_BYTES = 64;       // of a row
+constexpr int BLOCK = 2 * WIDTH;     // rows that are multiplied at once
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define HAS_AMX
@@ -59,7 +60,13 @@ inline void clear_sums(bool has_second) {
   if (has_second) clear_tile<2>(), clear_tile<3>();
 }
 
-// To out, whose rows are stride bytes apart.
+// From out, whose rows are stride bytes apart.
+inline void load_sums(bool has_second, const void* out, int64_t stride) {
+  const char *from = (const char*)out, *below = from + WIDTH * stride;
+  load_tile<0>(from, stride), load_tile<1>(from + TILE_BYTES, stride);
+  if (has_second) load_tile<2>(below, stride), load_tile<3>(below + TILE_BYTES, stride);
+}
+
 inline void store_sums(bool has_second, void* out, int64_t stride) {
   char *to = (char*)out, *below = to + WIDTH * stride;
   store_tile<0>(to, stride), store_tile<1>(to + TILE_BYTES, stride);
@@ -83,7 +90,7 @@ constexpr int64_t STEP_BYTES = TILE_BYTES / 4 * PANEL * 4;  // of a panel that a
 
 // What is left of rows and of a panel after the last whole step, filled up with zeros.
 struct LastStep {
-  alignas(64) char rows[2 * WIDTH * TILE_BYTES], weights[STEP_BYTES];
+  alignas(64) char rows[BLOCK * TILE_BYTES], weights[STEP_BYTES];
 
   void take_weights(const char* panel, int64_t bytes) {
     std::memcpy(weights, panel, bytes * PANEL);
@@ -96,6 +103,10 @@ struct LastStep {
   }
 };
 
+// Bytes of rows that are multiplied before others are: that part of a panel stays in the first-level cache, which a step would
+// else wait for.
+constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
+
 // Rows of so many bytes, stride bytes apart, times one panel to out (rows, 32), in float32 or whole numbers.
 template <typename Input>
 void multiply_tiles(int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* out, const Stream& stream) {
@@ -103,23 +114,30 @@ void multiply_tiles(int rows, const char* x, int64_t stride, const char* panel, 
   int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole;
   LastStep last;
   if (rest) last.take_weights(panel + whole * PANEL, rest);
-  for (int row = 0; row < rows; row += 2 * WIDTH) {
-    int count = std::min(2 * WIDTH, rows - row);
+  auto multiply = [&](int row, int count, int64_t begin, int64_t end) {
     bool has_second = count > WIDTH;
     const char* at = x + row * stride;
-    if (row == 0 || count < 2 * WIDTH) shape_tiles(count, TILE_BYTES);
-    clear_sums(has_second);
-    for (int64_t from = 0; from < whole; from += TILE_BYTES) {
+    if (begin) load_sums(has_second, out + row * OUT, OUT);
+    else clear_sums(has_second);
+    for (int64_t from = begin; from < end; from += TILE_BYTES) {
       const char *weights = panel + from * PANEL, *ahead = stream.ahead(weights);
       add_step<Input>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
       if (row == 0)  // other rows find it in the cache
-        for (int64_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(ahead + line);
+        for (int64_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     }
-    if (rest) {
+    if (rest && end == whole) {
       last.take_rows(at + whole, stride, count, rest);
       add_step<Input>(has_second, last.rows, TILE_BYTES, last.weights, last.weights + TILE_BYTES, OUT);
     }
     store_sums(has_second, out + row * OUT, OUT);
+  };
+  int even = rows / BLOCK * BLOCK;
+  if (even) shape_tiles(BLOCK, TILE_BYTES);
+  for (int64_t begin = 0; even && (begin < whole || begin == 0); begin += NEAR_BYTES)
+    for (int row = 0; row < even; row += BLOCK) multiply(row, BLOCK, begin, std::min(whole, begin + NEAR_BYTES));
+  if (rows > even) {
+    shape_tiles(rows - even, TILE_BYTES);
+    multiply(even, rows - even, 0, whole);
   }
   release_tiles();
 }

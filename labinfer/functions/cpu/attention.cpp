@@ -104,6 +104,38 @@ typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t
   return query;
 }
 
+// Scores (rows, SPAN) of queries with so many units of keys.
+template <typename Kernel>
+void multiply_keys(int rows, const typename Kernel::Input* query, int64_t size, const typename Kernel::Element* const* keys,
+                   int64_t units, float* scores) {
+  if constexpr (IN_TILES<Kernel>) {
+    Kernel::multiply_keys(rows, query, size, keys, units, scores);
+  } else {
+    bool few = rows <= Kernel::FEW;
+    Multiply<Kernel> multiply = few ? straight_of<Kernel, Rows::QUERIES, 1>(rows) : multiply_of<Kernel, Rows::QUERIES>(rows);
+    for (int64_t unit = 0; unit < units; unit += few ? 1 : 2)
+      multiply(query, {keys + unit, keys + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT}, scores + unit * UNIT, SPAN);
+  }
+}
+
+// Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
+template <typename Kernel>
+void multiply_values(int rows, const typename Kernel::Input* weights, const typename Kernel::Element* const* values, int64_t units,
+                     int64_t width, float* out, int64_t out_size) {
+  if constexpr (IN_TILES<Kernel>) {
+    Kernel::multiply_values(rows, weights, values, units, width, out, out_size);
+  } else {
+    int64_t pairs = units * UNIT / 2, i = 0;
+    if (rows <= Kernel::FEW)
+      for (; i + 4 * UNIT <= width; i += 4 * UNIT)
+        straight_of<Kernel, Rows::WEIGHTS, 4>(rows)(weights, {values, nullptr, 2 * i, 0, pairs, UNIT / 2, 2 * width}, out + i, out_size);
+    for (; i < width; i += PANEL) {
+      int64_t second = i + WIDTH < width ? i + WIDTH : i;
+      multiply_of<Kernel, Rows::WEIGHTS>(rows)(weights, {values, values, 2 * i, 2 * second, pairs, UNIT / 2, 2 * width}, out + i, out_size);
+    }
+  }
+}
+
 // Each of a tile's spans: for every row the sum of weighted values, the largest score and the mass of weights, to
 // take(span, row, sums, top, mass).
 template <typename Kernel, typename Take>
@@ -125,12 +157,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      bool few = some <= Kernel::FEW;
-      for (int64_t unit = 0; unit < units; unit += few ? 1 : 2) {
-        Columns<typename Kernel::Element> keys{span.keys() + unit, span.keys() + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT};
-        if (few) straight_of<Kernel, Rows::QUERIES, 1>(some)(query + row * size, keys, scores + unit * UNIT, SPAN);
-        else multiply_columns<Kernel, Rows::QUERIES>(some, query + row * size, size, keys, scores + unit * UNIT, SPAN);
-      }
+      multiply_keys<Kernel>(some, query + row * size, size, span.keys(), units, scores);
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
@@ -138,17 +165,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      int64_t i = 0;
-      if (few)
-        for (; i + 4 * UNIT <= span.width; i += 4 * UNIT)
-          straight_of<Kernel, Rows::WEIGHTS, 4>(some)(
-              weights, {span.values(), nullptr, 2 * i, 0, units * UNIT / 2, UNIT / 2, 2 * span.width}, part + i, width);
-      for (; i < span.width; i += PANEL) {
-        int64_t second = i + WIDTH < span.width ? i + WIDTH : i;
-        multiply_columns<Kernel, Rows::WEIGHTS>(
-            some, weights, SPAN, {span.values(), span.values(), 2 * i, 2 * second, units * UNIT / 2, UNIT / 2, 2 * span.width},
-            part + i, width);
-      }
+      multiply_values<Kernel>(some, weights, span.values(), units, span.width, part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }

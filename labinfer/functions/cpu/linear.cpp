@@ -8,9 +8,8 @@ namespace {
 template <typename Kernel, typename Weights>
 void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
               int64_t inputs, int threads) {
-  constexpr int ROWS = Kernel::ROWS;
   int64_t panels = outputs / PANEL, row_bytes = inputs * sizeof(typename Kernel::Input);
-  int64_t together = std::max<int64_t>(ROWS, CACHE / row_bytes / ROWS * ROWS), blocks = (tokens + together - 1) / together;
+  int64_t together = rows_together<Kernel>(row_bytes), blocks = (tokens + together - 1) / together;
   int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
   in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
     alignas(64) float block[Kernel::ROWS * PANEL];

@@ -229,6 +229,14 @@ struct Dot {
 template <typename Kernel>
 constexpr bool IN_TILES = false;
 
+// Rows of so many bytes that go through a panel before others do: they stay in the second-level cache, of which processors with
+// tiles have twice as much.
+template <typename Kernel>
+int64_t rows_together(int64_t row_bytes) {
+  constexpr int64_t BYTES = IN_TILES<Kernel> ? 2 * CACHE : CACHE;
+  return std::max<int64_t>(Kernel::ROWS, BYTES / row_bytes / Kernel::ROWS * Kernel::ROWS);
+}
+
 // Rows in each pass of a kernel or form over so many: all of the same size, as few rows in the last would waste it.
 template <typename Kernel>
 int64_t rows_of_pass(int64_t rows) {

@@ -26,12 +26,11 @@ inline void finish(T* out, const float* block, float row_scale, const float* sca
 template <typename Form, typename T>
 void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out,
               int64_t tokens, int64_t outputs, float unit, int threads) {
-  constexpr int ROWS = Form::ROWS;
   static thread_local Rounded rounded;  // kept from call to call, so that nothing is allocated
   rounded.round(form, x, tokens, form.inputs, threads);
   RoundedRows rows_in = rounded.rows();  // the threads of the team share the caller's
   int64_t panels = (outputs + PANEL - 1) / PANEL, padded = form.padded(), groups = form.groups();
-  int64_t together = std::max<int64_t>(ROWS, CACHE / padded / ROWS * ROWS), blocks = (tokens + together - 1) / together;
+  int64_t together = rows_together<Form>(padded), blocks = (tokens + together - 1) / together;
   in_parallel(threads, blocks * panels, [&](Pieces& pieces) {
     alignas(64) float block[Form::ROWS * PANEL];
     for (int64_t piece; pieces.next(piece);) {

@@ -231,26 +231,38 @@ struct AmxUnits {
 
   static floats power_of_two(floats x) { return rough_power_of_two(x); }
 
-  // Rows are row_size numbers apart.
-  static void multiply(int rows, const bf16* x, int64_t row_size, const Columns<bf16>& columns, float* out, int64_t out_stride) {
-    int64_t step = std::min<int64_t>(TILE_BYTES / 4, columns.group);
-    while (columns.group % step) --step;
+  // Scores (rows, SPAN) of queries (rows, size) with so many units of keys.
+  static void multiply_keys(int rows, const bf16* query, int64_t size, const bf16* const* keys, int64_t units, float* scores) {
+    constexpr int64_t ROW = 2 * UNIT * sizeof(bf16);
+    int64_t step = std::min<int64_t>(TILE_BYTES / 4, size / 2);
+    while (size / 2 % step) --step;
     shape_tiles(rows, int(4 * step));
-    bool has_second = rows > WIDTH;
-    clear_sums(has_second);
-    const char* input = (const char*)x;
-    int64_t left = columns.pairs, apart = columns.stride * sizeof(bf16);
-    for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
-      auto *first = (const char*)(columns.first[i] + columns.first_offset), *second = (const char*)(columns.second[i] + columns.second_offset);
-      auto *soon = (const char*)(columns.first[i + AHEAD_UNITS] + columns.first_offset),
-           *then = (const char*)(columns.second[i + AHEAD_UNITS] + columns.second_offset);
-      for (int64_t pair = 0; pair < std::min(left, columns.group); pair += step, input += 4 * step) {
-        add_step<bf16>(has_second, input, row_size * sizeof(bf16), first + pair * apart, second + pair * apart, apart);
-        for (int64_t line = pair; line < pair + step; ++line)
-          __builtin_prefetch(soon + line * apart, 0, 2), __builtin_prefetch(then + line * apart, 0, 2);
-      }
+    for (int64_t unit = 0; unit < units; unit += 2) {
+      auto *first = (const char*)keys[unit], *second = (const char*)keys[unit + 1];
+      clear_sums(rows > WIDTH);
+      for (int64_t pair = 0; pair < size / 2; pair += step)
+        add_step<bf16>(rows > WIDTH, (const char*)(query + 2 * pair), size * sizeof(bf16), first + pair * ROW, second + pair * ROW, ROW);
+      store_sums(rows > WIDTH, scores + unit * UNIT, SPAN * sizeof(float));
+      for (int64_t ahead : {unit + AHEAD_UNITS, unit + AHEAD_UNITS + 1})
+        for (int64_t pair = 0; pair < size / 2; ++pair) __builtin_prefetch((const char*)keys[ahead] + pair * ROW, 0, 2);
     }
-    store_sums(has_second, out, out_stride * sizeof(float));
+  }
+
+  // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
+  static void multiply_values(int rows, const bf16* weights, const bf16* const* values, int64_t units, int64_t width, float* out,
+                              int64_t out_size) {
+    shape_tiles(rows, UNIT * sizeof(bf16));
+    for (int64_t i = 0; i < width; i += PANEL) {
+      int64_t second = i + WIDTH < width ? i + WIDTH : i;
+      clear_sums(rows > WIDTH);
+      for (int64_t unit = 0; unit < units; ++unit) {
+        add_step<bf16>(rows > WIDTH, (const char*)(weights + unit * UNIT), SPAN * sizeof(bf16), (const char*)(values[unit] + 2 * i),
+                       (const char*)(values[unit] + 2 * second), 2 * width * sizeof(bf16));
+        for (int64_t pair = 0; pair < UNIT / 2; ++pair)
+          for (int64_t at : {i, second}) __builtin_prefetch(values[unit + AHEAD_UNITS] + pair * 2 * width + 2 * at, 0, 2);
+      }
+      store_sums(rows > WIDTH, out + i, out_size * sizeof(float));
+    }
     release_tiles();
   }
 };
@@ -299,12 +311,8 @@ constexpr Multiply<Kernel> multiply_among(int rows, std::integer_sequence<int, C
 }
 
 template <typename Kernel, Rows KIND>
-inline void multiply_columns(int rows, const typename Kernel::Input* x, int64_t row_size,
-                             const Columns<typename Kernel::Element>& columns, float* out, int64_t out_stride) {
-  if constexpr (IN_TILES<Kernel>)
-    Kernel::multiply(rows, x, row_size, columns, out, out_stride);
-  else
-    multiply_among<Kernel, KIND>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, columns, out, out_stride);
+constexpr Multiply<Kernel> multiply_of(int rows) {
+  return multiply_among<Kernel, KIND>(rows, std::make_integer_sequence<int, Kernel::ROWS>{});
 }
 
 template <typename Kernel, Rows KIND, int ACROSS, int... COUNT>
