@@ -120,10 +120,11 @@ void multiply_tiles(int rows, const char* x, int64_t stride, const char* panel, 
     if (begin) load_sums(has_second, out + row * OUT, OUT);
     else clear_sums(has_second);
     for (int64_t from = begin; from < end; from += TILE_BYTES) {
-      const char *weights = panel + from * PANEL, *ahead = stream.ahead(weights);
+      const char* weights = panel + from * PANEL;
       add_step<Input>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
-      if (row == 0)  // other rows find it in the cache
-        for (int64_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+      if (row > 0 || stream.is_near) continue;
+      const char* ahead = stream.ahead(weights);
+      for (int64_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     }
     if (rest && end == whole) {
       last.take_rows(at + whole, stride, count, rest);

@@ -17,8 +17,10 @@ struct Plain {
 
   // The product of so many rows with a panel; is_first and is_last in a series of products of one thread with that panel.
   template <typename Kernel>
-  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool, bool, float* out) const {
-    multiply_panel<Kernel>(rows, x, inputs, weight + number * PANEL * inputs, inputs / 2, out, {});
+  void panel(int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool, float* out) const {
+    Stream stream;
+    stream.is_near = !is_first;
+    multiply_panel<Kernel>(rows, x, inputs, weight + number * PANEL * inputs, inputs / 2, out, stream);
   }
 };
 
@@ -40,7 +42,9 @@ struct Packed12 : Matrix12 {
     } else if (is_first) {
       return panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_kept ? whole.data() : nullptr, out);
     }
-    multiply_panel<Kernel>(rows, x, inputs, whole.data(), inputs / 2, out, {});
+    Stream stream;
+    stream.is_near = true;
+    multiply_panel<Kernel>(rows, x, inputs, whole.data(), inputs / 2, out, stream);
   }
 };
 

@@ -35,7 +35,7 @@ void multiply(int rows, const int8_t* x, int64_t stride, const uint8_t* weight, 
     }
     weight += Form::HEAD;
     const char* ahead = ((const Stream*)stream)->ahead(weight);
-    for (int64_t line = 0; line < code_bytes; line += 64) __builtin_prefetch(ahead + line);
+    for (int64_t line = 0; line < code_bytes && !((const Stream*)stream)->is_near; line += 64) __builtin_prefetch(ahead + line);
     decode<Coding>(weight, group, weights);
     for (int first = 0; first < rows; first += 2 * WIDTH) {
       int count = std::min(2 * WIDTH, rows - first);

@@ -11,6 +11,7 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
   int64_t panels = outputs / PANEL, row_bytes = inputs * sizeof(typename Kernel::Input);
   int64_t together = rows_together<Kernel>(row_bytes), blocks = (tokens + together - 1) / together;
   int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
+  RowWriter<Kernel> writer(out, tokens, outputs);
   in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
     alignas(64) float block[Kernel::ROWS * PANEL];
     const typename Kernel::Input* rows_in = nullptr;
@@ -37,11 +38,11 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
         weight.template panel<Kernel>(number, rows_in + token * inputs, rows, token == 0, token + step >= count, block);
         for (int row = 0; row < rows; ++row) {
           bf16* to = out + (first + token + row) * outputs + number * PANEL;
-          store(to, narrow(load<floats>(block + row * PANEL) + add_low));
-          store(to + WIDTH, narrow(load<floats>(block + row * PANEL + WIDTH) + add_high));
+          writer.write(to, load<floats>(block + row * PANEL) + add_low, load<floats>(block + row * PANEL + WIDTH) + add_high);
         }
       }
     }
+    writer.finish();
   });
 }
 

@@ -237,6 +237,34 @@ int64_t rows_together(int64_t row_bytes) {
   return std::max<int64_t>(Kernel::ROWS, BYTES / row_bytes / Kernel::ROWS * Kernel::ROWS);
 }
 
+// Writes 32 outputs of rows. What is more than the caches hold goes past them, whole lines at a time, as each would else be read first.
+template <typename Kernel>
+class RowWriter {
+ public:
+  template <typename T>
+  RowWriter(const T* out, int64_t rows, int64_t outputs)
+      : streams(IN_TILES<Kernel> && sizeof(T) == sizeof(bf16) && uintptr_t(out) % 64 == 0 && outputs % PANEL == 0 &&
+                rows * outputs * int64_t(sizeof(T)) > 8 * CACHE) {}
+
+  void write(float* to, floats low, floats high) const { store(to, low), store(to + WIDTH, high); }
+  void write(bf16* to, floats low, floats high) const {
+#ifdef __AVX512BF16__
+    if (streams) return _mm512_stream_si512((__m512i*)to, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#endif
+    store(to, narrow(low)), store(to + WIDTH, narrow(high));
+  }
+
+  // Before others read what a thread wrote.
+  void finish() const {
+#ifdef __AVX512BF16__
+    if (streams) _mm_sfence();
+#endif
+  }
+
+ private:
+  bool streams;
+};
+
 // Rows in each pass of a kernel or form over so many: all of the same size, as few rows in the last would waste it.
 template <typename Kernel>
 int64_t rows_of_pass(int64_t rows) {

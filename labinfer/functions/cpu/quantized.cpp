@@ -5,14 +5,15 @@
 namespace {
 
 // 32 outputs of a row: times the scales, plus the bias; fewer at the end of the matrix.
-template <typename T>
-inline void finish(T* out, const float* block, float row_scale, const float* scales, const T* bias, int64_t count) {
+template <typename Form, typename T>
+inline void finish(const RowWriter<Form>& writer, T* out, const float* block, float row_scale, const float* scales, const T* bias,
+                   int64_t count) {
   floats value[2];
   for (int half = 0; half < 2; ++half)
     value[half] = scaled(block + half * WIDTH, row_scale, scales ? scales + half * WIDTH : nullptr);
   if (count == PANEL) {
-    for (int half = 0; half < 2; ++half)
-      store_floats(out + half * WIDTH, bias ? value[half] + load_floats(bias + half * WIDTH) : value[half]);
+    for (int half = 0; bias && half < 2; ++half) value[half] += load_floats(bias + half * WIDTH);
+    writer.write(out, value[0], value[1]);
   } else {
     T rest[PANEL];
     for (int i = 0; i < count; ++i) {
@@ -31,21 +32,25 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
   RoundedRows rows_in = rounded.rows();  // the threads of the team share the caller's
   int64_t panels = (outputs + PANEL - 1) / PANEL, padded = form.padded(), groups = form.groups();
   int64_t together = rows_together<Form>(padded), blocks = (tokens + together - 1) / together;
+  RowWriter<Form> writer(out, tokens, outputs);
   in_parallel(threads, blocks * panels, [&](Pieces& pieces) {
     alignas(64) float block[Form::ROWS * PANEL];
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / panels * together, number = piece % panels, output = number * PANEL;
       int64_t last = std::min(tokens, first + together), step = rows_of_pass<Form>(last - first);
+      Stream stream;
       for (int64_t token = first; token < last; token += step) {
         int rows = int(std::min(step, last - token));
         multiply_panel(form, rows, rows_in.q + token * padded, weight + number * form.panel_bytes(),
-                       rows_in.start + token * groups, block, {});
+                       rows_in.start + token * groups, block, stream);
+        stream.is_near = true;
         for (int row = 0; row < rows; ++row)
-          finish(out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
+          finish(writer, out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
                  Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
                  std::min<int64_t>(PANEL, outputs - output));
       }
     }
+    writer.finish();
   });
 }
 

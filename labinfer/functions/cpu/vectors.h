@@ -33,9 +33,11 @@ constexpr int REGISTER = 16, REGISTERS = 16;
 constexpr int LANES = REGISTER / 4;  // floats in a register
 
 // A stream of weights that is read to its end, whence it jumps to where the next one begins: what is fetched ahead follows it.
+// One that was read before is near already.
 struct Stream {
   const char* end = (const char*)UINTPTR_MAX;
   int64_t jump = 0;
+  bool is_near = false;
 
   const char* ahead(const void* at) const {
     const char* soon = (const char*)at + AHEAD;
