@@ -36,24 +36,41 @@ inline void add_product() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
 }
 
-// So many rows, 32 or fewer, are multiplied with 32 outputs at once, so many bytes of each row a step. Tiles 0 to 3 are sums, 4
-// and 5 rows, 6 and 7 the outputs' weights.
-inline void shape_tiles(int rows, int bytes) {
-  struct {
-    uint8_t palette, begin, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  } shape{};
-  shape.palette = 1;
-  auto set = [&](int tile, int rows, int bytes) { shape.rows[tile] = uint8_t(rows), shape.bytes[tile] = uint16_t(rows ? bytes : 0); };
-  int first = std::min(rows, WIDTH), second = rows - first;
-  for (int tile : {0, 1}) set(tile, first, TILE_BYTES), set(tile + 2, second, TILE_BYTES), set(tile + 6, bytes / 4, TILE_BYTES);
-  set(4, first, bytes), set(5, second, bytes);
-  asm volatile("ldtilecfg %0" : : "m"(shape));
-}
+// The shape of a thread's tiles, from panel to panel, as setting it takes as long as three steps. It goes as soon as others may use
+// tiles; what these hold would be saved whenever the thread stops.
+class TileShape {
+ public:
+  TileShape() = default;
+  TileShape(const TileShape&) = delete;
+  ~TileShape() {
+    if (rows) asm volatile("tilerelease");
+  }
 
-// What tiles hold would be saved whenever the thread stops.
-inline void release_tiles() { asm volatile("tilerelease"); }
+  // So many rows, 32 or fewer, are multiplied with 32 outputs at once, so many bytes of each row a step. Tiles 0 to 3 are sums, 4
+  // and 5 rows, 6 and 7 the outputs' weights.
+  void set(int now, int row_bytes) {
+    if (now == rows && row_bytes == bytes) return;
+    rows = now, bytes = row_bytes;
+    struct {
+      uint8_t palette, begin, reserved[14];
+      uint16_t bytes[16];
+      uint8_t rows[16];
+    } shape{};
+    shape.palette = 1;
+    auto tile = [&](int number, int rows, int bytes) {
+      shape.rows[number] = uint8_t(rows), shape.bytes[number] = uint16_t(rows ? bytes : 0);
+    };
+    int first = std::min(rows, WIDTH), second = rows - first;
+    for (int number : {0, 1}) {
+      tile(number, first, TILE_BYTES), tile(2 + number, second, TILE_BYTES), tile(6 + number, bytes / 4, TILE_BYTES);
+      tile(4 + number, number ? second : first, bytes);
+    }
+    asm volatile("ldtilecfg %0" : : "m"(shape));
+  }
+
+ private:
+  int rows = 0, bytes = 0;
+};
 
 inline void clear_sums(bool has_second) {
   clear_tile<0>(), clear_tile<1>();
@@ -109,7 +126,7 @@ constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
 
 // Rows of so many bytes, stride bytes apart, times one panel to out (rows, 32), in float32 or whole numbers.
 template <typename Input>
-void multiply_tiles(int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* out, const Stream& stream) {
+void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* out, const Stream& stream) {
   constexpr int64_t OUT = PANEL * 4;
   int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole;
   LastStep last;
@@ -133,14 +150,13 @@ void multiply_tiles(int rows, const char* x, int64_t stride, const char* panel, 
     store_sums(has_second, out + row * OUT, OUT);
   };
   int even = rows / BLOCK * BLOCK;
-  if (even) shape_tiles(BLOCK, TILE_BYTES);
+  if (even) shape.set(BLOCK, TILE_BYTES);
   for (int64_t begin = 0; even && (begin < whole || begin == 0); begin += NEAR_BYTES)
     for (int row = 0; row < even; row += BLOCK) multiply(row, BLOCK, begin, std::min(whole, begin + NEAR_BYTES));
   if (rows > even) {
-    shape_tiles(rows - even, TILE_BYTES);
+    shape.set(rows - even, TILE_BYTES);
     multiply(even, rows - even, 0, whole);
   }
-  release_tiles();
 }
 
 // A kernel for bfloat16; see panel.h.
@@ -152,13 +168,15 @@ struct Amx {
 
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
-  static void panel(int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
-    multiply_tiles<bf16>(rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)out, stream);
+  static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
+    multiply_tiles<bf16>(shape, rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)out, stream);
   }
 };
 
 template <>
 constexpr bool IN_TILES<Amx> = true;
+template <>
+struct Held<Amx> : TileShape {};
 
 }  // namespace
 #endif

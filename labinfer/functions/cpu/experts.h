@@ -27,6 +27,11 @@ struct Dense {
   int64_t panel_bytes() const { return PANEL * padded() * sizeof(typename Kernel::Stored); }
 };
 
+template <typename Kernel>
+constexpr bool IN_TILES<Dense<Kernel>> = IN_TILES<Kernel>;
+template <typename Kernel>
+struct Held<Dense<Kernel>> : Held<Kernel> {};
+
 // Where the parts of an expert are in its memory: panels of gate and up, each of 16 gates and the 16 ups that go with them,
 // then those of down; where outputs have scales, these after their panels; last the units of both matrices. Columns are filled
 // up to 16 and outputs of down to 32, with zeros.

@@ -17,11 +17,11 @@ void decode(const uint8_t* codes, int64_t group, char* to) {
 
 // See panel_groups: the same arithmetic in the same order, a group at a time for all rows, so that codes are decoded once.
 template <typename Form>
-void multiply(int rows, const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start,
+void multiply(void* shape, int rows, const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start,
               float* out, const void* stream) {
   using Coding = typename Form::Coding;
   constexpr Offset OFFSET = Form::OFFSET;
-  alignas(64) int32_t sums[2 * WIDTH * PANEL];
+  alignas(64) int32_t sums[BLOCK * PANEL];
   static thread_local std::vector<char> memory;  // kept from call to call, so that nothing is allocated
   int64_t step = std::min<int64_t>(TILE_BYTES, group), size = up_to(group, step) * PANEL, code_bytes = group * Form::BITS / 8 * PANEL;
   memory.assign(size, 0);
@@ -37,10 +37,10 @@ void multiply(int rows, const int8_t* x, int64_t stride, const uint8_t* weight, 
     const char* ahead = ((const Stream*)stream)->ahead(weight);
     for (int64_t line = 0; line < code_bytes && !((const Stream*)stream)->is_near; line += 64) __builtin_prefetch(ahead + line);
     decode<Coding>(weight, group, weights);
-    for (int first = 0; first < rows; first += 2 * WIDTH) {
-      int count = std::min(2 * WIDTH, rows - first);
+    for (int first = 0; first < rows; first += BLOCK) {
+      int count = std::min(BLOCK, rows - first);
       bool has_second = count > WIDTH;
-      if ((number == 0 && first == 0) || rows % (2 * WIDTH)) shape_tiles(count, int(step));
+      ((TileShape*)shape)->set(count, int(step));
       clear_sums(has_second);
       for (int64_t i = 0; i < group; i += step)
         add_step<int8_t>(has_second, (const char*)x + first * stride + i, stride, weights + i * PANEL,
@@ -58,7 +58,6 @@ void multiply(int rows, const int8_t* x, int64_t stride, const uint8_t* weight, 
       }
     }
   }
-  release_tiles();
 }
 
 template <typename... Forms>

@@ -229,6 +229,10 @@ struct Dot {
 template <typename Kernel>
 constexpr bool IN_TILES = false;
 
+// What a thread holds while it multiplies with panels one after another.
+template <typename Kernel>
+struct Held {};
+
 // Rows of so many bytes that go through a panel before others do: they stay in the second-level cache, of which processors with
 // tiles have twice as much.
 template <typename Kernel>
@@ -283,10 +287,10 @@ constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...
 
 // x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
 template <typename Kernel>
-inline void multiply_panel(int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
+inline void multiply_panel(Held<Kernel>& held, int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
                            int64_t steps, float* out, const Stream& stream) {
   if constexpr (IN_TILES<Kernel>)
-    Kernel::panel(rows, x, stride, weight, steps, out, stream);
+    Kernel::panel(held, rows, x, stride, weight, steps, out, stream);
   else
     panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, stride, weight, steps, out, stream);
 }

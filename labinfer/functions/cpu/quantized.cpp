@@ -35,13 +35,14 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
   RowWriter<Form> writer(out, tokens, outputs);
   in_parallel(threads, blocks * panels, [&](Pieces& pieces) {
     alignas(64) float block[Form::ROWS * PANEL];
+    Held<Form> held;
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / panels * together, number = piece % panels, output = number * PANEL;
       int64_t last = std::min(tokens, first + together), step = rows_of_pass<Form>(last - first);
       Stream stream;
       for (int64_t token = first; token < last; token += step) {
         int rows = int(std::min(step, last - token));
-        multiply_panel(form, rows, rows_in.q + token * padded, weight + number * form.panel_bytes(),
+        multiply_panel(held, form, rows, rows_in.q + token * padded, weight + number * form.panel_bytes(),
                        rows_in.start + token * groups, block, stream);
         stream.is_near = true;
         for (int row = 0; row < rows; ++row)

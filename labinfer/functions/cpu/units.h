@@ -232,11 +232,11 @@ struct AmxUnits {
   static floats power_of_two(floats x) { return rough_power_of_two(x); }
 
   // Scores (rows, SPAN) of queries (rows, size) with so many units of keys.
-  static void multiply_keys(int rows, const bf16* query, int64_t size, const bf16* const* keys, int64_t units, float* scores) {
+  static void multiply_keys(TileShape& shape, int rows, const bf16* query, int64_t size, const bf16* const* keys, int64_t units, float* scores) {
     constexpr int64_t ROW = 2 * UNIT * sizeof(bf16);
     int64_t step = std::min<int64_t>(TILE_BYTES / 4, size / 2);
     while (size / 2 % step) --step;
-    shape_tiles(rows, int(4 * step));
+    shape.set(rows, int(4 * step));
     for (int64_t unit = 0; unit < units; unit += 2) {
       auto *first = (const char*)keys[unit], *second = (const char*)keys[unit + 1];
       clear_sums(rows > WIDTH);
@@ -249,9 +249,9 @@ struct AmxUnits {
   }
 
   // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
-  static void multiply_values(int rows, const bf16* weights, const bf16* const* values, int64_t units, int64_t width, float* out,
+  static void multiply_values(TileShape& shape, int rows, const bf16* weights, const bf16* const* values, int64_t units, int64_t width, float* out,
                               int64_t out_size) {
-    shape_tiles(rows, UNIT * sizeof(bf16));
+    shape.set(rows, UNIT * sizeof(bf16));
     for (int64_t i = 0; i < width; i += PANEL) {
       int64_t second = i + WIDTH < width ? i + WIDTH : i;
       clear_sums(rows > WIDTH);
@@ -263,12 +263,13 @@ struct AmxUnits {
       }
       store_sums(rows > WIDTH, out + i, out_size * sizeof(float));
     }
-    release_tiles();
   }
 };
 
 template <>
 constexpr bool IN_TILES<AmxUnits> = true;
+template <>
+struct Held<AmxUnits> : TileShape {};
 #endif
 
 // The same for a kernel's FEW rows at most, with one unit of keys or up to 64 numbers of values at once: what is read is one straight

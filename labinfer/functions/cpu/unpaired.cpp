@@ -34,7 +34,8 @@ void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, in
     for (int64_t row = 0; row < rows; row += step) {
       int count = int(std::min(step, rows - row));
       float* to = sums + row * PANEL;
-      multiply_panel<Kernel>(count, x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
+      Held<Kernel> held;
+      multiply_panel<Kernel>(held, count, x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
                              begin ? part : to, {});
       for (int64_t i = 0; begin && i < count * PANEL; i += WIDTH) store(to + i, load<floats>(to + i) + load<floats>(part + i));
     }

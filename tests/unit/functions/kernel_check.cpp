@@ -90,7 +90,8 @@ void check_form(int64_t inputs, int64_t group, bool extreme) {
   }
   for (int rows : numbers_of_rows<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    multiply_panel(form, rows, x.data(), panel.data(), start.data(), out.data(), {});
+    Held<Form> held;
+    multiply_panel(held, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
@@ -131,7 +132,8 @@ void check_int8(int64_t inputs, bool extreme) {
   }
   for (int rows : numbers_of_rows<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    multiply_panel(form, rows, x.data(), panel.data(), start.data(), out.data(), {});
+    Held<Form> held;
+    multiply_panel(held, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int32_t sum = 0;
@@ -164,7 +166,8 @@ void check_floats(const char* name, int64_t inputs) {
   const auto* rows_in = Kernel::inputs(given.data(), ROWS * inputs);
   for (int rows : numbers_of_rows<Kernel>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    multiply_panel<Kernel>(rows, rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
+    Held<Kernel> held;
+    multiply_panel<Kernel>(held, rows, rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int sum = 0;
@@ -213,10 +216,11 @@ void measure(const char* name, const Form& form, int64_t rows) {
   std::vector<int32_t> start(rows * form.groups());
   std::vector<float> out(Form::ROWS * PANEL);
   int64_t step = rows_of_pass<Form>(rows);
+  Held<Form> held;
   double rate = best_rate(2.0 * double(rows * PANELS * PANEL * form.inputs), [&] {
     for (int64_t panel = 0; panel < PANELS; ++panel)
       for (int64_t row = 0; row < rows; row += step)
-        multiply_panel(form, int(std::min(step, rows - row)), &x[row * form.padded()], &panels[panel * form.panel_bytes()],
+        multiply_panel(held, form, int(std::min(step, rows - row)), &x[row * form.padded()], &panels[panel * form.panel_bytes()],
                        &start[row * form.groups()], out.data(), {});
   });
   double bytes = double(form.panel_bytes()) / double(2 * PANEL * form.inputs * rows);
