@@ -15,9 +15,9 @@ class Ceilings:
     float32: float
     """Multiplications and additions."""
     dot: float
-    """Multiplications and additions in dot products of bfloat16."""
+    """Multiplications and additions in products of bfloat16."""
     int8: float
-    """Multiplications and additions in dot products of 8 bits."""
+    """Multiplications and additions in products of 8 bits."""
 
     def arithmetic(self, quantization: str) -> float:
         """The most that products with weights in this quantization can reach."""
@@ -26,5 +26,5 @@ class Ceilings:
 
     def arithmetic_rates(self) -> dict[str, float]:
         """Name and rate of each kind of arithmetic that there is."""
-        rates = {"float32": self.float32, "bfloat16 dot": self.dot, "8-bit dot": self.int8}
+        rates = {"float32": self.float32, "bfloat16": self.dot, "8 bits": self.int8}
         return {name: rate for name, rate in rates.items() if rate}

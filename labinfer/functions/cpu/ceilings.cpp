@@ -1,7 +1,7 @@
 // What the processor can do at most: the ceilings that bench functions compares with. Each function does a known amount of
 // work and returns it, for the caller to time; the instructions are those of the kernels.
+#include "amx.h"
 #include "dot4.h"
-#include "panel.h"
 #include "team.h"
 
 namespace {
@@ -25,6 +25,24 @@ void keep_busy(int64_t rounds, int threads, Step step) {
     (void)sink;
   });
 }
+
+#ifdef HAS_AMX
+// Steps with rows and weights that stay in the first-level cache.
+template <typename Input>
+int64_t fill_tiles(int64_t steps, int threads) {
+  for_each(threads, threads, [&](int64_t) {
+    static const LastStep zeros{};
+    alignas(64) char sums[BLOCK * PANEL * 4];
+    TileShape shape;
+    shape.set(BLOCK, TILE_BYTES);
+    clear_sums(true);
+    for (int64_t step = 0; step < steps; ++step)
+      add_step<Input>(true, zeros.rows, TILE_BYTES, zeros.weights, zeros.weights + TILE_BYTES, PANEL * 4);
+    store_sums(true, sums, PANEL * 4);
+  });
+  return steps * threads * BLOCK * PANEL * int64_t(TILE_BYTES / sizeof(Input)) * 2;
+}
+#endif
 
 }  // namespace
 
@@ -76,6 +94,12 @@ int64_t ceiling_int8(int64_t rounds, int threads) {
   keep_busy<int32_t, lane_ints>(rounds, threads, [=](lane_ints total) { return ByteDot::add(total, one, (lane_ints)one); });
   return rounds * threads * CHAINS * LANES * 8;
 }
+#endif
+
+#ifdef HAS_AMX
+// The same in tiles.
+int64_t ceiling_amx(int64_t rounds, int threads) { return fill_tiles<bf16>(rounds, threads); }
+int64_t ceiling_int8_amx(int64_t rounds, int threads) { return fill_tiles<int8_t>(rounds, threads); }
 #endif
 
 }  // extern "C"

@@ -158,9 +158,7 @@ def load(path: Path) -> Library:
     }
     never_captured = {"reader_add": [pointer, size, size, pointer, size, size], "reader_close": [pointer]}
     where_there_is_the_instruction = {
-        f"{name}_{kernel}": arguments[name]
-        for kernel in library.kernels[1:]
-        for name in PRODUCTS
+        f"{name}_{kernel}": arguments[name] for kernel in library.kernels[1:] for name in PRODUCTS
     } | dict.fromkeys(("ceiling_dot", "ceiling_int8"), [size, count])
     if "amx" in library.kernels:
         where_there_is_the_instruction |= dict.fromkeys(("ceiling_amx", "ceiling_int8_amx"), [size, count])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -22,12 +23,17 @@ def measure_ceilings(library: Library, num_bytes: int = BYTES, rounds: int = ROU
     threads = torch.get_num_threads()
     data = torch.ones(num_bytes, dtype=torch.uint8)
 
-    def arithmetic(name: str) -> float:
-        return _best_rate(lambda: getattr(library, name)(rounds, threads)) if hasattr(library, name) else 0.0
+    def arithmetic(*names: str) -> float:
+        present = [getattr(library, name) for name in names if hasattr(library, name)]
+        return max((_best_rate(partial(loop, rounds, threads)) for loop in present), default=0.0)
 
     memory = _best_rate(lambda: library.ceiling_memory(data.data_ptr(), num_bytes, threads))
     return Ceilings(
-        threads, memory, arithmetic("ceiling_float32"), arithmetic("ceiling_dot"), arithmetic("ceiling_int8")
+        threads,
+        memory,
+        arithmetic("ceiling_float32"),
+        arithmetic("ceiling_dot", "ceiling_amx"),
+        arithmetic("ceiling_int8", "ceiling_int8_amx"),
     )
 
 

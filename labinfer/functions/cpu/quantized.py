@@ -35,7 +35,9 @@ class CpuQuantized:
 
     def __init__(self, library: Library, kernel: str = ""):
         self._library = library
-        self._linear_int8, self._linear_groups = (library.find(name, kernel) for name in ("linear_int8", "linear_groups"))
+        self._linear_int8, self._linear_groups = (
+            library.find(name, kernel) for name in ("linear_int8", "linear_groups")
+        )
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:
         outputs, inputs = weight_OI.shape
