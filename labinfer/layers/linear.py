@@ -155,11 +155,7 @@ class RowParallelLinear(Matrix):
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
-        return self.add_up(self.product(x_TF))
-
-    def add_up(self, product_TD: torch.Tensor) -> torch.Tensor:
-        """What ``forward`` makes of all ranks' products."""
-        out_TD = self._tp.all_reduce(product_TD)
+        out_TD = self._tp.all_reduce(self.product(x_TF))
         return out_TD if self.bias is None else out_TD + self.bias  # after the sum, so that it counts once
 
     def partial(self, x_TF: torch.Tensor) -> torch.Tensor:

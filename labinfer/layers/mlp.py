@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,10 +14,6 @@ from labinfer.functions.protocols import GeluAndMul, SiluAndMul
 from labinfer.layers.context import StageContext
 from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from labinfer.layers.sharding import shard_columns
-
-BLOCK_BYTES, ROWS = 16 * 2**20, 128
-"""What a CPU's product with gate and up comes to at once, and the rows of which it has a multiple: larger tensors are mapped anew at
-each call, and a third of the time goes into clearing their pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +50,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D)."""
-        return self.down_proj.add_up(self._in_blocks(x_TD, self.down_proj.product))
+        return self.down_proj(self._activate(self.gate_up_proj(x_TD)))
 
     def partial(self, x_TD: torch.Tensor) -> torch.Tensor:
         """This rank's summand of ``forward``, for one that adds other summands before the sum over the ranks."""
-        return self._in_blocks(x_TD, self.down_proj.partial)
-
-    def _in_blocks(self, x_TD: torch.Tensor, down: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        row_bytes = self.gate_up_proj.num_outputs * x_TD.element_size()
-        rows = max(1, BLOCK_BYTES // (ROWS * row_bytes)) * ROWS
-        if x_TD.device.type != "cpu" or len(x_TD) <= rows:
-            return down(self._activate(self.gate_up_proj(x_TD)))
-        return torch.cat([down(self._activate(self.gate_up_proj(block_TD))) for block_TD in x_TD.split(rows)])
+        return self.down_proj.partial(self._activate(self.gate_up_proj(x_TD)))

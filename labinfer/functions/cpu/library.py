@@ -32,8 +32,8 @@ def build(
 
 
 KERNELS = ("", "dot", "amx")
-"""How products are calculated: in float32, or whole numbers in vectors; by dot products of bfloat16; in the tiles of AMX, which
-has both. These are the ends of the functions' names in C++."""
+"""Ways to calculate products: in float32, or whole numbers in vectors; by dot products of bfloat16; in the tiles of AMX, which take
+both. These are the ends of the functions' names in C++."""
 PRODUCTS = (
     *("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent"),
     *("largest_logits", "largest_logits12"),
@@ -66,7 +66,7 @@ class Library:
         """Says what the library was made of."""
         self.observer: Observer | None = None
         self.kernels = tuple(kernel for kernel in KERNELS if _has_kernel(compiled, kernel))
-        """Those of ``KERNELS`` that this processor and its system have."""
+        """Members of ``KERNELS`` that this processor and its system have."""
         self.replay = compiled.replay
         self._borrow_cores = compiled.borrow_cores
 
