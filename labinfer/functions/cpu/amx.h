@@ -6,10 +6,14 @@
 
 #include "panel.h"
 
-constexpr int TILE_BYTES = 64;       // of a row
-constexpr int BLOCK = 2 * WIDTH;     // rows that are multiplied at once
+namespace {
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+constexpr int TILE_BYTES = 64;  // of a row
+
+}  // namespace
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512F__) && \
+    defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 #define HAS_AMX
 
 namespace {
@@ -36,8 +40,8 @@ inline void add_product() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
 }
 
-// The shape of a thread's tiles, from panel to panel, as setting it takes as long as three steps. It goes as soon as others may use
-// tiles; what these hold would be saved whenever the thread stops.
+// The shape of a thread's tiles. A thread keeps it between panels, as setting it takes as long as three steps. The destructor releases
+// the tiles: other functions may use them, and as long as they are in use the system saves them whenever the thread stops.
 class TileShape {
  public:
   TileShape() = default;
@@ -46,19 +50,19 @@ class TileShape {
     if (rows) asm volatile("tilerelease");
   }
 
-  // So many rows, 32 or fewer, are multiplied with 32 outputs at once, so many bytes of each row a step. Tiles 0 to 3 are sums, 4
-  // and 5 rows, 6 and 7 the outputs' weights.
-  void set(int now, int row_bytes) {
-    if (now == rows && row_bytes == bytes) return;
-    rows = now, bytes = row_bytes;
+  // So many rows, 32 or fewer, are multiplied with 32 outputs at once, so many bytes of each row a step. Tiles 0 and 1 are sums of the
+  // first 16 rows or fewer, 2 and 3 of the others, 4 and 5 rows, 6 and 7 the outputs' weights.
+  void set(int num_rows, int row_bytes) {
+    if (num_rows == rows && row_bytes == bytes) return;
+    rows = num_rows, bytes = row_bytes;
     struct {
       uint8_t palette, begin, reserved[14];
-      uint16_t bytes[16];
+      uint16_t row_bytes[16];
       uint8_t rows[16];
     } shape{};
     shape.palette = 1;
-    auto tile = [&](int number, int rows, int bytes) {
-      shape.rows[number] = uint8_t(rows), shape.bytes[number] = uint16_t(rows ? bytes : 0);
+    auto tile = [&](int number, int tile_rows, int tile_bytes) {
+      shape.rows[number] = uint8_t(tile_rows), shape.row_bytes[number] = uint16_t(tile_rows ? tile_bytes : 0);
     };
     int first = std::min(rows, WIDTH), second = rows - first;
     for (int number : {0, 1}) {
@@ -77,13 +81,14 @@ inline void clear_sums(bool has_second) {
   if (has_second) clear_tile<2>(), clear_tile<3>();
 }
 
-// From out, whose rows are stride bytes apart.
+// Loads the sums of 32 rows or fewer from out, whose rows are stride bytes apart.
 inline void load_sums(bool has_second, const void* out, int64_t stride) {
   const char *from = (const char*)out, *below = from + WIDTH * stride;
   load_tile<0>(from, stride), load_tile<1>(from + TILE_BYTES, stride);
   if (has_second) load_tile<2>(below, stride), load_tile<3>(below + TILE_BYTES, stride);
 }
 
+// Stores them likewise.
 inline void store_sums(bool has_second, void* out, int64_t stride) {
   char *to = (char*)out, *below = to + WIDTH * stride;
   store_tile<0>(to, stride), store_tile<1>(to + TILE_BYTES, stride);
@@ -105,9 +110,9 @@ inline void add_step(bool has_second, const char* x, int64_t stride, const char*
 
 constexpr int64_t STEP_BYTES = TILE_BYTES / 4 * PANEL * 4;  // of a panel that a step reads
 
-// What is left of rows and of a panel after the last whole step, filled up with zeros.
+// The ends of rows and of a panel that are less than a step, filled up with zeros.
 struct LastStep {
-  alignas(64) char rows[BLOCK * TILE_BYTES], weights[STEP_BYTES];
+  alignas(64) char rows[TILE_ROWS * TILE_BYTES], weights[STEP_BYTES];
 
   void take_weights(const char* panel, int64_t bytes) {
     std::memcpy(weights, panel, bytes * PANEL);
@@ -149,15 +154,18 @@ void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, c
     }
     store_sums(has_second, out + row * OUT, OUT);
   };
-  int even = rows / BLOCK * BLOCK;
-  if (even) shape.set(BLOCK, TILE_BYTES);
+  int even = rows / TILE_ROWS * TILE_ROWS;
+  if (even) shape.set(TILE_ROWS, TILE_BYTES);
   for (int64_t begin = 0; even && (begin < whole || begin == 0); begin += NEAR_BYTES)
-    for (int row = 0; row < even; row += BLOCK) multiply(row, BLOCK, begin, std::min(whole, begin + NEAR_BYTES));
+    for (int row = 0; row < even; row += TILE_ROWS) multiply(row, TILE_ROWS, begin, std::min(whole, begin + NEAR_BYTES));
   if (rows > even) {
     shape.set(rows - even, TILE_BYTES);
     multiply(even, rows - even, 0, whole);
   }
 }
+
+// Up to so many rows leave tiles so empty that vectors are faster.
+constexpr int FEW_TILE_ROWS = 2;
 
 // A kernel for bfloat16; see panel.h.
 struct Amx {
@@ -168,7 +176,12 @@ struct Amx {
 
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
-  static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
+  static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out,
+                    const Stream& stream) {
+    if (rows <= FEW_TILE_ROWS) {
+      PanelState<Dot> none;
+      return multiply_panel<Dot>(none, rows, x, stride, weight, pairs, out, stream);
+    }
     multiply_tiles<bf16>(shape, rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)out, stream);
   }
 };
@@ -176,7 +189,7 @@ struct Amx {
 template <>
 constexpr bool IN_TILES<Amx> = true;
 template <>
-struct Held<Amx> : TileShape {};
+struct PanelState<Amx> : TileShape {};
 
 }  // namespace
 #endif

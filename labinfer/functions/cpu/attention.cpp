@@ -22,8 +22,8 @@ struct Whole {
 template <typename Kernel>
 struct Scratch {
   UnitMemory<typename Kernel::Element> units;
-  std::vector<typename Kernel::Input> query, weights;
-  std::vector<float> total, part, scores;
+  LineVector<typename Kernel::Input> query, weights;
+  LineVector<float> total, part, scores;
 };
 
 // Scores of one row to weights (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: its largest score and the
@@ -106,10 +106,10 @@ typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t
 
 // Scores (rows, SPAN) of queries with so many units of keys.
 template <typename Kernel>
-void multiply_keys(Held<Kernel>& held, int rows, const typename Kernel::Input* query, int64_t size, const typename Kernel::Element* const* keys,
+void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::Input* query, int64_t size, const typename Kernel::Element* const* keys,
                    int64_t units, float* scores) {
   if constexpr (IN_TILES<Kernel>) {
-    Kernel::multiply_keys(held, rows, query, size, keys, units, scores);
+    Kernel::multiply_keys(state, rows, query, size, keys, units, scores);
   } else {
     bool few = rows <= Kernel::FEW;
     Multiply<Kernel> multiply = few ? straight_of<Kernel, Rows::QUERIES, 1>(rows) : multiply_of<Kernel, Rows::QUERIES>(rows);
@@ -120,10 +120,10 @@ void multiply_keys(Held<Kernel>& held, int rows, const typename Kernel::Input* q
 
 // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
 template <typename Kernel>
-void multiply_values(Held<Kernel>& held, int rows, const typename Kernel::Input* weights, const typename Kernel::Element* const* values, int64_t units,
+void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const typename Kernel::Element* const* values, int64_t units,
                      int64_t width, float* out, int64_t out_size) {
   if constexpr (IN_TILES<Kernel>) {
-    Kernel::multiply_values(held, rows, weights, values, units, width, out, out_size);
+    Kernel::multiply_values(state, rows, weights, values, units, width, out, out_size);
   } else {
     int64_t pairs = units * UNIT / 2, i = 0;
     if (rows <= Kernel::FEW)
@@ -144,13 +144,13 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   int64_t size = batch.even_size(), width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
   int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
   int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
-  int64_t at_once = rows_of_pass<Kernel>(rows);
+  int64_t at_once = pass_rows<Kernel>(rows);
   const Input* query = pack_query(batch, tile, at_once, scratch);
   Input* weights = room(scratch.weights, Kernel::ROWS * SPAN);
   float *scores = room(scratch.scores, Kernel::ROWS * SPAN), *part = room(scratch.part, Kernel::ROWS * width);
   float top[Kernel::ROWS], mass[Kernel::ROWS];
   Span<typename Kernel::Element> span;
-  Held<Kernel> held;
+  PanelState<Kernel> state;
   for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
     int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
     span.find(batch, tile, begin, end, scratch.units);
@@ -158,7 +158,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      multiply_keys<Kernel>(held, some, query + row * size, size, span.keys(), units, scores);
+      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, scores);
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
@@ -166,7 +166,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      multiply_values<Kernel>(held, some, weights, span.values(), units, span.width, part, width);
+      multiply_values<Kernel>(state, some, weights, span.values(), units, span.width, part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }

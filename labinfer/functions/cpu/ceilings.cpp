@@ -32,15 +32,15 @@ template <typename Input>
 int64_t fill_tiles(int64_t steps, int threads) {
   for_each(threads, threads, [&](int64_t) {
     static const LastStep zeros{};
-    alignas(64) char sums[BLOCK * PANEL * 4];
+    alignas(64) char sums[TILE_ROWS * PANEL * 4];
     TileShape shape;
-    shape.set(BLOCK, TILE_BYTES);
+    shape.set(TILE_ROWS, TILE_BYTES);
     clear_sums(true);
     for (int64_t step = 0; step < steps; ++step)
       add_step<Input>(true, zeros.rows, TILE_BYTES, zeros.weights, zeros.weights + TILE_BYTES, PANEL * 4);
     store_sums(true, sums, PANEL * 4);
   });
-  return steps * threads * BLOCK * PANEL * int64_t(TILE_BYTES / sizeof(Input)) * 2;
+  return steps * threads * TILE_ROWS * PANEL * int64_t(TILE_BYTES / sizeof(Input)) * 2;
 }
 #endif
 

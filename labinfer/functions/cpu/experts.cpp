@@ -105,9 +105,9 @@ class Rows {
     return near.rows();
   }
 
-  static void multiply(Held<Form>& held, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
+  static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
                        const float* scales, float unit, float* out, const Stream& stream) {
-    multiply_panel(held, form, count, in.q + first * form.padded(), panel, in.start + first * form.groups(), out, stream);
+    multiply_panel(state, form, count, in.q + first * form.padded(), panel, in.start + first * form.groups(), out, stream);
     for (int row = 0; row < count; ++row, out += PANEL)
       for (int half = 0; half < PANEL; half += WIDTH)
         store(out + half, scaled(out + half, in.scale[first + row] * unit, scales ? scales + half : nullptr));
@@ -145,9 +145,9 @@ class Rows<Dense<Kernel>> {
     return {Kernel::inputs(near.data(), count * padded), padded};
   }
 
-  static void multiply(Held<Form>& held, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel, const float*,
+  static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel, const float*,
                        float, float* out, const Stream& stream) {
-    multiply_panel<Kernel>(held, count, in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
+    multiply_panel<Kernel>(state, count, in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
                            form.padded() / Kernel::STEP, out, stream);
   }
 
@@ -186,18 +186,19 @@ template <typename Form, typename Take, typename Each>
 void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Each each) {
   constexpr int ROWS = Form::ROWS;
   alignas(64) float block[ROWS * PANEL];
-  Held<Form> held;
+  PanelState<Form> state;
   const char* end = (const char*)panels.data + panels.end * form.panel_bytes();
   Stream stream{end, panels.next ? (const char*)panels.next - end : -2 * AHEAD};  // what was read takes no time
   int64_t blocks = std::max<int64_t>(1, (rows * form.padded() * Rows<Form>::NUMBER + CACHE / 2) / CACHE);
   int64_t together = (rows + blocks - 1) / blocks;
   for (int64_t first = 0; first < rows; first += together) {
-    int64_t count = std::min(together, rows - first), step = rows_of_pass<Form>(count);
+    int64_t count = std::min(together, rows - first), step = pass_rows<Form>(count);
     auto rows_in = take(first, count);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel)
       for (int64_t row = 0; row < count; row += step) {
+        stream.is_near = row > 0;
         int now = int(std::min(step, count - row));
-        Rows<Form>::multiply(held, form, rows_in, row, now, panels.data + panel * form.panel_bytes(),
+        Rows<Form>::multiply(state, form, rows_in, row, now, panels.data + panel * form.panel_bytes(),
                              panels.scales ? panels.scales + panel * PANEL : nullptr, panels.unit, block, stream);
         for (int i = 0; i < now; ++i) each(panel, first + row + i, block + i * PANEL);
       }

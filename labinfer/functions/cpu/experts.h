@@ -1,8 +1,7 @@
-// Experts of a layer in memory: how their weights are held, and where the parts of each are.
+// Experts of a layer in memory: how their weights are state, and where the parts of each are.
 #pragma once
 
-#include "panel.h"
-#include "rounded.h"
+#include "rounded_tiles.h"
 
 namespace {
 
@@ -30,7 +29,7 @@ struct Dense {
 template <typename Kernel>
 constexpr bool IN_TILES<Dense<Kernel>> = IN_TILES<Kernel>;
 template <typename Kernel>
-struct Held<Dense<Kernel>> : Held<Kernel> {};
+struct PanelState<Dense<Kernel>> : PanelState<Kernel> {};
 
 // Where the parts of an expert are in its memory: panels of gate and up, each of 16 gates and the 16 ups that go with them,
 // then those of down; where outputs have scales, these after their panels; last the units of both matrices. Columns are filled

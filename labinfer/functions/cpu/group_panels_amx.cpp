@@ -1,8 +1,10 @@
 // Products of rows with panels of all forms in groups, in tiles.
-#include "rounded.h"
+#include "rounded_tiles.h"
 
 #ifdef HAS_AMX
 namespace {
+
+static_assert(LANES == WIDTH, "a row of a tile is a register");
 
 // Bytes of 4 inputs of each output stand next to each other; what is behind a group of fewer than whole steps stays zero.
 template <typename Coding>
@@ -21,11 +23,12 @@ void multiply(void* shape, int rows, const int8_t* x, int64_t stride, const uint
               float* out, const void* stream) {
   using Coding = typename Form::Coding;
   constexpr Offset OFFSET = Form::OFFSET;
-  alignas(64) int32_t sums[BLOCK * PANEL];
-  static thread_local std::vector<char> memory;  // kept from call to call, so that nothing is allocated
+  alignas(64) int32_t sums[TILE_ROWS * PANEL];
+  static thread_local LineVector<char> memory;  // kept from call to call, so that nothing is allocated
   int64_t step = std::min<int64_t>(TILE_BYTES, group), size = up_to(group, step) * PANEL, code_bytes = group * Form::BITS / 8 * PANEL;
-  memory.assign(size, 0);
+  if (int64_t(memory.size()) < size) memory.resize(size);
   char* weights = memory.data();
+  std::memset(weights + group * PANEL, 0, size - group * PANEL);
   std::memset(out, 0, rows * PANEL * sizeof(float));
   for (int64_t number = 0; number < groups; ++number, x += group, weight += code_bytes) {
     lanes scales[2], offsets[2] = {};
@@ -37,8 +40,8 @@ void multiply(void* shape, int rows, const int8_t* x, int64_t stride, const uint
     const char* ahead = ((const Stream*)stream)->ahead(weight);
     for (int64_t line = 0; line < code_bytes && !((const Stream*)stream)->is_near; line += 64) __builtin_prefetch(ahead + line);
     decode<Coding>(weight, group, weights);
-    for (int first = 0; first < rows; first += BLOCK) {
-      int count = std::min(BLOCK, rows - first);
+    for (int first = 0; first < rows; first += TILE_ROWS) {
+      int count = std::min(TILE_ROWS, rows - first);
       bool has_second = count > WIDTH;
       ((TileShape*)shape)->set(count, int(step));
       clear_sums(has_second);
@@ -62,9 +65,9 @@ void multiply(void* shape, int rows, const int8_t* x, int64_t stride, const uint
 
 template <typename... Forms>
 GroupPanelAmx among(int form) {
-  GroupPanelAmx found = nullptr;
-  ((form == Forms::NUMBER ? void(found = multiply<Forms>) : void()), ...);
-  return found;
+  GroupPanelAmx panel = nullptr;
+  ((form == Forms::NUMBER ? void(panel = multiply<Forms>) : void()), ...);
+  return panel;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ import torch
 from labinfer.native import compiler
 from labinfer.native.memory import use_huge_pages
 from labinfer.native.targets import Target
+
+logger = logging.getLogger(__name__)
 
 NAME, SOURCES, FLAGS = "kernels", Path(__file__).parent, ("-pthread",)
 """Arguments of ``compiler.build``."""
@@ -38,7 +41,7 @@ PRODUCTS = (
     *("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent"),
     *("largest_logits", "largest_logits12"),
 )
-"""Functions of which there are some for some kernels."""
+"""Names of functions that have variants for some kernels."""
 
 
 class Observer(Protocol):
@@ -81,8 +84,8 @@ class Library:
         setattr(self, name, call)
 
     def find(self, name: str, kernel: str) -> Callable:
-        """A function with one of the kernels; what that has nothing of its own for is calculated without."""
-        return getattr(self, f"{name}_{kernel}", None) or getattr(self, name)
+        """The variant of a function for a kernel."""
+        return getattr(self, f"{name}_{kernel}" if kernel else name)
 
     def borrow_cores(self, lent: Mapping[int, int]) -> None:
         """See ``Provider.borrow_cores``."""
@@ -181,9 +184,12 @@ def load(path: Path) -> Library:
 
 
 def _has_kernel(compiled: ctypes.CDLL, kernel: str) -> bool:
-    if kernel == "amx":
-        return hasattr(compiled, "allow_amx") and bool(compiled.allow_amx())
-    return not kernel or hasattr(compiled, f"linear_{kernel}")
+    if kernel and not hasattr(compiled, f"linear_{kernel}"):
+        return False
+    if kernel == "amx" and not compiled.allow_amx():
+        logger.info("the processor has AMX, but the system does not let this process use it")
+        return False
+    return True
 
 
 def new_bytes(count: int, device: torch.device | str = "cpu") -> torch.Tensor:

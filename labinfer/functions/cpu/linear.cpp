@@ -14,12 +14,12 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
   RowWriter<Kernel> writer(out, tokens, outputs);
   in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
     alignas(64) float block[Kernel::ROWS * PANEL];
-    Held<Kernel> held;
+    PanelState<Kernel> state;
     const typename Kernel::Input* rows_in = nullptr;
     int64_t taken = -1;  // the first row of those
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / parts * together, number = piece % parts;
-      int64_t count = std::min(together, tokens - first), step = rows_of_pass<Kernel>(count);
+      int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
       if (number == panels) {
         const bf16* row = weight.rest(panels);
         for (int64_t output = panels * PANEL; output < outputs; ++output, row += inputs)
@@ -36,7 +36,7 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
       }
       for (int64_t token = 0; token < count; token += step) {
         int rows = int(std::min(step, count - token));
-        weight.template panel<Kernel>(held, number, rows_in + token * inputs, rows, token == 0, token + step >= count, block);
+        weight.template panel<Kernel>(state, number, rows_in + token * inputs, rows, token == 0, token + step >= count, block);
         for (int row = 0; row < rows; ++row) {
           bf16* to = out + (first + token + row) * outputs + number * PANEL;
           writer.write(to, load<floats>(block + row * PANEL) + add_low, load<floats>(block + row * PANEL + WIDTH) + add_high);

@@ -225,30 +225,33 @@ struct Dot {
 };
 #endif
 
+constexpr int TILE_ROWS = 2 * WIDTH;  // rows that a kernel in tiles multiplies at once
+
 // Whether a kernel works in tiles: it takes any number of rows up to its own at run time, best a multiple of 32; see amx.h.
 template <typename Kernel>
 constexpr bool IN_TILES = false;
 
-// What a thread holds while it multiplies with panels one after another.
+// What a kernel keeps on a thread from one panel to the next; see TileShape.
 template <typename Kernel>
-struct Held {};
+struct PanelState {};
 
-// Rows of so many bytes that go through a panel before others do: they stay in the second-level cache, of which processors with
-// tiles have twice as much.
+// The number of rows, of so many bytes each, that stay in the second-level cache while all panels are multiplied with them.
+// Processors with tiles have twice as much of it.
 template <typename Kernel>
 int64_t rows_together(int64_t row_bytes) {
   constexpr int64_t BYTES = IN_TILES<Kernel> ? 2 * CACHE : CACHE;
   return std::max<int64_t>(Kernel::ROWS, BYTES / row_bytes / Kernel::ROWS * Kernel::ROWS);
 }
 
-// Writes 32 outputs of rows. What is more than the caches hold goes past them, whole lines at a time, as each would else be read first.
+// Writes 32 outputs of rows. Where a call writes more than STREAMED bytes, whole lines go past the caches, since each would be read
+// before it is written. STREAMED was measured: two second-level caches.
 template <typename Kernel>
 class RowWriter {
  public:
   template <typename T>
   RowWriter(const T* out, int64_t rows, int64_t outputs)
       : streams(IN_TILES<Kernel> && sizeof(T) == sizeof(bf16) && uintptr_t(out) % 64 == 0 && outputs % PANEL == 0 &&
-                rows * outputs * int64_t(sizeof(T)) > 8 * CACHE) {}
+                rows * outputs * int64_t(sizeof(T)) > STREAMED) {}
 
   void write(float* to, floats low, floats high) const { store(to, low), store(to + WIDTH, high); }
   void write(bf16* to, floats low, floats high) const {
@@ -266,14 +269,17 @@ class RowWriter {
   }
 
  private:
+  static constexpr int64_t STREAMED = 8 * CACHE;
+
   bool streams;
 };
 
-// Rows in each pass of a kernel or form over so many: all of the same size, as few rows in the last would waste it.
+// The number of rows in each pass of a kernel or form over so many: of the same size, as few rows in the last would waste it; tiles
+// are filled first.
 template <typename Kernel>
-int64_t rows_of_pass(int64_t rows) {
+int64_t pass_rows(int64_t rows) {
   int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
-  return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? 2 * WIDTH : 1);
+  return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? TILE_ROWS : 1);
 }
 
 template <typename Kernel>
@@ -287,10 +293,10 @@ constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...
 
 // x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
 template <typename Kernel>
-inline void multiply_panel(Held<Kernel>& held, int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
+inline void multiply_panel(PanelState<Kernel>& state, int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
                            int64_t steps, float* out, const Stream& stream) {
   if constexpr (IN_TILES<Kernel>)
-    Kernel::panel(held, rows, x, stride, weight, steps, out, stream);
+    Kernel::panel(state, rows, x, stride, weight, steps, out, stream);
   else
     panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, stride, weight, steps, out, stream);
 }

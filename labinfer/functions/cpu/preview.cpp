@@ -52,8 +52,8 @@ struct PreviewRow {
   }
 
   void panel(int64_t number, Approximate& to) const {
-    Held<Int4> held;
-    multiply_panel(held, form, 1, row.q, preview.codes + number * form.panel_bytes(), row.start, to.logits, {});
+    PanelState<Int4> state;
+    multiply_panel(state, form, 1, row.q, preview.codes + number * form.panel_bytes(), row.start, to.logits, {});
     const float *taken = preview.spread + number * PANEL, *rounded = taken + up_to(outputs, PANEL);
     for (int64_t i = 0; i < PANEL; i += WIDTH) {
       store(to.logits + i, load<floats>(to.logits + i) * (row.scale[0] * preview.unit));
@@ -118,8 +118,8 @@ void largest_of_dense(const bf16* x, const Weights& weight, const Preview& previ
         return;
       }
       alignas(64) float block[PANEL];
-      Held<Kernel> held;
-      weight.template panel<Kernel>(held, number, Kernel::inputs(x, inputs), 1, true, true, block);
+      PanelState<Kernel> state;
+      weight.template panel<Kernel>(state, number, Kernel::inputs(x, inputs), 1, true, true, block);
       for (int half = 0; half < 2; ++half)
         store(out + number * PANEL + half * WIDTH, narrow(load<floats>(block + half * WIDTH)));
     });
@@ -135,8 +135,8 @@ void largest_of_int8(const T* x, const uint8_t* data, const float* scales, const
     RoundedRows row = rounded.rows();
     keep_largest(x, preview, out, outputs, inputs, threads, [&](int64_t number) {
       alignas(64) float block[PANEL];
-      Held<Int8> held;
-      multiply_panel(held, form, 1, row.q, data + number * form.panel_bytes(), row.start, block, {});
+      PanelState<Int8> state;
+      multiply_panel(state, form, 1, row.q, data + number * form.panel_bytes(), row.start, block, {});
       for (int64_t i = number * PANEL; i < std::min(outputs, (number + 1) * PANEL); ++i)
         set(out[i], block[i % PANEL] * scales[i] * row.scale[0]);
     });

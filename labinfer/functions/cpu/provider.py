@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 BFLOAT16 = (torch.bfloat16,)
 PANEL_FUNCTIONS = ("linear", "paged_attention")
-"""Functions whose inner loop is a product with panels, for which there are two kernels (``panel.h``)."""
+"""Functions whose inner loop is a product with panels, for which there are kernels (``panel.h``)."""
 
 
 class CpuProvider(Provider):
@@ -137,7 +137,8 @@ class CpuProvider(Provider):
 
     def fingerprint(self) -> tuple[object, ...]:
         """The file's name says what it was made of; the processor counts also where there is none."""
-        return self._processor, self._library.file_name if self._library is not None else None
+        library = self._library
+        return self._processor, *((library.file_name, library.kernels) if library is not None else (None,))
 
     def ceilings(self) -> Ceilings | None:
         return measure_ceilings(self._library) if self._library is not None else None

@@ -1,6 +1,6 @@
 // Products with weights as whole numbers, and rows of a rounded table.
 #include "replay.h"
-#include "rounded.h"
+#include "rounded_tiles.h"
 
 namespace {
 
@@ -35,14 +35,14 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
   RowWriter<Form> writer(out, tokens, outputs);
   in_parallel(threads, blocks * panels, [&](Pieces& pieces) {
     alignas(64) float block[Form::ROWS * PANEL];
-    Held<Form> held;
+    PanelState<Form> state;
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / panels * together, number = piece % panels, output = number * PANEL;
-      int64_t last = std::min(tokens, first + together), step = rows_of_pass<Form>(last - first);
+      int64_t last = std::min(tokens, first + together), step = pass_rows<Form>(last - first);
       Stream stream;
       for (int64_t token = first; token < last; token += step) {
         int rows = int(std::min(step, last - token));
-        multiply_panel(held, form, rows, rows_in.q + token * padded, weight + number * form.panel_bytes(),
+        multiply_panel(state, form, rows, rows_in.q + token * padded, weight + number * form.panel_bytes(),
                        rows_in.start + token * groups, block, stream);
         stream.is_near = true;
         for (int row = 0; row < rows; ++row)
@@ -55,9 +55,9 @@ void multiply(const Form& form, const T* x, const uint8_t* weight, const float* 
   });
 }
 
-// Activations as the caller has them.
+// A call's activations are bfloat16 or, with wide, float32.
 template <typename Form>
-void multiply_by(const Form& form, const void* x, const uint8_t* weight, const float* scales, const void* bias, void* out,
+void multiply_any(const Form& form, const void* x, const uint8_t* weight, const float* scales, const void* bias, void* out,
                  int64_t tokens, int64_t outputs, float unit, int wide, int threads) {
   if (wide) multiply(form, (const float*)x, weight, scales, (const float*)bias, (float*)out, tokens, outputs, unit, threads);
   else multiply(form, (const bf16*)x, weight, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
@@ -150,7 +150,7 @@ void pack_codes(const uint32_t* words, const float* scales, const void* offsets,
 // out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one.
 void linear_int8(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,
                  int64_t outputs, int64_t inputs, int wide, int threads) {
-  multiply_by(Int8{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
+  multiply_any(Int8{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
 }
 REPLAYABLE(linear_int8)
 
@@ -158,7 +158,7 @@ REPLAYABLE(linear_int8)
 void linear_groups(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
                    int64_t inputs, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int threads) {
   with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
-    multiply_by(form, x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
+    multiply_any(form, x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
   });
 }
 REPLAYABLE(linear_groups)
@@ -166,7 +166,7 @@ REPLAYABLE(linear_groups)
 #ifdef HAS_AMX
 void linear_int8_amx(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,
                      int64_t outputs, int64_t inputs, int wide, int threads) {
-  multiply_by(InTiles<Int8>{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
+  multiply_any(InTiles<Int8>{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
 }
 REPLAYABLE(linear_int8_amx)
 
@@ -174,7 +174,7 @@ void linear_groups_amx(const void* x, const uint8_t* data, const void* bias, voi
                        int64_t inputs, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide,
                        int threads) {
   with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
-    multiply_by(InTiles<decltype(form)>(form), x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
+    multiply_any(InTiles<decltype(form)>(form), x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
   });
 }
 REPLAYABLE(linear_groups_amx)

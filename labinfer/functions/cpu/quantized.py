@@ -27,7 +27,7 @@ class CpuQuantized:
 
     Args:
         library: see ``library.load``.
-        kernel: how products are calculated: one of ``library.kernels``. All come to the same bits.
+        kernel: how products are calculated: ``""``, or ``"amx"`` if the library has it. Both come to the same bits.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)

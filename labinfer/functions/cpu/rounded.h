@@ -15,10 +15,6 @@ using GroupPanel = void (*)(const int8_t*, int64_t, const uint8_t*, int64_t, int
 // That for a form and a number of rows, defined once for all files, as compilers take long over them.
 GroupPanel group_panel(int form, int rows);
 
-// The same in tiles, whose shape is the first argument, for any number of rows, the second one.
-using GroupPanelAmx = void (*)(void*, int, const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
-GroupPanelAmx group_panel_amx(int form);
-
 namespace {
 
 // A form is a way to hold a matrix of weights in whole numbers, in panels of 32 outputs: numbers with MIDDLE added, so that
@@ -70,41 +66,6 @@ struct Grouped {
 
 using Int4 = Grouped<Uniform<4>>;
 
-template <typename Form>
-struct InTiles;
-
-// A form as it is multiplied beside a kernel.
-template <typename Kernel, typename Form>
-using FormBeside = std::conditional_t<IN_TILES<Kernel>, InTiles<Form>, Form>;
-
-#ifdef HAS_AMX
-// A form whose products are in tiles. They come to the same bits, as sums are exact.
-template <typename Form>
-struct InTiles : Form {
-  static constexpr int ROWS = Amx::ROWS;
-
-  using Form::Form;
-  explicit InTiles(const Form& form) : Form(form) {}
-
-  void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
-             const Stream& stream) const {
-    if constexpr (Form::OUTPUT_SCALES) {
-      multiply_tiles<int8_t>(shape, rows, (const char*)x, this->padded(), (const char*)weight, this->padded(), (char*)out, stream);
-      for (int row = 0; row < rows; ++row)
-        for (float* to = out + row * PANEL; to < out + (row + 1) * PANEL; to += WIDTH)
-          store(to, __builtin_convertvector(load<ints>(to) + start[row], floats));
-    } else {
-      group_panel_amx(Form::NUMBER)(&shape, rows, x, this->padded(), weight, this->groups(), this->group, start, out, &stream);
-    }
-  }
-};
-
-template <typename Form>
-constexpr bool IN_TILES<InTiles<Form>> = true;
-template <typename Form>
-struct Held<InTiles<Form>> : TileShape {};
-#endif
-
 // Codings by their numbers in packed_weight.py.
 enum CodingNumber : int64_t { UNIFORM, E2M1, IQ4 };
 
@@ -136,10 +97,10 @@ constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int
 
 // The product of so many rows, next to each other, with one panel: to out (rows, 32).
 template <typename Form>
-inline void multiply_panel(Held<Form>& held, const Form& form, int rows, const int8_t* x, const uint8_t* weight,
+inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, const int8_t* x, const uint8_t* weight,
                            const int32_t* start, float* out, const Stream& stream) {
   if constexpr (IN_TILES<Form>)
-    form.panel(held, rows, x, weight, start, out, stream);
+    form.panel(state, rows, x, weight, start, out, stream);
   else
     whole_panel_among<Form>(rows, std::make_integer_sequence<int, Form::ROWS>{})(form, x, weight, start, out, stream);
 }
@@ -176,7 +137,7 @@ class Rounded {
   RoundedRows rows() const { return {q.data(), scale.data(), start.data()}; }
 
  private:
-  std::vector<int8_t> q;
+  LineVector<int8_t> q;
   std::vector<float> scale;
   std::vector<int32_t> start;
 

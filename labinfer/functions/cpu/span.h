@@ -47,8 +47,8 @@ struct Tile {
   int64_t whole;                       // where they are dealt to several threads; else -1
 };
 
-template <typename T>
-T* room(std::vector<T>& memory, int64_t size) {
+template <typename T, typename Allocator>
+T* room(std::vector<T, Allocator>& memory, int64_t size) {
   if (int64_t(memory.size()) < size) memory.resize(size);
   return memory.data();
 }
@@ -170,7 +170,7 @@ inline void pack_values(const Element* rows, int64_t length, int64_t size, int64
 // Units that cannot be read where they are.
 template <typename Element>
 struct UnitMemory {
-  std::vector<Element> rows, keys, values;
+  LineVector<Element> rows, keys, values;
 };
 
 // Where the units of a span are: keys, then values, then the first keys of the next span.

@@ -227,7 +227,7 @@ struct DotUnits {
 struct AmxUnits {
   using Input = bf16;
   using Element = bf16;
-  static constexpr int ROWS = 2 * WIDTH, FEW = 0;
+  static constexpr int ROWS = TILE_ROWS, FEW = 0;
 
   static floats power_of_two(floats x) { return rough_power_of_two(x); }
 
@@ -269,7 +269,7 @@ struct AmxUnits {
 template <>
 constexpr bool IN_TILES<AmxUnits> = true;
 template <>
-struct Held<AmxUnits> : TileShape {};
+struct PanelState<AmxUnits> : TileShape {};
 #endif
 
 // The same for a kernel's FEW rows at most, with one unit of keys or up to 64 numbers of values at once: what is read is one straight

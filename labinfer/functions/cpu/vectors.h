@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -31,6 +33,21 @@ constexpr int REGISTER = 16, REGISTERS = 32;
 constexpr int REGISTER = 16, REGISTERS = 16;
 #endif
 constexpr int LANES = REGISTER / 4;  // floats in a register
+
+// Memory that begins at a cache line, as what is read a line at a time should.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <typename Other>
+  LineAllocator(const LineAllocator<Other>&) {}
+  T* allocate(size_t count) { return (T*)::operator new(count * sizeof(T), std::align_val_t(64)); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, std::align_val_t(64)); }
+  bool operator==(const LineAllocator&) const { return true; }
+  bool operator!=(const LineAllocator&) const { return false; }
+};
+template <typename T>
+using LineVector = std::vector<T, LineAllocator<T>>;
 
 // A stream of weights that is read to its end, whence it jumps to where the next one begins: what is fetched ahead follows it.
 // One that was read before is near already.

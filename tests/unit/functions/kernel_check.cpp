@@ -4,7 +4,7 @@
 #include <random>
 #include <string>
 
-#include "rounded.h"
+#include "rounded_tiles.h"
 
 extern "C" int64_t allow_amx();
 
@@ -36,7 +36,7 @@ std::vector<int8_t> some_inputs(int64_t count, bool extreme) {
 
 // Numbers of rows that are multiplied at once: all, but of those in tiles only some on either side of whole ones.
 template <typename Kernel>
-std::vector<int> numbers_of_rows() {
+std::vector<int> row_counts() {
   std::vector<int> numbers;
   for (int rows = 1; rows <= Kernel::ROWS; ++rows)
     if (!IN_TILES<Kernel> || rows % 16 < 2 || rows % 16 == 15) numbers.push_back(rows);
@@ -88,10 +88,10 @@ void check_form(int64_t inputs, int64_t group, bool extreme) {
     for (int64_t j = 0; j < group; ++j) sum += x[i * group + j];
     start[i] = -Form::MIDDLE * sum;
   }
-  for (int rows : numbers_of_rows<Form>()) {
+  for (int rows : row_counts<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    Held<Form> held;
-    multiply_panel(held, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
+    PanelState<Form> state;
+    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
@@ -130,10 +130,10 @@ void check_int8(int64_t inputs, bool extreme) {
   for (int row = 0; row < Form::ROWS; ++row) {
     for (int64_t i = 0; i < padded; ++i) start[row] -= Int8::MIDDLE * x[row * padded + i];
   }
-  for (int rows : numbers_of_rows<Form>()) {
+  for (int rows : row_counts<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    Held<Form> held;
-    multiply_panel(held, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
+    PanelState<Form> state;
+    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int32_t sum = 0;
@@ -164,10 +164,10 @@ void check_floats(const char* name, int64_t inputs) {
   std::vector<typename Kernel::Activation> given(ROWS * inputs);
   for (int64_t i = 0; i < ROWS * inputs; ++i) to_stored(x[i], given[i]);
   const auto* rows_in = Kernel::inputs(given.data(), ROWS * inputs);
-  for (int rows : numbers_of_rows<Kernel>()) {
+  for (int rows : row_counts<Kernel>()) {
     std::vector<float> out(rows * PANEL, -1.0f);
-    Held<Kernel> held;
-    multiply_panel<Kernel>(held, rows, rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
+    PanelState<Kernel> state;
+    multiply_panel<Kernel>(state, rows, rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int sum = 0;
@@ -211,16 +211,16 @@ double best_rate(double operations, Run run) {
 template <typename Form>
 void measure(const char* name, const Form& form, int64_t rows) {
   constexpr int64_t PANELS = 16;
-  std::vector<uint8_t> panels(PANELS * form.panel_bytes(), 17);
-  std::vector<int8_t> x(rows * form.padded() + TILE_BYTES, 3);
+  LineVector<uint8_t> panels(PANELS * form.panel_bytes(), 17);
+  LineVector<int8_t> x(rows * form.padded() + TILE_BYTES, 3);
   std::vector<int32_t> start(rows * form.groups());
   std::vector<float> out(Form::ROWS * PANEL);
-  int64_t step = rows_of_pass<Form>(rows);
-  Held<Form> held;
+  int64_t step = pass_rows<Form>(rows);
+  PanelState<Form> state;
   double rate = best_rate(2.0 * double(rows * PANELS * PANEL * form.inputs), [&] {
     for (int64_t panel = 0; panel < PANELS; ++panel)
       for (int64_t row = 0; row < rows; row += step)
-        multiply_panel(held, form, int(std::min(step, rows - row)), &x[row * form.padded()], &panels[panel * form.panel_bytes()],
+        multiply_panel(state, form, int(std::min(step, rows - row)), &x[row * form.padded()], &panels[panel * form.panel_bytes()],
                        &start[row * form.groups()], out.data(), {});
   });
   double bytes = double(form.panel_bytes()) / double(2 * PANEL * form.inputs * rows);
@@ -246,7 +246,7 @@ int main(int count, char** arguments) {
     return 0;
   }
   for (bool extreme : {false, true}) {
-    for (int64_t inputs : {1, 4, 30, 516, 1100}) {
+    for (int64_t inputs : {1, 4, 30, 512, 516, 1100}) {
       check_int8<Int8>(inputs, extreme);
 #ifdef HAS_AMX
       if (has_amx) check_int8<InTiles<Int8>>(inputs, extreme);
@@ -267,7 +267,7 @@ int main(int count, char** arguments) {
       check_groups<Uniform<5>, MINIMA>(2 * group, group, extreme);
     }
   }
-  for (int64_t inputs : {2, 64, 130}) {
+  for (int64_t inputs : {2, 64, 130, 512, 1100}) {
     check_floats<Fma, false>("bfloat16", inputs);
     check_floats<FloatKernel<Float16>, true>("float16", inputs);
     check_floats<FloatKernel<Float32>, false>("float32", inputs);

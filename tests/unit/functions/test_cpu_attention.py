@@ -71,7 +71,7 @@ class Case:
         return attention.paged_attention(q.float(), self.cache, batch, head_ptr, q.shape[2] ** -0.5, **options)
 
 
-@pytest.mark.pairwise("functions")
+@pytest.mark.pairwise("kernel")
 @pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 4, 6), (0, 33)], ids=str)
 @pytest.mark.parametrize("size", [16, 64, 80, 112, 38])
 @pytest.mark.parametrize("window", [0, 1, 9])
@@ -87,7 +87,7 @@ def test_attention_is_that_of_the_reference(functions, head_ptr, size, window, b
     torch.testing.assert_close(got.float(), case.exact(q, batch, pointers, window=window), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.pairwise("functions")
+@pytest.mark.pairwise("kernel")
 @pytest.mark.parametrize(("context", "tokens"), [(700, 700), (530, 40), (1100, 300), (31, 2), (600, 257)])
 @pytest.mark.parametrize("window", [0, 33, 515])
 @SHAPES
@@ -99,7 +99,7 @@ def test_long_chunks_attend(functions, context, tokens, window, block, kv_dtype)
     torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr, window=window), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.pairwise("functions")
+@pytest.mark.pairwise("kernel")
 @pytest.mark.parametrize(("context", "tokens"), [(70, 1), (75, 6), (700, 1), (700, 300), (1100, 1100)])
 @pytest.mark.parametrize("window", [1, 9, 33, 515])
 @ALL_SHAPES
@@ -119,7 +119,7 @@ def test_blocks_before_the_window_are_not_read(functions, context, tokens, windo
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.pairwise("functions")
+@pytest.mark.pairwise("kernel")
 @pytest.mark.parametrize("threads", [1, 3, 9])
 @pytest.mark.parametrize("contexts", [[513], [600, 1100], [100, 5000]], ids=str)
 @pytest.mark.parametrize("window", [0, 1700])
@@ -245,7 +245,7 @@ def test_processors_with_narrower_vectors(load_functions, level):
         test_bits_do_not_depend_on_what_is_computed_together(narrow, 700, 0, block, kv_dtype)
 
 
-@pytest.mark.pairwise("functions")
+@pytest.mark.pairwise("kernel")
 @pytest.mark.parametrize("threads", [1, 9])
 @pytest.mark.parametrize("window", [0, 33])
 @SHAPES

@@ -177,6 +177,19 @@ def test_experts_dealt_in_many_pieces_give_the_same_bits(compiled_functions, who
     whole.experts(x, ids, weights, packed)  # nobody looks at the word any more
 
 
+@pytest.mark.parametrize("tokens", [1, 9, 400])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("quantization", "group"), [("int8", 0), ("int4", 32), ("int4", 64)])
+def test_experts_in_tiles_come_to_the_same_bits(compiled_functions, whole, quantization, group, dtype, tokens):
+    """Whole numbers are summed exactly."""
+    if "amx" not in compiled_functions.kernels:
+        pytest.skip("this processor has no AMX")
+    tiles = CpuExperts(compiled_functions, "amx")
+    packed = make(whole, *matrices(6, 70, 130, dtype), quantization, group)
+    x, (ids, weights) = torch.randn(tokens, 70).to(dtype), route(tokens, 6, 3)
+    assert torch.equal(tiles.experts(x, ids, weights, packed), whole.experts(x, ids, weights, packed))
+
+
 def test_experts_of_other_ranks_add_nothing(cpu):
     gate_up, down = matrices(6, 64, 32, torch.bfloat16)
     x, (ids, weights) = torch.randn(9, 64).bfloat16(), route(9, 6, 3)

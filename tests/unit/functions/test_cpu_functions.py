@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from torch_threads import threads_of_torch
 
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.head_norms import HeadNorms
@@ -44,7 +45,7 @@ def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
     torch.testing.assert_close(got.float(), exact, rtol=2**-8, atol=2**-8 * float(exact.abs().mean()))
 
 
-@pytest.mark.pairwise("panels")
+@pytest.mark.pairwise("kernel")
 @pytest.mark.parametrize("tokens", [1, 2, 5, 13, 14, 40])
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 16), (64, 6), (31, 32), (96, 130), (100, 64), (1, 2), (33, 2)])
 @pytest.mark.parametrize("biased", [False, True])
@@ -54,6 +55,23 @@ def test_linear(panels, tokens, outputs, inputs, biased):
     packed = panels.pack_weight(weight.clone())
     assert_near(panels.linear(x, packed, bias), exact)
     assert_near(panels.linear(x.repeat(1, 2)[:, :inputs], packed, bias), exact)  # rows that are not next to each other
+
+
+@pytest.mark.parametrize(("tokens", "outputs", "inputs"), [(300, 7200, 66), (130, 64, 1100), (700, 70, 896)])
+def test_linear_of_a_prompt(panels, tokens, outputs, inputs):
+    """More than is written through the caches, than is multiplied at once, and than stays near."""
+    x, weight, bias = random(tokens, inputs), random(outputs, inputs), random(outputs)
+    exact = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
+    with threads_of_torch(3):
+        assert_near(panels.linear(x, panels.pack_weight(weight.clone()), bias), exact)
+
+
+def test_kernels_have_their_functions(compiled_functions):
+    """Nothing is left out by its name: what a kernel lacks would be calculated by another one."""
+    products = {"linear", "linear12", "experts", "attend", "attend_latent"}
+    others = {"dot": {"largest_logits", "largest_logits12"}, "amx": {"linear_int8", "linear_groups"}}
+    for kernel in compiled_functions.kernels[1:]:
+        assert all(callable(compiled_functions.find(name, kernel)) for name in products | others[kernel])
 
 
 def test_linear_with_an_odd_number_of_inputs_is_torchs(cpu):

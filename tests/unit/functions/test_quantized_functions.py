@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch_threads import threads_of_torch
 
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.cpu.quantized import CpuQuantized
@@ -25,9 +26,11 @@ compiled = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def cpu(compiled_functions, kernel) -> CpuQuantized:
-    return CpuQuantized(compiled_functions, kernel)
+@pytest.fixture(scope="module", params=["", "amx"])
+def cpu(compiled_functions, request) -> CpuQuantized:
+    if request.param not in compiled_functions.kernels:
+        pytest.skip("this processor has no AMX")
+    return CpuQuantized(compiled_functions, request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +146,7 @@ def linear_of(dtype: torch.dtype, tokens: int, outputs: int, inputs: int, biased
     return x, weight, torch.randn(outputs).to(dtype) if biased else None
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise("cpu")
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -158,7 +161,7 @@ def test_linear_int8(cpu, dtype, tokens, outputs, inputs):
         assert_near(cpu.linear(x.repeat(1, 2)[:, :inputs], packed, bias), wanted)  # rows that are apart
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise("cpu")
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -175,12 +178,35 @@ def test_linear_int4(cpu, dtype, group, tokens, outputs, inputs):
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 16, 33, 300])
-def test_kernels_come_to_the_same_bits(compiled_functions, kernel, dtype, tokens):
-    """Sums are exact, so it does not matter which one is faster for so many rows."""
-    x, weight, bias = linear_of(dtype, tokens, 70, 200, True)
-    plain, cpu = CpuQuantized(compiled_functions), CpuQuantized(compiled_functions, kernel)
-    for packed in (plain.quantize_int8(weight), plain.quantize_int4(weight, 32), plain.quantize_int4(weight, 64)):
-        assert torch.equal(cpu.linear(x, packed, bias), plain.linear(x, packed, bias))
+def test_tiles_come_to_the_same_bits(compiled_functions, dtype, tokens):
+    """Sums are exact, so it does not matter which kernel is faster for so many rows."""
+    if "amx" not in compiled_functions.kernels:
+        pytest.skip("this processor has no AMX")
+    x, weight, bias = linear_of(dtype, tokens, 70, 192, True)
+    plain, tiles = CpuQuantized(compiled_functions), CpuQuantized(compiled_functions, "amx")
+    forms = {(bits, kind, ""): None for bits in (4, 5, 8) for kind in ("none", "zeros", "minima")}
+    del forms[5, "zeros", ""]  # no file has these
+    matrices = [plain.quantize_int8(weight), plain.quantize_int4(weight, 32), plain.quantize_int4(weight, 64)]
+    for bits, kind, table in (*forms, (4, "none", "e2m1"), (4, "none", "iq4")):
+        scales = 2.0 ** torch.randint(-6, 0, (70, 6)) if table == "e2m1" else torch.rand(70, 6)
+        offsets = {
+            "zeros_OG": torch.randint(2**bits, (70, 6), dtype=torch.uint8) if kind == "zeros" else None,
+            "minima_OG": torch.randn(70, 6) if kind == "minima" else None,
+        }
+        words = torch.randint(-(2**31), 2**31, (70, 192 * bits // 32), dtype=torch.int32)
+        form = {"bits": bits, "table": table, "inputs": 192, "group": 32, "lead": 0, "dtype": dtype}
+        matrices.append(plain.pack_codes(words, scales, **offsets, **form))
+    for packed in matrices:
+        assert torch.equal(tiles.linear(x, packed, bias), plain.linear(x, packed, bias))
+
+
+@compiled
+def test_what_is_written_past_the_caches_is_there(compiled_functions, cpu):
+    """4.3 MB of outputs, by several threads."""
+    x, weight, bias = linear_of(torch.bfloat16, 300, 7200, 64, True)
+    packed = cpu.quantize_int8(weight)
+    with threads_of_torch(3):
+        assert torch.equal(cpu.linear(x, packed, bias), CpuQuantized(compiled_functions).linear(x, packed, bias))
 
 
 def unpack(packed: QuantizedWeight) -> QuantizedWeight:

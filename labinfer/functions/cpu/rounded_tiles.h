@@ -1,0 +1,53 @@
+// Products of rounded rows with weights in whole numbers, in tiles.
+#pragma once
+
+#include "rounded.h"
+
+#ifdef HAS_AMX
+// The product of any number of rows, in tiles of that shape, with a panel of a form in groups; see GroupPanel.
+using GroupPanelAmx = void (*)(void* shape, int rows, const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*,
+                               const void*);
+GroupPanelAmx group_panel_amx(int form);
+#endif
+
+namespace {
+
+template <typename Form>
+struct InTiles;
+
+// A form as it is multiplied beside a kernel.
+template <typename Kernel, typename Form>
+using FormBeside = std::conditional_t<IN_TILES<Kernel>, InTiles<Form>, Form>;
+
+#ifdef HAS_AMX
+// A form whose products are in tiles. They come to the same bits, as sums are exact.
+template <typename Form>
+struct InTiles : Form {
+  static constexpr int ROWS = Amx::ROWS, FEW = std::min(8, Form::ROWS);  // up to so many rows vectors are as fast
+
+  using Form::Form;
+  explicit InTiles(const Form& form) : Form(form) {}
+
+  void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+             const Stream& stream) const {
+    if (rows <= FEW) {
+      PanelState<Form> none;
+      multiply_panel(none, (const Form&)*this, rows, x, weight, start, out, stream);
+    } else if constexpr (Form::OUTPUT_SCALES) {
+      multiply_tiles<int8_t>(shape, rows, (const char*)x, this->padded(), (const char*)weight, this->padded(), (char*)out, stream);
+      for (int row = 0; row < rows; ++row)
+        for (float* to = out + row * PANEL; to < out + (row + 1) * PANEL; to += WIDTH)
+          store(to, __builtin_convertvector(load<ints>(to) + start[row], floats));
+    } else {
+      group_panel_amx(Form::NUMBER)(&shape, rows, x, this->padded(), weight, this->groups(), this->group, start, out, &stream);
+    }
+  }
+};
+
+template <typename Form>
+constexpr bool IN_TILES<InTiles<Form>> = true;
+template <typename Form>
+struct PanelState<InTiles<Form>> : TileShape {};
+#endif
+
+}  // namespace
