@@ -164,23 +164,21 @@ void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, c
   }
 }
 
-// Up to so many rows leave tiles so empty that vectors are faster.
-constexpr int FEW_TILE_ROWS = 2;
-
-// A kernel for bfloat16; see panel.h.
+// A kernel for bfloat16; see panel.h. FEW rows leave tiles so empty that another one is faster.
 struct Amx {
+  using ForFew = Dot;
   using Input = bf16;
   using Stored = bf16;
   using Activation = bf16;
-  static constexpr int ROWS = 128, STEP = 2;
+  static constexpr int ROWS = 128, STEP = 2, FEW = 2;
 
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
   static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out,
                     const Stream& stream) {
-    if (rows <= FEW_TILE_ROWS) {
-      PanelState<Dot> none;
-      return multiply_panel<Dot>(none, rows, x, stride, weight, pairs, out, stream);
+    if (rows <= FEW) {
+      PanelState<ForFew> none;
+      return multiply_panel<ForFew>(none, rows, x, stride, weight, pairs, out, stream);
     }
     multiply_tiles<bf16>(shape, rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)out, stream);
   }
