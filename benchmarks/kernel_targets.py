@@ -35,7 +35,8 @@ ROUND_SECONDS = 0.05
 
 def products(compiled: library.Library) -> dict[str, tuple[Callable, Callable]]:
     """For each form of weights, what packs a matrix and what multiplies with it."""
-    quantized, dense = (Kind(compiled, compiled.kernels[-1]) for Kind in (CpuQuantized, CpuFunctions))
+    tiles = "amx" if "amx" in compiled.kernels else ""
+    quantized, dense = CpuQuantized(compiled, tiles), CpuFunctions(compiled, tiles or compiled.kernels[-1])
     return {
         "bfloat16": (dense.pack_weight, dense.linear),
         "int8": (quantized.quantize_int8, quantized.linear),

@@ -159,7 +159,7 @@ class TestLimits:
         first = [server.stream({"user": "ann"}).wait_begun() for _ in range(2)]
         with ThreadPoolExecutor() as threads:
             third = threads.submit(server.complete, user="ann", max_tokens=5)
-            time.sleep(0.3)
+            time.sleep(0.1)  # in which two streams do not use up the budget of a minute
             reply = server.complete(user="ann")
             reply.check_error(429, "requests", "rate_limit_exceeded")
             reply.check_retry_after(5)

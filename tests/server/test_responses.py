@@ -124,7 +124,7 @@ class TestAnswers:
         assert counted.input_tokens == chat.usage.prompt_tokens
 
     def test_stream_comes_to_the_same(self, create):
-        fields = {"temperature": 1.2, "max_output_tokens": 30, "extra_body": {"seed": 3}}
+        fields = {"input": "Count from 1 to 9.", "temperature": 1.2, "max_output_tokens": 30, "extra_body": {"seed": 3}}
         whole, events = create(**fields), list(create(**fields, stream=True))
         check_events(events)
         last = events[-1].response

@@ -38,7 +38,7 @@ def compiled_functions(load_functions, request):
     return load_functions({target.name: target for target in TARGETS}.get(request.param))
 
 
-@pytest.fixture(scope="session", params=["", "dot", "amx"])
+@pytest.fixture(scope="session", params=["", "amx", "dot"])
 def kernel(compiled_functions, request) -> str:
     """How products are calculated, see ``labinfer.functions.cpu.library.KERNELS``."""
     if request.param not in compiled_functions.kernels:

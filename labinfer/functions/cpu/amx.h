@@ -164,22 +164,17 @@ void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, c
   }
 }
 
-// A kernel for bfloat16; see panel.h. FEW rows leave tiles so empty that another one is faster.
+// A kernel for bfloat16; see panel.h.
 struct Amx {
-  using ForFew = Dot;
   using Input = bf16;
   using Stored = bf16;
   using Activation = bf16;
-  static constexpr int ROWS = 128, STEP = 2, FEW = 2;
+  static constexpr int ROWS = 128, STEP = 2;
 
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
   static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out,
                     const Stream& stream) {
-    if (rows <= FEW) {
-      PanelState<ForFew> none;
-      return multiply_panel<ForFew>(none, rows, x, stride, weight, pairs, out, stream);
-    }
     multiply_tiles<bf16>(shape, rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)out, stream);
   }
 };

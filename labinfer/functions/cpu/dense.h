@@ -39,8 +39,6 @@ struct Packed12 : Matrix12 {
     bool is_kept = IN_TILES<Kernel> || !is_last;
     if (is_first && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
     if constexpr (IN_TILES<Kernel>) {
-      if (rows <= Kernel::FEW && is_first && is_last)
-        return panel12_of<typename Kernel::ForFew>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, nullptr, out);
       if (is_first) decode_panel(Matrix12::panel(number), groups, whole.data());
     } else if (is_first) {
       return panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_kept ? whole.data() : nullptr, out);

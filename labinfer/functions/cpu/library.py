@@ -34,9 +34,10 @@ def build(
     return compiler.build(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
 
 
-KERNELS = ("", "dot", "amx")
-"""Ways to calculate products: in float32, or whole numbers in vectors; by dot products of bfloat16; in the tiles of AMX, which take
-both. These are the ends of the functions' names in C++."""
+KERNELS = ("", "amx", "dot")
+"""Ways to calculate products: in float32, or whole numbers in vectors; in the tiles of AMX, which take both bfloat16 and whole numbers;
+by dot products of bfloat16, which are preferred where nothing is measured, as they are quick with few rows. These are the ends of the
+functions' names in C++."""
 PRODUCTS = (
     *("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent"),
     *("largest_logits", "largest_logits12"),
