@@ -176,7 +176,7 @@ def test_who_reads_nothing_is_given_up_and_who_reads_is_not():
                 await reader.readexactly(1 << 18)
                 await asyncio.sleep(LIMIT / 10)
             assert not app.was_left.is_set()
-            await asyncio.wait_for(app.was_left.wait(), LIMIT * 5)
+            await asyncio.wait_for(app.was_left.wait(), 20)  # buffers fill slowly on a busy machine
             writer.close()
 
     asyncio.run(run())
