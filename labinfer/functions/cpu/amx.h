@@ -131,7 +131,8 @@ constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
 
 // Rows of so many bytes, stride bytes apart, times one panel to out (rows, 32), in float32 or whole numbers.
 template <typename Input>
-void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* out, const Stream& stream) {
+void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* out,
+                    const Stream& stream) {
   constexpr int64_t OUT = PANEL * 4;
   int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole;
   LastStep last;

@@ -62,45 +62,24 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
 }
 
 // out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
-void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
-            int64_t inputs, int threads) {
-  multiply<Fma>(x, Plain{weight, inputs}, bias, out, tokens, outputs, inputs, threads);
-}
-REPLAYABLE(linear)
+#define LINEAR(NAME, KERNEL, WEIGHTS, DATA)                                                                              \
+  void NAME(const bf16* x, const DATA* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,             \
+            int64_t inputs, int threads) {                                                                               \
+    multiply<KERNEL>(x, WEIGHTS, bias, out, tokens, outputs, inputs, threads);                                           \
+  }                                                                                                                      \
+  REPLAYABLE(NAME)
 
-// The same with weights that pack12 has packed.
-void linear12(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
-              int64_t inputs, int threads) {
-  multiply<Fma>(x, Packed12(weight, outputs, inputs), bias, out, tokens, outputs, inputs, threads);
-}
-REPLAYABLE(linear12)
+// With weights as pack_weight leaves them, and as pack12 has packed them.
+#define LINEARS(PLAIN, TWELVE, KERNEL)                            \
+  LINEAR(PLAIN, KERNEL, (Plain{weight, inputs}), bf16)            \
+  LINEAR(TWELVE, KERNEL, (Packed12(weight, outputs, inputs)), uint8_t)
 
+LINEARS(linear, linear12, Fma)
 #ifdef HAS_BFLOAT16_DOT
-void linear_dot(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
-                int64_t inputs, int threads) {
-  multiply<Dot>(x, Plain{weight, inputs}, bias, out, tokens, outputs, inputs, threads);
-}
-REPLAYABLE(linear_dot)
-
-void linear12_dot(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
-                  int64_t inputs, int threads) {
-  multiply<Dot>(x, Packed12(weight, outputs, inputs), bias, out, tokens, outputs, inputs, threads);
-}
-REPLAYABLE(linear12_dot)
+LINEARS(linear_dot, linear12_dot, Dot)
 #endif
-
 #ifdef HAS_AMX
-void linear_amx(const bf16* x, const bf16* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
-                int64_t inputs, int threads) {
-  multiply<Amx>(x, Plain{weight, inputs}, bias, out, tokens, outputs, inputs, threads);
-}
-REPLAYABLE(linear_amx)
-
-void linear12_amx(const bf16* x, const uint8_t* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
-                  int64_t inputs, int threads) {
-  multiply<Amx>(x, Packed12(weight, outputs, inputs), bias, out, tokens, outputs, inputs, threads);
-}
-REPLAYABLE(linear12_amx)
+LINEARS(linear_amx, linear12_amx, Amx)
 #endif
 
 // See look_up.

@@ -1,8 +1,8 @@
 // The inner loops of attention: rows times 32 columns of keys or values, as the cache holds them.
 #pragma once
 
-#include "exponentials.h"
 #include "amx.h"
+#include "exponentials.h"
 
 namespace {
 
@@ -31,8 +31,8 @@ inline void with_dtype(Dtype dtype, void* pointer, Use use) {
 // order: so a token comes to the same bits whatever else is computed with it, and by whom.
 constexpr int64_t SPAN = 256;
 
-// Rows as the kernels that are not in tiles read them, at distances that the compiler knows: those of queries pair by pair, all rows' first pair,
-// then all rows' second; those of weights one after another.
+// Rows as kernels read them that are not in tiles, at distances that the compiler knows: those of queries pair by pair, all
+// rows' first pair, then all rows' second; those of weights one after another.
 enum class Rows { QUERIES, WEIGHTS };
 template <Rows ROWS, int COUNT>
 struct Distance {
@@ -232,7 +232,8 @@ struct AmxUnits {
   static floats power_of_two(floats x) { return rough_power_of_two(x); }
 
   // Scores (rows, SPAN) of queries (rows, size) with so many units of keys.
-  static void multiply_keys(TileShape& shape, int rows, const bf16* query, int64_t size, const bf16* const* keys, int64_t units, float* scores) {
+  static void multiply_keys(TileShape& shape, int rows, const bf16* query, int64_t size, const bf16* const* keys, int64_t units,
+                            float* scores) {
     constexpr int64_t ROW = 2 * UNIT * sizeof(bf16);
     int64_t step = std::min<int64_t>(TILE_BYTES / 4, size / 2);
     while (size / 2 % step) --step;
@@ -249,8 +250,8 @@ struct AmxUnits {
   }
 
   // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
-  static void multiply_values(TileShape& shape, int rows, const bf16* weights, const bf16* const* values, int64_t units, int64_t width, float* out,
-                              int64_t out_size) {
+  static void multiply_values(TileShape& shape, int rows, const bf16* weights, const bf16* const* values, int64_t units,
+                              int64_t width, float* out, int64_t out_size) {
     shape.set(rows, UNIT * sizeof(bf16));
     for (int64_t i = 0; i < width; i += PANEL) {
       int64_t second = i + WIDTH < width ? i + WIDTH : i;

@@ -30,11 +30,11 @@ template <typename Kernel>
 void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
   alignas(64) float part[Kernel::ROWS * PANEL];
   int64_t step = pass_rows<Kernel>(rows);
+  PanelState<Kernel> state;
   for (int64_t begin = 0; begin < inputs; begin += CHUNK)
     for (int64_t row = 0; row < rows; row += step) {
       int count = int(std::min(step, rows - row));
       float* to = sums + row * PANEL;
-      PanelState<Kernel> state;
       multiply_panel<Kernel>(state, count, x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
                              begin ? part : to, {});
       for (int64_t i = 0; begin && i < count * PANEL; i += WIDTH) store(to + i, load<floats>(to + i) + load<floats>(part + i));
