@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from serving import serving, wait_for
+from serving import Server, Stream, serving, wait_for
 
 from labinfer.gateway.endpoints import API
 
@@ -129,6 +129,18 @@ class TestKeys:
 
 # Limits. Callers are users here, each test has its own.
 
+ENDLESS = 10**6
+"""Tokens of an answer that goes on until its client hangs up."""
+
+
+def answer_endlessly(server: Server, user: str) -> Stream:
+    return server.stream({"user": user, "max_tokens": ENDLESS})
+
+
+def wait_open(server: Server, number: int) -> None:
+    """Until so many requests run or await their turn."""
+    wait_for(lambda: server.get("/v1/requests")[1]["total"] == number, 10)
+
 
 @pytest.fixture(scope="module")
 def limited():
@@ -136,11 +148,11 @@ def limited():
         "max-concurrent-requests": 2,
         "max-waiting-per-caller": 1,
         "max-open-requests": 6,
-        "tokens-per-minute": 600,
         "max-num-seqs": 2,
         "max-queued-requests": 3,
     }
-    with serving(*SMALL, *(text for name, value in limits.items() for text in (f"--{name}", str(value)))) as server:
+    flags = (text for name, value in limits.items() for text in (f"--{name}", str(value)))
+    with serving(*SMALL, "--context-shift", *flags) as server:
         yield server
 
 
@@ -156,10 +168,10 @@ def after_limits(limited):
 class TestLimits:
     def test_caller_has_so_many_at_once_and_so_many_more_in_a_queue(self, after_limits):
         server = after_limits
-        first = [server.stream({"user": "ann"}).wait_begun() for _ in range(2)]
+        first = [answer_endlessly(server, "ann").wait_begun() for _ in range(2)]
         with ThreadPoolExecutor() as threads:
             third = threads.submit(server.complete, user="ann", max_tokens=5)
-            time.sleep(0.1)  # in which two streams do not use up the budget of a minute
+            wait_open(server, 3)
             reply = server.complete(user="ann")
             reply.check_error(429, "requests", "rate_limit_exceeded")
             reply.check_retry_after(5)
@@ -173,26 +185,17 @@ class TestLimits:
 
     def test_who_gives_up_in_the_queue_makes_room_in_it(self, after_limits):
         server = after_limits
-
-        def fill(user: str) -> list:
-            """An answer of 1,900 tokens takes two seconds where nobody else wants the cores, and a minute's budget."""
-            return [server.stream({"user": user}).wait_begun() for _ in range(2)]
-
-        for user in ("cleo", "dora", "emil"):
-            first = fill(user)
-            body = json.dumps({"prompt": "red", "user": user}).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
-            for _ in range(2):
-                with server.connect() as connection:
-                    connection.sendall(head + body)
-                    time.sleep(0.2)
-                    assert server.complete(user=user).status == 429
-                time.sleep(0.2)
-            for stream in first:
-                stream.hang_up()
-        first = fill("flo")
+        first = [answer_endlessly(server, "cleo").wait_begun() for _ in range(2)]
+        body = json.dumps({"prompt": "red", "user": "cleo"}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
+        for _ in range(6):
+            with server.connect() as connection:
+                connection.sendall(head + body)
+                wait_open(server, 3)
+                assert server.complete(user="cleo").status == 429
+            wait_open(server, 2)
         with ThreadPoolExecutor() as threads:
-            body = {"prompt": "red", "user": "flo"}
+            body = {"prompt": "red", "user": "cleo"}
             waiting = threads.submit(server.ask, "POST", "/v1/completions", body, **{"x-request-id": "q1"})
             wait_for(lambda: server.post("/v1/requests/q1/cancel", b"")[0] == 200 or waiting.done(), 5)
             waiting.result(5).check_error(499, "cancelled", "request_cancelled")
@@ -201,14 +204,14 @@ class TestLimits:
 
     def test_engines_queue_and_the_server_may_be_full(self, after_limits):
         server = after_limits
-        streams = [server.stream({"user": user}) for user in ("dan", "eli", "dan", "eli", "eve")]
+        streams = [answer_endlessly(server, user) for user in ("dan", "eli", "dan", "eli", "eve")]
         wait_for(lambda: server.metric("vllm:num_requests_waiting") == 3, 10)
         reply = server.complete(user="fay")
         reply.check_error(503, "server_error", "overloaded")
         reply.check_retry_after(5)
         with ThreadPoolExecutor() as threads:
             queued = threads.submit(server.complete, user="dan")
-            time.sleep(0.3)
+            wait_open(server, 6)
             reply = server.complete(user="gil")
             reply.check_error(503, "server_error", "overloaded")
             assert "6 requests are open" in reply.error["message"]
@@ -220,26 +223,34 @@ class TestLimits:
             assert queued.result(20).status == 200
         assert server.ask("GET", "/ready").status == 200
 
-    def test_budget_of_tokens_is_used_up_by_prompts_and_by_answers(self, after_limits):
-        server = after_limits
-        for fields in ({"prompt": LONG_TEXT * 6}, {"max_tokens": 640, "ignore_eos": True}):
-            user = f"guy-{len(fields)}"
-            assert server.complete(user=user, **fields).status == 200
-            reply = server.complete(user=user)
-            reply.check_error(429, "tokens", "rate_limit_exceeded")
-            reply.check_retry_after(60)
-            assert server.complete(user="hal").status == 200
-
     def test_one_call_may_not_keep_everybody_waiting(self, after_limits):
         reply = after_limits.complete(prompt=[[5]] * 2048, n=2, user="jo")
         reply.check_error(400, "invalid_request_error", None)
         assert "2 answers to each of 2048 prompts" in reply.error["message"]
 
-    def test_prompt_that_fits_nowhere_costs_nothing(self, after_limits):
+
+@pytest.fixture(scope="module")
+def budgeted():
+    with serving(*SMALL, "--tokens-per-minute", "600") as server:
+        yield server
+        server.wait_idle()
+
+
+class TestBudget:
+    def test_it_is_used_up_by_prompts_and_by_answers(self, budgeted):
+        for fields in ({"prompt": LONG_TEXT * 6}, {"max_tokens": 640, "ignore_eos": True}):
+            user = f"guy-{len(fields)}"
+            assert budgeted.complete(user=user, **fields).status == 200
+            reply = budgeted.complete(user=user)
+            reply.check_error(429, "tokens", "rate_limit_exceeded")
+            reply.check_retry_after(60)
+            assert budgeted.complete(user="hal").status == 200
+
+    def test_prompt_that_fits_nowhere_costs_nothing(self, budgeted):
         for _ in range(2):
-            reply = after_limits.complete(user="ian", prompt=[5] * 5000)
+            reply = budgeted.complete(user="ian", prompt=[5] * 5000)
             reply.check_error(400, "invalid_request_error", "context_length_exceeded")
-        assert after_limits.complete(user="ian").status == 200
+        assert budgeted.complete(user="ian").status == 200
 
 
 # Time, and clients that go away or dawdle.
