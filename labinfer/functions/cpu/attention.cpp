@@ -38,17 +38,17 @@ void soften(float* score, typename Kernel::Input* weight, int64_t width, int64_t
     return;
   }
   int64_t begin = from / WIDTH * WIDTH, seen = up_to(to, WIDTH);
-  floats peak = same(-INFINITY);
+  floats peaks[4] = {same(-INFINITY), same(-INFINITY), same(-INFINITY), same(-INFINITY)};  // of four chains, as each waits for itself
   if (key_scales)
     for (int64_t key = begin; key < seen; key += WIDTH)
       store(score + key, load<floats>(score + key) * load<floats>(key_scales + key));
   for (int64_t key = begin; key < from; ++key) score[key] = -INFINITY;
   for (int64_t key = to; key < seen; ++key) score[key] = -INFINITY;
-  for (int64_t key = begin; key < seen; key += WIDTH) {
-    floats value = load<floats>(score + key);
-    peak = larger(value, peak);
-  }
-  top = largest(peak) * scale;
+  int64_t key = begin;
+  for (; key + 4 * WIDTH <= seen; key += 4 * WIDTH)
+    for (int i = 0; i < 4; ++i) peaks[i] = larger(load<floats>(score + key + i * WIDTH), peaks[i]);
+  for (; key < seen; key += WIDTH) peaks[0] = larger(load<floats>(score + key), peaks[0]);
+  top = largest(larger(larger(peaks[1], peaks[0]), larger(peaks[3], peaks[2]))) * scale;
   if (top == -INFINITY) begin = seen = 0;
   if (begin) std::fill_n(weight, begin, Input(0));
   floats sum_here{};
@@ -104,12 +104,12 @@ typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t
   return query;
 }
 
-// Scores (rows, SPAN) of queries with so many units of keys.
+// Scores (rows, SPAN) of queries with so many units of keys, which are near where other rows were multiplied with them before.
 template <typename Kernel>
 void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::Input* query, int64_t size, const typename Kernel::Element* const* keys,
-                   int64_t units, float* scores) {
+                   int64_t units, bool are_near, float* scores) {
   if constexpr (IN_TILES<Kernel>) {
-    Kernel::multiply_keys(state, rows, query, size, keys, units, scores);
+    Kernel::multiply_keys(state, rows, query, size, keys, units, are_near, scores);
   } else {
     bool few = rows <= Kernel::FEW;
     Multiply<Kernel> multiply = few ? straight_of<Kernel, Rows::QUERIES, 1>(rows) : multiply_of<Kernel, Rows::QUERIES>(rows);
@@ -121,9 +121,9 @@ void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::I
 // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
 template <typename Kernel>
 void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const typename Kernel::Element* const* values, int64_t units,
-                     int64_t width, float* out, int64_t out_size) {
+                     int64_t width, bool are_near, float* out, int64_t out_size) {
   if constexpr (IN_TILES<Kernel>) {
-    Kernel::multiply_values(state, rows, weights, values, units, width, out, out_size);
+    Kernel::multiply_values(state, rows, weights, values, units, width, are_near, out, out_size);
   } else {
     int64_t pairs = units * UNIT / 2, i = 0;
     if (rows <= Kernel::FEW)
@@ -158,7 +158,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, scores);
+      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, row > 0, scores);
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
@@ -166,7 +166,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      multiply_values<Kernel>(state, some, weights, span.values(), units, span.width, part, width);
+      multiply_values<Kernel>(state, some, weights, span.values(), units, span.width, row > 0, part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }
