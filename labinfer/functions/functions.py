@@ -13,6 +13,7 @@ from labinfer.functions.protocols import (
     DeltaRule,
     Embedding,
     Experts,
+    GatedLinear,
     GatedNorm,
     GeluAndMul,
     LargestLogits,
@@ -41,6 +42,8 @@ class MatrixFunctions:
 
     pack_weight: PackWeight
     linear: Linear
+    gated_linear: GatedLinear | None
+    """None where it is not there beside each ``linear``: that and an activation are the same."""
     embedding: Embedding | None
     """None where tables are not held this way."""
     target: str

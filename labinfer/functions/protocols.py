@@ -75,6 +75,15 @@ class Linear(Protocol):
         """``x @ weight.T + bias``: (T, I) → (T, O) in x's dtype. ``x`` need not be contiguous; the bias is in x's dtype."""
 
 
+class GatedLinear(Protocol):
+    """``Linear`` and the activation of a gated MLP after it in one pass, to the same bits."""
+
+    def __call__(
+        self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
+    ) -> torch.Tensor:
+        """``SiluAndMul`` of ``Linear``, or ``GeluAndMul``: (T, I) → (T, O / 2)."""
+
+
 class Embedding(Protocol):
     """Rows of this rank's slice of the vocabulary."""
 

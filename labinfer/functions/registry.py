@@ -18,7 +18,10 @@ from labinfer.errors import UserError
 from labinfer.functions.by_sequence import BySequence
 from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
-MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "embedding", "make_preview", "largest_logits")
+MATRIX_FUNCTIONS = (
+    *("pack_weight", "pack_codes", "linear", "gated_linear", "embedding"),
+    *("make_preview", "largest_logits"),
+)
 """Functions that share packed weights, so that their implementations must be of one layout."""
 CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
 """Functions that share the KV cache. All take it in any layout; where both have the layout ``tiles`` it is kept in tiles."""
@@ -29,12 +32,13 @@ CODES = ("int8", "int4")
 """Quantizations in which checkpoints hold codes."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
 """The same for the experts of a mixture."""
+ACTIVATIONS = ("silu_and_mul", "gelu_and_mul")
+"""Functions of which ``gated_linear`` takes the place where there is one."""
 WEIGHT_FUNCTIONS = (MATRIX_FUNCTIONS, EXPERT_FUNCTIONS)
 OTHER_FUNCTIONS = (
     *(
         "add_rms_norm",
-        "silu_and_mul",
-        "gelu_and_mul",
+        *ACTIVATIONS,
         "rotate_and_write",
         "paged_attention",
         "causal_conv",
@@ -151,9 +155,9 @@ class FunctionRegistry:
 
         allowed = matches(function)
         for other in _layout_group(function):
-            known = matches(other) if other in overrides else {}
-            if known:
-                layout = known[overrides[other]].layout
+            named = matches(other).get(overrides[other]) if other in overrides else None
+            if named is not None:
+                layout = named.layout
                 allowed = {name: item for name, item in allowed.items() if item.layout == layout}
         return {name: item for name, item in allowed.items() if overrides.get(function, name) == name}
 
@@ -198,9 +202,13 @@ class FunctionRegistry:
 
         def matrix_functions(target: str, own: str, is_named: bool) -> MatrixFunctions:
             known = layout_candidates(MATRIX_FUNCTIONS, target, own, is_named)
+            gated = {name: item for name, item in known["gated_linear"].items() if name in known["linear"]}
+            is_asked_for = "gated_linear" in overrides or not any(name in overrides for name in ACTIVATIONS)
+            goes_with_all = "gated_linear" in overrides or len(gated) == len(known["linear"])
             return MatrixFunctions(
                 pack_weight=_pick(known["pack_weight"]),
                 linear=_pick(known["linear"], choice.get(target, ())),
+                gated_linear=_pick(gated, choice.get(target, ())) if gated and is_asked_for and goes_with_all else None,
                 embedding=_pick(known["embedding"]) if known["embedding"] else None,
                 target=target,
                 quantization=own,
@@ -269,7 +277,8 @@ class FunctionRegistry:
             layouts: dict[tuple[str, ...], set[str]] = {}
             for function, name in overrides.items():
                 reads_weights = _layout_group(function)
-                known = self.candidates(function, device, dtype, {}, own if reads_weights else "none")
+                looked_up = "linear" if function == "gated_linear" else function  # not each of those has one
+                known = self.candidates(looked_up, device, dtype, {}, own if reads_weights else "none")
                 if known and name not in known:
                     raise UserError(
                         f"--functions {function}={name}: there is none of this name for "

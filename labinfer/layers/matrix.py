@@ -12,6 +12,7 @@ import torch
 from labinfer.functions.calls import FunctionCall, LinearCall
 from labinfer.functions.functions import MatrixFunctions, MatrixKind
 from labinfer.functions.packed_weight import PackedWeight, export_packed, import_packed
+from labinfer.functions.protocols import GatedLinear
 from labinfer.layers.context import StageContext
 from labinfer.weights.codes import CodeForm, Codes, Range
 from labinfer.weights.slices import MatrixSlice
@@ -146,6 +147,11 @@ class Matrix(WeightedModule):
             for block in self._blocks
         )
         return torch.cat(list(outs), dim=1)
+
+    @property
+    def gated_linear(self) -> GatedLinear | None:
+        """The product and a gated activation in one call; None where the functions have none, or there are several blocks."""
+        return self._blocks[0].functions.gated_linear if len(self._blocks) == 1 else None
 
     def columns(self, begin: int, end: int) -> torch.Tensor:
         """Inputs ``begin:end`` of the matrix as products see it, (end - begin, outputs): those of unit vectors."""

@@ -46,12 +46,20 @@ class GatedMLP(nn.Module):
         self.down_proj = RowParallelLinear(full, columns, hidden_size, config.bias, ctx)
 
     def calls(self) -> Iterator[FunctionCall]:
-        yield GatedActivationCall(self.down_proj.num_inputs, self._activation)
+        if self.gate_up_proj.gated_linear is None:
+            yield GatedActivationCall(self.down_proj.num_inputs, self._activation)
+
+    def _gate(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """(T, D) → (T, F)."""
+        matrix = self.gate_up_proj
+        if (gated_linear := matrix.gated_linear) is None:
+            return self._activate(matrix(x_TD))
+        return gated_linear(x_TD, matrix.packed, matrix.bias, gelu=self._activation == "gelu_and_mul")
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D)."""
-        return self.down_proj(self._activate(self.gate_up_proj(x_TD)))
+        return self.down_proj(self._gate(x_TD))
 
     def partial(self, x_TD: torch.Tensor) -> torch.Tensor:
         """This rank's summand of ``forward``, for one that adds other summands before the sum over the ranks."""
-        return self.down_proj.partial(self._activate(self.gate_up_proj(x_TD)))
+        return self.down_proj.partial(self._gate(x_TD))

@@ -129,33 +129,38 @@ struct LastStep {
 // else wait for.
 constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
 
-// Rows of so many bytes, stride bytes apart, times one panel to out (rows, 32), in float32 or whole numbers.
-template <typename Input>
-void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* out,
-                    const Stream& stream) {
-  constexpr int64_t OUT = PANEL * 4;
-  int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole;
+// Rows of so many bytes, stride bytes apart, times one panel: done(row, count, memory) with the sums of so many rows from that one on,
+// in float32 or whole numbers; memory has room for all rows. What is read ahead is spread over the rows, as a processor waits where it
+// fetches more lines at once than it has buffers for.
+template <typename Input, typename Done>
+void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* memory,
+                    const Stream& stream, Done done) {
+  constexpr int64_t OUT = PANEL * 4, LINES = STEP_BYTES / 64;
+  int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole, apart = whole > NEAR_BYTES ? OUT : 0;
+  int even = rows / TILE_ROWS * TILE_ROWS, blocks = std::max(1, even / TILE_ROWS);
+  int64_t further = blocks > 1 ? NEAR_BYTES * PANEL - AHEAD : 0;
   LastStep last;
   if (rest) last.take_weights(panel + whole * PANEL, rest);
   auto multiply = [&](int row, int count, int64_t begin, int64_t end) {
     bool has_second = count > WIDTH;
     const char* at = x + row * stride;
-    if (begin) load_sums(has_second, out + row * OUT, OUT);
+    char* sums = memory + row * apart;
+    int64_t first_line = LINES * (row / TILE_ROWS) / blocks, end_line = stream.is_near ? 0 : LINES * (row / TILE_ROWS + 1) / blocks;
+    if (begin) load_sums(has_second, sums, OUT);
     else clear_sums(has_second);
     for (int64_t from = begin; from < end; from += TILE_BYTES) {
       const char* weights = panel + from * PANEL;
       add_step<Input>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
-      if (row > 0 || stream.is_near) continue;
-      const char* ahead = stream.ahead(weights);
-      for (int64_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+      const char* ahead = stream.ahead(weights + further);
+      for (int64_t line = first_line; line < end_line; ++line) __builtin_prefetch(ahead + line * 64, 0, 2);
     }
     if (rest && end == whole) {
       last.take_rows(at + whole, stride, count, rest);
       add_step<Input>(has_second, last.rows, TILE_BYTES, last.weights, last.weights + TILE_BYTES, OUT);
     }
-    store_sums(has_second, out + row * OUT, OUT);
+    store_sums(has_second, sums, OUT);
+    if (end == whole) done(row, count, sums);
   };
-  int even = rows / TILE_ROWS * TILE_ROWS;
   if (even) shape.set(TILE_ROWS, TILE_BYTES);
   for (int64_t begin = 0; even && (begin < whole || begin == 0); begin += NEAR_BYTES)
     for (int row = 0; row < even; row += TILE_ROWS) multiply(row, TILE_ROWS, begin, std::min(whole, begin + NEAR_BYTES));
@@ -170,13 +175,15 @@ struct Amx {
   using Input = bf16;
   using Stored = bf16;
   using Activation = bf16;
-  static constexpr int ROWS = 128, STEP = 2;
+  static constexpr int ROWS = 512, STEP = 2;
 
   static const bf16* inputs(const bf16* x, int64_t) { return x; }
 
-  static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out,
-                    const Stream& stream) {
-    multiply_tiles<bf16>(shape, rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)out, stream);
+  template <typename Done>
+  static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* memory,
+                    const Stream& stream, Done done) {
+    multiply_tiles<bf16>(shape, rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)memory, stream,
+                         [&](int row, int count, const char* sums) { done(row, count, FloatSums{(const float*)sums}); });
   }
 };
 

@@ -15,12 +15,14 @@ struct Plain {
   // Outputs after the last panel, as they were.
   const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
 
-  // The product of so many rows with a panel; is_first and is_last in a series of products of one thread with that panel.
-  template <typename Kernel>
-  void panel(PanelState<Kernel>& state, int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool, float* out) const {
+  // The product of so many rows with a panel, see multiply_panel; is_first and is_last in a series of products of one thread with that
+  // panel.
+  template <typename Kernel, typename Done>
+  void panel(PanelState<Kernel>& state, int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool, float* memory,
+             Done done) const {
     Stream stream;
     stream.is_near = !is_first;
-    multiply_panel<Kernel>(state, rows, x, inputs, weight + number * PANEL * inputs, inputs / 2, out, stream);
+    multiply_panel<Kernel>(state, rows, x, inputs, weight + number * PANEL * inputs, inputs / 2, memory, stream, done);
   }
 };
 
@@ -32,20 +34,21 @@ struct Packed12 : Matrix12 {
 
   const bf16* rest(int64_t) const { return last_rows; }
 
-  template <typename Kernel>
+  template <typename Kernel, typename Done>
   void panel(PanelState<Kernel>& state, int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool is_last,
-             float* out) const {
+             float* memory, Done done) const {
     static thread_local LineVector<bf16> whole;  // kept from call to call, so that nothing is allocated
     bool is_kept = IN_TILES<Kernel> || !is_last;
     if (is_first && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
     if constexpr (IN_TILES<Kernel>) {
       if (is_first) decode_panel(Matrix12::panel(number), groups, whole.data());
     } else if (is_first) {
-      return panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_kept ? whole.data() : nullptr, out);
+      panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_kept ? whole.data() : nullptr, memory);
+      return done(0, rows, FloatSums{memory});
     }
     Stream stream;
     stream.is_near = true;
-    multiply_panel<Kernel>(state, rows, x, inputs, whole.data(), inputs / 2, out, stream);
+    multiply_panel<Kernel>(state, rows, x, inputs, whole.data(), inputs / 2, memory, stream, done);
   }
 };
 

@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 
 import torch
 
 from labinfer.functions.packed_weight import PackedWeight
 
+PANEL = 32
+"""Outputs that are packed together."""
+
+
+class Finish(IntEnum):
+    """End of a product: nothing more, or the activation of a gated MLP; activations.h has the same."""
+
+    NOTHING = 0
+    SILU = 1
+    GELU = 2
+
+    @classmethod
+    def gate(cls, gelu: bool) -> Finish:
+        return cls.GELU if gelu else cls.SILU
+
+    def takes(self, outputs: int) -> bool:
+        """Whether products with so many outputs can be finished so: gates and ups have to be whole panels."""
+        return self is Finish.NOTHING or outputs % (2 * PANEL) == 0
+
+    def empty(self, x_TI: torch.Tensor, outputs: int) -> torch.Tensor:
+        """Memory for what comes out."""
+        return x_TI.new_empty(x_TI.shape[0], outputs if self is Finish.NOTHING else outputs // 2)
+
 
 def multiply(
-    call: Callable, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None
+    call: Callable,
+    x_TI: torch.Tensor,
+    weight: PackedWeight,
+    bias_O: torch.Tensor | None = None,
+    *finish: Finish,
 ) -> torch.Tensor:
-    """(T, O) in the dtype of x: x times the weight, plus the bias, which is of that dtype too."""
+    """(T, O) in the dtype of x: x times the weight, plus the bias, which is of that dtype too.
+
+    Args:
+        finish: where the library's function has that argument; (T, O / 2) with an activation.
+    """
     x_TI = x_TI.contiguous()
-    out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
+    out_TO = (finish[0] if finish else Finish.NOTHING).empty(x_TI, weight.outputs)
     call(
         x_TI.data_ptr(),
         weight.data.data_ptr(),
@@ -23,6 +55,7 @@ def multiply(
         x_TI.shape[0],
         weight.outputs,
         weight.inputs,
+        *finish,
         torch.get_num_threads(),
     )
     return out_TO

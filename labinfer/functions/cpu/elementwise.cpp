@@ -114,17 +114,7 @@ inline void write_head(T* cache, const T* numbers, int64_t row, int64_t key, int
     for (int64_t i = 0; i < size; ++i) unit[(key / 2 * size + i) * 2 + key % 2] = numbers[i];
 }
 
-// Rounded to a type of numbers, and still floats.
-template <typename Number>
-inline floats rounded(floats value) {
-  Number numbers[WIDTH];
-  store_floats(numbers, value);
-  return load_floats(numbers);
-}
-template <>
-inline floats rounded<bf16>(floats value) { return widen(narrow(value)); }
-template <>
-inline floats rounded<float>(floats value) { return value; }
+// Rounded to a type of numbers, and still a float.
 template <typename Number>
 inline float rounded(float value) {
   Number number;
@@ -172,7 +162,7 @@ void gate_by(const Number* gate_up, Number* out, int64_t tokens, int64_t size, i
     Number* to = out + token * size;
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH)
-      store_floats(to + i, rounded<Number>(Activate::many(load_floats(gate + i), gate)) * load_floats(up + i));
+      store_floats(to + i, gated<Activate>(load_floats(gate + i), load_floats(up + i), gate));
     for (; i < size; ++i) set(to[i], rounded<Number>(Activate::one(as_float(gate[i]))) * as_float(up[i]));
   });
 }

@@ -105,12 +105,17 @@ class Rows {
     return near.rows();
   }
 
+  // each(row, low, high) with 16 outputs and 16 more of each row.
+  template <typename Each>
   static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
-                       const float* scales, float unit, float* out, const Stream& stream) {
-    multiply_panel(state, form, count, in.q + first * form.padded(), panel, in.start + first * form.groups(), out, stream);
-    for (int row = 0; row < count; ++row, out += PANEL)
-      for (int half = 0; half < PANEL; half += WIDTH)
-        store(out + half, scaled(out + half, in.scale[first + row] * unit, scales ? scales + half : nullptr));
+                       const float* scales, float unit, float* memory, const Stream& stream, Each each) {
+    multiply_panel(state, form, count, in.q + first * form.padded(), panel, in.start + first * form.groups(), memory, stream,
+                   [&](int begin, int some, auto sums) {
+                     for (int row = 0; row < some; ++row) {
+                       float scale = in.scale[first + begin + row] * unit;
+                       each(first + begin + row, scaled(sums(row, 0), scale, scales), scaled(sums(row, 1), scale, scales ? scales + WIDTH : nullptr));
+                     }
+                   });
   }
 
  private:
@@ -145,10 +150,13 @@ class Rows<Dense<Kernel>> {
     return {Kernel::inputs(near.data(), count * padded), padded};
   }
 
+  template <typename Each>
   static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel, const float*,
-                       float, float* out, const Stream& stream) {
+                       float, float* memory, const Stream& stream, Each each) {
     multiply_panel<Kernel>(state, count, in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
-                           form.padded() / Kernel::STEP, out, stream);
+                           form.padded() / Kernel::STEP, memory, stream, [&](int begin, int some, auto sums) {
+                             for (int row = 0; row < some; ++row) each(first + begin + row, sums(row, 0), sums(row, 1));
+                           });
   }
 
  private:
@@ -179,13 +187,13 @@ const uint8_t* down_panel(const uint8_t* expert, const Layout<Form>& layout, int
   return expert + layout.down_begin() + panel * layout.down.panel_bytes();
 }
 
-// Products of rows with panels. take(first, count) is a block of rows; each(panel, row, sums) is given 32 outputs of a row.
+// Products of rows with panels. take(first, count) is a block of rows; each(panel, row, low, high) is given 16 outputs of a row, and 16 more.
 // Panels are read from memory for every block of rows, so blocks are of like size and rather a half larger than the part of
 // the cache that is theirs than one more.
 template <typename Form, typename Take, typename Each>
 void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Each each) {
   constexpr int ROWS = Form::ROWS;
-  alignas(64) float block[ROWS * PANEL];
+  alignas(64) float memory[ROWS * PANEL];
   PanelState<Form> state;
   const char* end = (const char*)panels.data + panels.end * form.panel_bytes();
   Stream stream{end, panels.next ? (const char*)panels.next - end : -2 * AHEAD};  // what was read takes no time
@@ -199,8 +207,8 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, E
         stream.is_near = row > 0;
         int now = int(std::min(step, count - row));
         Rows<Form>::multiply(state, form, rows_in, row, now, panels.data + panel * form.panel_bytes(),
-                             panels.scales ? panels.scales + panel * PANEL : nullptr, panels.unit, block, stream);
-        for (int i = 0; i < now; ++i) each(panel, first + row + i, block + i * PANEL);
+                             panels.scales ? panels.scales + panel * PANEL : nullptr, panels.unit, memory, stream,
+                             [&](int64_t at, floats low, floats high) { each(panel, first + at, low, high); });
       }
   }
 }
@@ -233,8 +241,7 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
       auto take = [&](int64_t row, int64_t count) {
         return rows_in.gather(layout.gate_up, &routing.token[first + row], count);
       };
-      multiply(layout.gate_up, own, rows, take, [&](int64_t panel, int64_t row, const float* sums) {
-        floats gate = load<floats>(sums), up = load<floats>(sums + WIDTH);
+      multiply(layout.gate_up, own, rows, take, [&](int64_t panel, int64_t row, floats gate, floats up) {
         store_floats(out + ((first + row) * panels + panel) * WIDTH,
                      activate(call, routing.experts[i], panel * WIDTH, gate, up));
       });
@@ -265,13 +272,13 @@ void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, c
       auto take = [&](int64_t row, int64_t count) { return rows_in.take(layout.down, first + row, count); };
       const uint8_t* next = i + 1 < active ? down_panel(experts[routing.experts[i + 1]], layout, begin) : nullptr;
       multiply(layout.down, panels_of(experts[routing.experts[i]], layout, true, begin, end, next), rows, take,
-               [&](int64_t panel, int64_t row, const float* products) {
+               [&](int64_t panel, int64_t row, floats low, floats high) {
                  float* to = sums + routing.token[first + row] * width + panel * PANEL;
                  float weight = routing.weight[first + row];
                  const float* bias = call.down_bias;
                  if (bias) bias += routing.experts[i] * call.bias_outputs + panel * PANEL;
                  for (int half = 0; half < PANEL; half += WIDTH) {
-                   floats product = load<floats>(products + half);
+                   floats product = half ? high : low;
                    if (bias) product += load<floats>(bias + half);
                    store(to + half, load<floats>(to + half) + product * weight);
                  }

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 
 from labinfer.functions.clamped_gate import ClampedGate
+from labinfer.functions.cpu.dense import PANEL
 from labinfer.functions.cpu.library import Library, new_bytes, readable
-from labinfer.functions.cpu.quantized import CODINGS, PANEL, code_unit, offset_kind
+from labinfer.functions.cpu.quantized import CODINGS, code_unit, offset_kind
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
 from labinfer.functions.reference.quantized import scale_unit
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cpu.dense import look_up, multiply
+from labinfer.functions.cpu.dense import Finish, look_up, multiply
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
@@ -49,7 +49,7 @@ class CpuFunctions:
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
     def __init__(self, library: Library, kernel: str = "", dtype: torch.dtype = torch.bfloat16):
-        self._library, self._dtype = library, DTYPES.index(dtype)
+        self.kernel, self._library, self._dtype = kernel, library, DTYPES.index(dtype)
         self._attend = library.find("attend", kernel)
         name = str(dtype).removeprefix("torch.")
         self._norm = getattr(library, f"add_rms_norm_{name}")
@@ -66,7 +66,8 @@ class CpuFunctions:
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "gelu_and_mul")
-        return {name: getattr(self, name) for name in (*names, "rotate_and_write", "paged_attention")}
+        gated = ("gated_linear",) if self._are_pairs else ()
+        return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:
         if not self._is_odd(weight_OI.shape[1]):
@@ -76,7 +77,19 @@ class CpuFunctions:
     def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if self._is_odd(weight.inputs):
             return linear.linear(x_TI, weight, bias_O)
-        return multiply(self._linear, x_TI, weight, bias_O)
+        return multiply(self._linear, x_TI, weight, bias_O, *((Finish.NOTHING,) if self._are_pairs else ()))
+
+    def gated_linear(
+        self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
+    ) -> torch.Tensor:
+        finish = Finish.gate(gelu)
+        if self._is_odd(weight.inputs) or not finish.takes(weight.outputs):
+            return self.activate(self.linear(x_TI, weight, bias_O), gelu)
+        return multiply(self._linear, x_TI, weight, bias_O, finish)
+
+    def activate(self, gate_up_TF: torch.Tensor, gelu: bool) -> torch.Tensor:
+        """``gelu_and_mul`` or ``silu_and_mul``."""
+        return _gate(self._gelu if gelu else self._silu, gate_up_TF)
 
     def embedding(self, token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
         if self._is_odd(table.inputs):

@@ -107,14 +107,14 @@ def load(path: Path) -> Library:
     pointer, size, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     arguments = {
         "pack_weight": [pointer, size, size, count],
-        "linear": [pointer] * 4 + [size] * 3 + [count],
-        "linear12": [pointer] * 4 + [size] * 3 + [count],
+        "linear": [pointer] * 4 + [size] * 3 + [count] * 2,
+        "linear12": [pointer] * 4 + [size] * 3 + [count] * 2,
         "pack12": [pointer] * 4 + [size] * 2 + [count],
         "quantize_int8": [pointer] * 3 + [size] * 2 + [count] * 2,
         "quantize_int4": [pointer] * 2 + [size] * 3 + [real] + [count] * 2,
-        "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 2,
+        "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 3,
         "pack_codes": [pointer] * 5 + [size] * 3 + [count] * 3 + [real, count],
-        "linear_groups": [pointer] * 4 + [size] * 5 + [count] * 3 + [real] + [count] * 2,
+        "linear_groups": [pointer] * 4 + [size] * 5 + [count] * 3 + [real] + [count] * 3,
         "largest_logits": [pointer] * 4 + [size, real, real, pointer] + [size] * 3 + [count],
         "largest_logits12": [pointer] * 4 + [size, real, real, pointer] + [size] * 3 + [count],
         "largest_logits_int8": [pointer] * 5 + [size, real, real, pointer] + [size] * 3 + [count] * 2,
@@ -143,7 +143,7 @@ def load(path: Path) -> Library:
         arguments[f"rotate_and_write_{dtype}"] = [pointer] * 10 + [size] * 5 + [count] * 2 + [size] + [count] * 2
     for dtype in ("float32", "float16"):
         arguments[f"pack_{dtype}"] = arguments["pack_weight"]
-        arguments[f"linear_{dtype}"] = arguments["linear"]
+        arguments[f"linear_{dtype}"] = [pointer] * 4 + [size] * 3 + [count]
         arguments[f"embedding_{dtype}"] = arguments["embedding"]
     for dtype in ("bfloat16", "float32"):
         arguments[f"causal_conv_{dtype}"] = [pointer] * 7 + [size] * 4 + [count]

@@ -1,47 +1,93 @@
 // Products with packed weights.
+#include "activations.h"
 #include "dense.h"
 #include "packed.h"
 #include "replay.h"
 
 namespace {
 
+// Products of blocks of rows with panels, plus their bias, as one thread makes them.
+template <typename Kernel, typename Weights>
+class Products {
+ public:
+  Products(const bf16* x, const Weights& weight, const bf16* bias, int64_t tokens, int64_t inputs, int64_t together)
+      : x(x), weight(weight), bias(bias), tokens(tokens), inputs(inputs), together(together) {}
+
+  // write(token, low, high) with 16 outputs and 16 more of each row of a block.
+  template <typename Write>
+  void multiply(int64_t block, int64_t panel, Write write) {
+    int64_t first = block * together, count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
+    if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
+    floats add_low{}, add_high{};
+    if (bias) {
+      add_low = widen(load<halves>(bias + panel * PANEL));
+      add_high = widen(load<halves>(bias + panel * PANEL + WIDTH));
+    }
+    for (int64_t begin = 0; begin < count; begin += step)
+      weight.template panel<Kernel>(state, panel, rows_in + begin * inputs, int(std::min(step, count - begin)), begin == 0,
+                                    begin + step >= count, memory, [&](int row, int some, auto sums) {
+                                      for (int i = 0; i < some; ++i)
+                                        write(first + begin + row + i, sums(i, 0) + add_low, sums(i, 1) + add_high);
+                                    });
+  }
+
+ private:
+  const bf16* x;
+  const Weights& weight;
+  const bf16* bias;
+  int64_t tokens, inputs, together, taken = -1;  // the first row of those in rows_in
+  const typename Kernel::Input* rows_in = nullptr;
+  PanelState<Kernel> state;
+  alignas(64) float memory[Kernel::ROWS * PANEL];
+};
+
 template <typename Kernel, typename Weights>
 void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
               int64_t inputs, int threads) {
-  int64_t panels = outputs / PANEL, row_bytes = inputs * sizeof(typename Kernel::Input);
-  int64_t together = rows_together<Kernel>(row_bytes), blocks = (tokens + together - 1) / together;
-  int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
+  int64_t panels = outputs / PANEL, parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
+  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input));
   RowWriter<Kernel> writer(out, tokens, outputs);
-  in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
-    alignas(64) float block[Kernel::ROWS * PANEL];
-    PanelState<Kernel> state;
-    const typename Kernel::Input* rows_in = nullptr;
-    int64_t taken = -1;  // the first row of those
+  in_parallel(threads, (tokens + together - 1) / together * parts, [&](Pieces& pieces) {
+    Products<Kernel, Weights> products(x, weight, bias, tokens, inputs, together);
     for (int64_t piece; pieces.next(piece);) {
-      int64_t first = piece / parts * together, number = piece % parts;
-      int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
-      if (number == panels) {
-        const bf16* row = weight.rest(panels);
-        for (int64_t output = panels * PANEL; output < outputs; ++output, row += inputs)
-          for (int64_t token = first; token < first + count; ++token)
-            out[token * outputs + output] =
-                narrow(dot(x + token * inputs, row, inputs) + (bias ? widen(bias[output]) : 0.0f));
+      int64_t block = piece / parts, number = piece % parts;
+      if (number < panels) {
+        products.multiply(block, number, [&](int64_t token, floats low, floats high) {
+          writer.write(out + token * outputs + number * PANEL, low, high);
+        });
         continue;
       }
-      if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
-      floats add_low{}, add_high{};
-      if (bias) {
-        add_low = widen(load<halves>(bias + number * PANEL));
-        add_high = widen(load<halves>(bias + number * PANEL + WIDTH));
-      }
-      for (int64_t token = 0; token < count; token += step) {
-        int rows = int(std::min(step, count - token));
-        weight.template panel<Kernel>(state, number, rows_in + token * inputs, rows, token == 0, token + step >= count, block);
-        for (int row = 0; row < rows; ++row) {
-          bf16* to = out + (first + token + row) * outputs + number * PANEL;
-          writer.write(to, load<floats>(block + row * PANEL) + add_low, load<floats>(block + row * PANEL + WIDTH) + add_high);
-        }
-      }
+      const bf16* row = weight.rest(panels);
+      for (int64_t output = panels * PANEL; output < outputs; ++output, row += inputs)
+        for (int64_t token = block * together; token < std::min(tokens, (block + 1) * together); ++token)
+          out[token * outputs + output] = narrow(dot(x + token * inputs, row, inputs) + (bias ? widen(bias[output]) : 0.0f));
+    }
+    writer.finish();
+  });
+}
+
+// out (tokens, columns) = activate(gate) * up, of which columns outputs each are gates and ups. A thread multiplies rows with a panel of
+// gates and with the ups that go with them; all is rounded as by linear and an activation after it.
+template <typename Activate, typename Kernel, typename Weights>
+void multiply_gated(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t columns,
+                    int64_t inputs, int threads) {
+  int64_t panels = columns / PANEL, together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input));
+  RowWriter<Kernel> writer(out, tokens, columns);
+  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
+    static thread_local LineVector<bf16> gates;  // kept from call to call, so that nothing is allocated
+    if (int64_t(gates.size()) < together * PANEL) gates.resize(together * PANEL);
+    Products<Kernel, Weights> products(x, weight, bias, tokens, inputs, together);
+    for (int64_t piece; pieces.next(piece);) {
+      int64_t block = piece / panels, number = piece % panels;
+      bf16* gate_of_block = gates.data() - block * together * PANEL;
+      products.multiply(block, number, [&](int64_t token, floats low, floats high) {
+        store_floats(gate_of_block + token * PANEL, low), store_floats(gate_of_block + token * PANEL + WIDTH, high);
+      });
+      products.multiply(block, panels + number, [&](int64_t token, floats low, floats high) {
+        const bf16* gate = gate_of_block + token * PANEL;
+        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), low, gate),
+                     gated<Activate>(load_floats(gate + WIDTH), high, gate));
+      });
     }
     writer.finish();
   });
@@ -61,12 +107,19 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
   });
 }
 
-// out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
-#define LINEAR(NAME, KERNEL, WEIGHTS, DATA)                                                                              \
-  void NAME(const bf16* x, const DATA* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,             \
-            int64_t inputs, int threads) {                                                                               \
-    multiply<KERNEL>(x, WEIGHTS, bias, out, tokens, outputs, inputs, threads);                                           \
-  }                                                                                                                      \
+// out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one; with finish, see Finish, (tokens, outputs / 2)
+// from the halves of those outputs, which are whole panels.
+#define LINEAR(NAME, KERNEL, WEIGHTS, DATA)                                                                                     \
+  void NAME(const bf16* x, const DATA* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,    \
+            int finish, int threads) {                                                                                          \
+    auto weights = WEIGHTS;                                                                                                     \
+    using Weights = decltype(weights);                                                                                          \
+    if (Finish(finish) == Finish::NOTHING)                                                                                      \
+      multiply<KERNEL, Weights>(x, weights, bias, out, tokens, outputs, inputs, threads);                                       \
+    else if (Finish(finish) == Finish::SILU)                                                                                    \
+      multiply_gated<Silu, KERNEL, Weights>(x, weights, bias, out, tokens, outputs / 2, inputs, threads);                       \
+    else multiply_gated<Gelu, KERNEL, Weights>(x, weights, bias, out, tokens, outputs / 2, inputs, threads);                    \
+  }                                                                                                                             \
   REPLAYABLE(NAME)
 
 // With weights as pack_weight leaves them, and as pack12 has packed them.

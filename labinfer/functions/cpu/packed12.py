@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from labinfer.functions.cpu.dense import look_up, multiply
+from labinfer.functions.cpu.dense import PANEL, Finish, look_up, multiply
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes
-from labinfer.functions.cpu.quantized import PANEL
 from labinfer.functions.packed_weight import DenseWeight, PackedWeight
 
 MAX_PATCHED = 0.01
@@ -62,7 +61,7 @@ class CpuPacked12:
 
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""
-        return {name: getattr(self, name) for name in ("pack_weight", "linear", "embedding")}
+        return {name: getattr(self, name) for name in ("pack_weight", "linear", "gated_linear", "embedding")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> PackedWeight:
         outputs, inputs = weight_OI.shape
@@ -85,7 +84,17 @@ class CpuPacked12:
     def linear(self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(weight, DenseWeight):
             return self._plain.linear(x_TI, weight, bias_O)
-        return multiply(self._linear, x_TI, weight, bias_O)
+        return multiply(self._linear, x_TI, weight, bias_O, Finish.NOTHING)
+
+    def gated_linear(
+        self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
+    ) -> torch.Tensor:
+        finish = Finish.gate(gelu)
+        if isinstance(weight, DenseWeight):
+            return self._plain.gated_linear(x_TI, weight, bias_O, gelu=gelu)
+        if not finish.takes(weight.outputs):
+            return self._plain.activate(self.linear(x_TI, weight, bias_O), gelu)
+        return multiply(self._linear, x_TI, weight, bias_O, finish)
 
     def embedding(self, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:
         if isinstance(table, DenseWeight):

@@ -235,12 +235,13 @@ constexpr bool IN_TILES = false;
 template <typename Kernel>
 struct PanelState {};
 
-// The number of rows, of so many bytes each, that stay in the second-level cache while all panels are multiplied with them.
-// Processors with tiles have twice as much of it.
+// The most rows of so many, of so many bytes each, that stay in the second-level cache while all panels are multiplied with them. In
+// tiles all of them go through a panel at once; processors that have tiles have more of that cache.
 template <typename Kernel>
-int64_t rows_together(int64_t row_bytes) {
-  constexpr int64_t BYTES = IN_TILES<Kernel> ? 2 * CACHE : CACHE;
-  return std::max<int64_t>(Kernel::ROWS, BYTES / row_bytes / Kernel::ROWS * Kernel::ROWS);
+int64_t rows_together(int64_t rows, int64_t row_bytes) {
+  if (!IN_TILES<Kernel>) return std::max<int64_t>(Kernel::ROWS, CACHE / row_bytes / Kernel::ROWS * Kernel::ROWS);
+  int64_t most = std::max<int64_t>(5 * CACHE / 2 / row_bytes, TILE_ROWS), blocks = (rows + most - 1) / most;
+  return up_to((rows + blocks - 1) / blocks, TILE_ROWS);
 }
 
 // Writes 32 outputs of rows. Where a call writes more than STREAMED bytes, whole lines go past the caches, since each would be read
@@ -291,14 +292,23 @@ constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...
   return found[rows - 1];
 }
 
-// x (rows, stride) times one panel to out (rows, 32), for a number of rows up to the kernel's.
-template <typename Kernel>
+// Sums (rows, 32) of rows with a panel: 16 of them from a row's first half or its second.
+struct FloatSums {
+  const float* sums;
+  floats operator()(int row, int half) const { return load<floats>(sums + row * PANEL + half * WIDTH); }
+};
+
+// x (rows, stride) times one panel, for a number of rows up to the kernel's: done(row, count, sums) for all rows, some at a time;
+// memory (rows, 32) is where sums are kept.
+template <typename Kernel, typename Done>
 inline void multiply_panel(PanelState<Kernel>& state, int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
-                           int64_t steps, float* out, const Stream& stream) {
-  if constexpr (IN_TILES<Kernel>)
-    Kernel::panel(state, rows, x, stride, weight, steps, out, stream);
-  else
-    panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, stride, weight, steps, out, stream);
+                           int64_t steps, float* memory, const Stream& stream, Done done) {
+  if constexpr (IN_TILES<Kernel>) {
+    Kernel::panel(state, rows, x, stride, weight, steps, memory, stream, done);
+  } else {
+    panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, stride, weight, steps, memory, stream);
+    done(0, rows, FloatSums{memory});
+  }
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ struct PreviewRow {
 
   void panel(int64_t number, Approximate& to) const {
     PanelState<Int4> state;
-    multiply_panel(state, form, 1, row.q, preview.codes + number * form.panel_bytes(), row.start, to.logits, {});
+    multiply_panel(state, form, 1, row.q, preview.codes + number * form.panel_bytes(), row.start, to.logits, {}, [](auto...) {});
     const float *taken = preview.spread + number * PANEL, *rounded = taken + up_to(outputs, PANEL);
     for (int64_t i = 0; i < PANEL; i += WIDTH) {
       store(to.logits + i, load<floats>(to.logits + i) * (row.scale[0] * preview.unit));
@@ -117,11 +117,11 @@ void largest_of_dense(const bf16* x, const Weights& weight, const Preview& previ
         for (int64_t output = number * PANEL; output < outputs; ++output, row += inputs) out[output] = narrow(dot(x, row, inputs));
         return;
       }
-      alignas(64) float block[PANEL];
+      alignas(64) float memory[PANEL];
       PanelState<Kernel> state;
-      weight.template panel<Kernel>(state, number, Kernel::inputs(x, inputs), 1, true, true, block);
-      for (int half = 0; half < 2; ++half)
-        store(out + number * PANEL + half * WIDTH, narrow(load<floats>(block + half * WIDTH)));
+      weight.template panel<Kernel>(state, number, Kernel::inputs(x, inputs), 1, true, true, memory, [&](int, int, auto sums) {
+        for (int half = 0; half < 2; ++half) store(out + number * PANEL + half * WIDTH, narrow(sums(0, half)));
+      });
     });
 }
 
@@ -136,7 +136,7 @@ void largest_of_int8(const T* x, const uint8_t* data, const float* scales, const
     keep_largest(x, preview, out, outputs, inputs, threads, [&](int64_t number) {
       alignas(64) float block[PANEL];
       PanelState<Int8> state;
-      multiply_panel(state, form, 1, row.q, data + number * form.panel_bytes(), row.start, block, {});
+      multiply_panel(state, form, 1, row.q, data + number * form.panel_bytes(), row.start, block, {}, [](auto...) {});
       for (int64_t i = number * PANEL; i < std::min(outputs, (number + 1) * PANEL); ++i)
         set(out[i], block[i % PANEL] * scales[i] * row.scale[0]);
     });

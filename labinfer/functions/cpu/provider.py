@@ -39,7 +39,8 @@ from labinfer.native import compiler
 logger = logging.getLogger(__name__)
 
 BFLOAT16 = (torch.bfloat16,)
-PANEL_FUNCTIONS = ("linear", "paged_attention")
+PRODUCTS = ("linear", "gated_linear")
+PANEL_FUNCTIONS = (*PRODUCTS, "paged_attention")
 """Functions whose inner loop is a product with panels, for which there are kernels (``panel.h``)."""
 
 
@@ -76,18 +77,14 @@ class CpuProvider(Provider):
         _add(registry, {"route": CpuRouting(self._library).route}, name="cpu", dtypes=CpuRouting.dtypes)
         _add(registry, CpuSampling(self._library).calls(), name="cpu", dtypes=CpuSampling.dtypes)
         _add(registry, CpuDeltaRule(self._library).calls(), name="cpu", dtypes=CpuDeltaRule.dtypes)
-        int8 = {
-            "pack_weight": quantized.quantize_int8,
+        codes = {
             "pack_codes": quantized.pack_codes,
             "linear": quantized.linear,
+            "gated_linear": quantized.gated_linear,
             "embedding": quantized.embedding,
         }
-        int4 = {
-            "pack_weight": partial(quantized.quantize_int4, group=group_size),
-            "pack_codes": quantized.pack_codes,
-            "linear": quantized.linear,
-            "embedding": quantized.embedding,
-        }
+        int8 = codes | {"pack_weight": quantized.quantize_int8}
+        int4 = codes | {"pack_weight": partial(quantized.quantize_int4, group=group_size)}
         vocabulary = {
             "pack_weight": partial(quantized.quantize_int4, group=VOCABULARY_GROUP),
             "linear": quantized.linear,
@@ -109,15 +106,17 @@ class CpuProvider(Provider):
         _add(registry, {function: calls[function] for function in PANEL_FUNCTIONS}, name=name, dtypes=BFLOAT16)
         attention = {"latent_attention": CpuLatent(self._library, kernel).latent_attention}
         _add(registry, attention, name=name, dtypes=CpuLatent.dtypes)
-        packed12 = {"linear": CpuPacked12(self._library, kernel).linear}
+        calls12 = CpuPacked12(self._library, kernel).calls()
+        packed12 = {function: calls12[function] for function in PRODUCTS}
         _add(registry, packed12, name=f"{name}-packed12", weights="packed12", dtypes=CpuPacked12.dtypes)
         experts = {"experts": CpuExperts(self._library, kernel).experts}
         _add(registry, experts, name=name, dtypes=BFLOAT16)
         if kernel != "amx":
             return
-        linear = {"linear": CpuQuantized(self._library, kernel).linear}
+        quantized = CpuQuantized(self._library, kernel)
+        products = {"linear": quantized.linear, "gated_linear": quantized.gated_linear}
         for quantization in ("int8", "int4", VOCABULARY_INT4):
-            _add(registry, linear, name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
+            _add(registry, products, name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
         for quantization in ("int8", "int4"):
             _add(registry, experts, name=name, dtypes=CpuExperts.dtypes, quantization=quantization)
 

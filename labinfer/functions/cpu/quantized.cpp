@@ -1,66 +1,119 @@
 // Products with weights as whole numbers, and rows of a rounded table.
+#include "activations.h"
 #include "replay.h"
 #include "rounded_tiles.h"
 
 namespace {
 
-// 32 outputs of a row: times the scales, plus the bias; fewer at the end of the matrix.
+// What a call's products are multiplied with and added to: rows in 8 bits, and weights. unit is what all scales among the data are
+// multiplied with.
 template <typename Form, typename T>
-inline void finish(const RowWriter<Form>& writer, T* out, const float* block, float row_scale, const float* scales, const T* bias,
-                   int64_t count) {
-  floats value[2];
-  for (int half = 0; half < 2; ++half)
-    value[half] = scaled(block + half * WIDTH, row_scale, scales ? scales + half * WIDTH : nullptr);
-  if (count == PANEL) {
-    for (int half = 0; bias && half < 2; ++half) value[half] += load_floats(bias + half * WIDTH);
-    writer.write(out, value[0], value[1]);
-  } else {
-    T rest[PANEL];
-    for (int i = 0; i < count; ++i) {
-      set(rest[i], value[i / WIDTH][i % WIDTH] + (bias ? as_float(bias[i]) : 0.0f));
+struct Operands {
+  const Form& form;
+  RoundedRows rows;
+  const uint8_t* weight;
+  const float* scales;  // null where they are among the data
+  const T* bias;        // null for none
+  int64_t tokens, outputs;
+  float unit;
+
+  int64_t together() const { return rows_together<Form>(tokens, form.padded()); }
+
+  // write(token, low, high) with 16 outputs and 16 more of each row of a block; those after the last are not defined.
+  template <typename Write>
+  void multiply(PanelState<Form>& state, float* memory, int64_t first, int64_t panel, Write write) const {
+    int64_t count = std::min(together(), tokens - first), step = pass_rows<Form>(count), output = panel * PANEL;
+    T some_bias[PANEL] = {};
+    if (bias) std::memcpy(some_bias, bias + output, std::min<int64_t>(PANEL, outputs - output) * sizeof(T));
+    floats add_low = load_floats(some_bias), add_high = load_floats(some_bias + WIDTH);
+    Stream stream;
+    for (int64_t token = first; token < first + count; token += step) {
+      multiply_panel(state, form, int(std::min(step, first + count - token)), rows.q + token * form.padded(),
+                     weight + panel * form.panel_bytes(), rows.start + token * form.groups(), memory, stream,
+                     [&](int begin, int some, auto sums) {
+                       for (int row = 0; row < some; ++row) {
+                         float scale = rows.scale[token + begin + row] * unit;
+                         floats low = scaled(sums(row, 0), scale, scales ? scales + output : nullptr, add_low);
+                         floats high = scaled(sums(row, 1), scale, scales ? scales + output + WIDTH : nullptr, add_high);
+                         write(token + begin + row, low, high);
+                       }
+                     });
+      stream.is_near = true;
     }
-    std::memcpy(out, rest, count * sizeof(T));
   }
+};
+
+// Rows of x, rounded: memory is kept from call to call, so that nothing is allocated.
+template <typename Form, typename T>
+RoundedRows round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
+  static thread_local Rounded rounded;
+  rounded.round(form, x, tokens, form.inputs, threads);
+  return rounded.rows();  // the threads of the team share the caller's
 }
 
-// unit is what all scales among the data are multiplied with.
 template <typename Form, typename T>
-void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out,
-              int64_t tokens, int64_t outputs, float unit, int threads) {
-  static thread_local Rounded rounded;  // kept from call to call, so that nothing is allocated
-  rounded.round(form, x, tokens, form.inputs, threads);
-  RoundedRows rows_in = rounded.rows();  // the threads of the team share the caller's
-  int64_t panels = (outputs + PANEL - 1) / PANEL, padded = form.padded(), groups = form.groups();
-  int64_t together = rows_together<Form>(padded), blocks = (tokens + together - 1) / together;
+void multiply(const Operands<Form, T>& operands, T* out, int threads) {
+  int64_t tokens = operands.tokens, outputs = operands.outputs, panels = (outputs + PANEL - 1) / PANEL, together = operands.together();
   RowWriter<Form> writer(out, tokens, outputs);
-  in_parallel(threads, blocks * panels, [&](Pieces& pieces) {
-    alignas(64) float block[Form::ROWS * PANEL];
+  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
+    alignas(64) float memory[Form::ROWS * PANEL];
     PanelState<Form> state;
     for (int64_t piece; pieces.next(piece);) {
-      int64_t first = piece / panels * together, number = piece % panels, output = number * PANEL;
-      int64_t last = std::min(tokens, first + together), step = pass_rows<Form>(last - first);
-      Stream stream;
-      for (int64_t token = first; token < last; token += step) {
-        int rows = int(std::min(step, last - token));
-        multiply_panel(state, form, rows, rows_in.q + token * padded, weight + number * form.panel_bytes(),
-                       rows_in.start + token * groups, block, stream);
-        stream.is_near = true;
-        for (int row = 0; row < rows; ++row)
-          finish(writer, out + (token + row) * outputs + output, block + row * PANEL, rows_in.scale[token + row] * unit,
-                 Form::OUTPUT_SCALES ? scales + output : nullptr, bias ? bias + output : nullptr,
-                 std::min<int64_t>(PANEL, outputs - output));
-      }
+      int64_t number = piece % panels, output = number * PANEL;
+      operands.multiply(state, memory, piece / panels * together, number, [&](int64_t token, floats low, floats high) {
+        T* to = out + token * outputs + output;
+        if (output + PANEL <= outputs) return writer.write(to, low, high);
+        T rest[PANEL];
+        store_floats(rest, low), store_floats(rest + WIDTH, high);
+        std::memcpy(to, rest, (outputs - output) * sizeof(T));
+      });
     }
     writer.finish();
   });
 }
 
+// See multiply_gated in linear.cpp.
+template <typename Activate, typename Form, typename T>
+void multiply_gated(const Operands<Form, T>& operands, T* out, int threads) {
+  int64_t tokens = operands.tokens, columns = operands.outputs / 2, panels = columns / PANEL, together = operands.together();
+  RowWriter<Form> writer(out, tokens, columns);
+  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
+    static thread_local LineVector<T> gates;  // kept from call to call, so that nothing is allocated
+    if (int64_t(gates.size()) < together * PANEL) gates.resize(together * PANEL);
+    alignas(64) float memory[Form::ROWS * PANEL];
+    PanelState<Form> state;
+    for (int64_t piece; pieces.next(piece);) {
+      int64_t first = piece / panels * together, number = piece % panels;
+      operands.multiply(state, memory, first, number, [&](int64_t token, floats low, floats high) {
+        T* gate = &gates[(token - first) * PANEL];
+        store_floats(gate, low), store_floats(gate + WIDTH, high);
+      });
+      operands.multiply(state, memory, first, panels + number, [&](int64_t token, floats low, floats high) {
+        const T* gate = &gates[(token - first) * PANEL];
+        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), low, gate),
+                     gated<Activate>(load_floats(gate + WIDTH), high, gate));
+      });
+    }
+    writer.finish();
+  });
+}
+
+template <typename Form, typename T>
+void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out, int64_t tokens,
+              int64_t outputs, float unit, Finish finish, int threads) {
+  Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, unit};
+  if (finish == Finish::NOTHING) multiply(operands, out, threads);
+  else if (finish == Finish::SILU) multiply_gated<Silu>(operands, out, threads);
+  else multiply_gated<Gelu>(operands, out, threads);
+}
+
 // A call's activations are bfloat16 or, with wide, float32.
 template <typename Form>
 void multiply_any(const Form& form, const void* x, const uint8_t* weight, const float* scales, const void* bias, void* out,
-                 int64_t tokens, int64_t outputs, float unit, int wide, int threads) {
-  if (wide) multiply(form, (const float*)x, weight, scales, (const float*)bias, (float*)out, tokens, outputs, unit, threads);
-  else multiply(form, (const bf16*)x, weight, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, threads);
+                  int64_t tokens, int64_t outputs, float unit, int wide, Finish finish, int threads) {
+  if (wide)
+    multiply(form, (const float*)x, weight, scales, (const float*)bias, (float*)out, tokens, outputs, unit, finish, threads);
+  else multiply(form, (const bf16*)x, weight, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, finish, threads);
 }
 
 template <typename Form, typename T>
@@ -147,37 +200,30 @@ void pack_codes(const uint32_t* words, const float* scales, const void* offsets,
   else put(Int8{inputs});
 }
 
-// out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one.
-void linear_int8(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,
-                 int64_t outputs, int64_t inputs, int wide, int threads) {
-  multiply_any(Int8{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
-}
-REPLAYABLE(linear_int8)
+// out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one; with finish, see Finish, (tokens, outputs / 2)
+// from the halves of those outputs, which are whole panels.
+#define LINEAR_INT8(NAME, FORM)                                                                                               \
+  void NAME(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,             \
+            int64_t outputs, int64_t inputs, int wide, int finish, int threads) {                                             \
+    multiply_any(FORM, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, Finish(finish), threads);                     \
+  }                                                                                                                           \
+  REPLAYABLE(NAME)
 
 // The same with weights in groups, before whose first input lead others are held.
-void linear_groups(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
-                   int64_t inputs, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int threads) {
-  with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
-    multiply_any(form, x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
-  });
-}
-REPLAYABLE(linear_groups)
+#define LINEAR_GROUPS(NAME, FORM)                                                                                             \
+  void NAME(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs, \
+            int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads) {   \
+    with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {                                                   \
+      multiply_any(FORM, x, data, nullptr, bias, out, tokens, outputs, unit, wide, Finish(finish), threads);                  \
+    });                                                                                                                       \
+  }                                                                                                                           \
+  REPLAYABLE(NAME)
 
+LINEAR_INT8(linear_int8, Int8{inputs})
+LINEAR_GROUPS(linear_groups, form)
 #ifdef HAS_AMX
-void linear_int8_amx(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,
-                     int64_t outputs, int64_t inputs, int wide, int threads) {
-  multiply_any(InTiles<Int8>{inputs}, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, threads);
-}
-REPLAYABLE(linear_int8_amx)
-
-void linear_groups_amx(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs,
-                       int64_t inputs, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide,
-                       int threads) {
-  with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
-    multiply_any(InTiles<decltype(form)>(form), x, data, nullptr, bias, out, tokens, outputs, unit, wide, threads);
-  });
-}
-REPLAYABLE(linear_groups_amx)
+LINEAR_INT8(linear_int8_amx, InTiles<Int8>{inputs})
+LINEAR_GROUPS(linear_groups_amx, InTiles<decltype(form)>(form))
 #endif
 
 // out (tokens, inputs): row id - first of a quantised table of so many outputs, zeros for ids outside.

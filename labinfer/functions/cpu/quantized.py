@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
+from labinfer.functions.cpu.dense import PANEL, Finish
+from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.packed_weight import POWERS_OF_TWO, TABLES, QuantizedWeight
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
 
-PANEL = 32
-"""Outputs that are packed together."""
 QUAD = 4
 """Inputs that are multiplied at once."""
 SCALE_BYTES = 2
@@ -34,10 +34,11 @@ class CpuQuantized:
     """Dtypes of activations; float16 is widened on the way in."""
 
     def __init__(self, library: Library, kernel: str = ""):
-        self._library = library
+        self.kernel, self._library = kernel, library
         self._linear_int8, self._linear_groups = (
             library.find(name, kernel) for name in ("linear_int8", "linear_groups")
         )
+        self._floats = {dtype: CpuFunctions(library, dtype=dtype) for dtype in self.dtypes}
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:
         outputs, inputs = weight_OI.shape
@@ -140,11 +141,24 @@ class CpuQuantized:
         )
 
     def linear(self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        return self._product(x_TI, weight, bias_O, Finish.NOTHING)
+
+    def gated_linear(
+        self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
+    ) -> torch.Tensor:
+        finish = Finish.gate(gelu)
+        if not finish.takes(weight.outputs) or x_TI.dtype == torch.float16:
+            return self._floats[x_TI.dtype].activate(self.linear(x_TI, weight, bias_O), gelu)
+        return self._product(x_TI, weight, bias_O, finish)
+
+    def _product(
+        self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None, finish: Finish
+    ) -> torch.Tensor:
         if not weight.group:
             scales = (weight.scales.data_ptr(),)
-            return self._multiply(self._linear_int8, x_TI, weight, bias_O, scales=scales)
+            return self._multiply(self._linear_int8, x_TI, weight, bias_O, finish, scales=scales)
         form = weight.group, weight.lead, weight.bits, *_coding(weight), weight.unit
-        return self._multiply(self._linear_groups, x_TI, weight, bias_O, form=form)
+        return self._multiply(self._linear_groups, x_TI, weight, bias_O, finish, form=form)
 
     def _multiply(
         self,
@@ -152,6 +166,7 @@ class CpuQuantized:
         x_TI: torch.Tensor,
         weight: QuantizedWeight,
         bias_O: torch.Tensor | None,
+        finish: Finish,
         *,
         scales: tuple[int, ...] = (),
         form: tuple[float, ...] = (),
@@ -160,7 +175,7 @@ class CpuQuantized:
         dtype, x_TI = x_TI.dtype, x_TI.contiguous()
         if dtype == torch.float16:
             x_TI, bias_O = x_TI.float(), None if bias_O is None else bias_O.float()
-        out_TO = x_TI.new_empty(x_TI.shape[0], weight.outputs)
+        out_TO = finish.empty(x_TI, weight.outputs)
         call(
             x_TI.data_ptr(),
             weight.data.data_ptr(),
@@ -172,6 +187,7 @@ class CpuQuantized:
             weight.inputs,
             *form,
             dtype != torch.bfloat16,
+            finish,
             torch.get_num_threads(),
         )
         return out_TO.half() if dtype == torch.float16 else out_TO

@@ -95,14 +95,16 @@ constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int
   return found[rows - 1];
 }
 
-// The product of so many rows, next to each other, with one panel: to out (rows, 32).
-template <typename Form>
+// The product of so many rows, next to each other, with one panel: done(row, count, sums) and memory as for dense ones in panel.h.
+template <typename Form, typename Done>
 inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, const int8_t* x, const uint8_t* weight,
-                           const int32_t* start, float* out, const Stream& stream) {
-  if constexpr (IN_TILES<Form>)
-    form.panel(state, rows, x, weight, start, out, stream);
-  else
-    whole_panel_among<Form>(rows, std::make_integer_sequence<int, Form::ROWS>{})(form, x, weight, start, out, stream);
+                           const int32_t* start, float* memory, const Stream& stream, Done done) {
+  if constexpr (IN_TILES<Form>) {
+    form.panel(state, rows, x, weight, start, memory, stream, done);
+  } else {
+    whole_panel_among<Form>(rows, std::make_integer_sequence<int, Form::ROWS>{})(form, x, weight, start, memory, stream);
+    done(0, rows, FloatSums{memory});
+  }
 }
 
 // Rows in 8 bits: x is about q times a scale. The inputs of a group times the middle of the weights come off again.
@@ -184,11 +186,10 @@ class Rounded {
   }
 };
 
-// 16 sums of a row's products, times its scale and, where there are, those of the outputs.
-inline floats scaled(const float* block, float row_scale, const float* output_scales) {
-  floats value = load<floats>(block);
+// 16 sums of a row's products, times its scale and, where there are, those of the outputs, plus other numbers.
+inline floats scaled(floats value, float row_scale, const float* output_scales, floats other = floats{}) {
   if (output_scales) value *= load<floats>(output_scales);
-  return value * row_scale;
+  return multiply_add(value, same(row_scale), other);
 }
 
 // Weights of one output that are rounded together, as floats; what fills the last vector up is zeros.

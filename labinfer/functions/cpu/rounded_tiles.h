@@ -20,26 +20,35 @@ template <typename Kernel, typename Form>
 using FormBeside = std::conditional_t<IN_TILES<Kernel>, InTiles<Form>, Form>;
 
 #ifdef HAS_AMX
+// See FloatSums; these begin at a whole number of each row.
+struct WholeSums {
+  const int32_t *sums, *start;
+  floats operator()(int row, int half) const {
+    return __builtin_convertvector(load<ints>(sums + row * PANEL + half * WIDTH) + start[row], floats);
+  }
+};
+
 // A form whose products are in tiles. They come to the same bits, as sums are exact.
 template <typename Form>
 struct InTiles : Form {
-  static constexpr int ROWS = Amx::ROWS, FEW = std::min(8, Form::ROWS);  // up to so many rows vectors are as fast
+  // Sums of groups are added to others, which have to be near.
+  static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4, FEW = std::min(8, Form::ROWS);  // up to so many rows vectors are as fast
 
   using Form::Form;
   explicit InTiles(const Form& form) : Form(form) {}
 
-  void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
-             const Stream& stream) const {
+  template <typename Done>
+  void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t* start, float* memory,
+             const Stream& stream, Done done) const {
     if (rows <= FEW) {
       PanelState<Form> none;
-      multiply_panel(none, (const Form&)*this, rows, x, weight, start, out, stream);
+      multiply_panel(none, (const Form&)*this, rows, x, weight, start, memory, stream, done);
     } else if constexpr (Form::OUTPUT_SCALES) {
-      multiply_tiles<int8_t>(shape, rows, (const char*)x, this->padded(), (const char*)weight, this->padded(), (char*)out, stream);
-      for (int row = 0; row < rows; ++row)
-        for (float* to = out + row * PANEL; to < out + (row + 1) * PANEL; to += WIDTH)
-          store(to, __builtin_convertvector(load<ints>(to) + start[row], floats));
+      multiply_tiles<int8_t>(shape, rows, (const char*)x, this->padded(), (const char*)weight, this->padded(), (char*)memory, stream,
+                             [&](int row, int count, const char* sums) { done(row, count, WholeSums{(const int32_t*)sums, start + row}); });
     } else {
-      group_panel_amx(Form::NUMBER)(&shape, rows, x, this->padded(), weight, this->groups(), this->group, start, out, &stream);
+      group_panel_amx(Form::NUMBER)(&shape, rows, x, this->padded(), weight, this->groups(), this->group, start, memory, &stream);
+      done(0, rows, FloatSums{memory});
     }
   }
 };

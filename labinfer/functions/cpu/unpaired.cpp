@@ -36,7 +36,7 @@ void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, in
       int count = int(std::min(step, rows - row));
       float* to = sums + row * PANEL;
       multiply_panel<Kernel>(state, count, x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
-                             begin ? part : to, {});
+                             begin ? part : to, {}, [](auto...) {});
       for (int64_t i = 0; begin && i < count * PANEL; i += WIDTH) store(to + i, load<floats>(to + i) + load<floats>(part + i));
     }
 }

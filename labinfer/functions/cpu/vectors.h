@@ -362,6 +362,25 @@ inline floats from_on(float bound, floats x, floats value) { return x < bound ? 
 #endif
 #undef BY_REGISTERS
 
+// a * b + c, rounded once where the processor can. Compilers do so on their own at some places and not at others.
+inline floats multiply_add(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  __m256 part[3][2];
+  std::memcpy(part[0], &a, sizeof(a)), std::memcpy(part[1], &b, sizeof(b)), std::memcpy(part[2], &c, sizeof(c));
+  for (int i = 0; i < 2; ++i) part[0][i] = _mm256_fmadd_ps(part[0][i], part[1][i], part[2][i]);
+  return load<floats>(part[0]);
+#elif defined(__aarch64__)
+  float32x4_t part[3][4];
+  std::memcpy(part[0], &a, sizeof(a)), std::memcpy(part[1], &b, sizeof(b)), std::memcpy(part[2], &c, sizeof(c));
+  for (int i = 0; i < 4; ++i) part[0][i] = vfmaq_f32(part[2][i], part[0][i], part[1][i]);
+  return load<floats>(part[0]);
+#else
+  return a * b + c;
+#endif
+}
+
 inline floats magnitude(floats value) { return (floats)((words)value & 0x7fffffff); }
 
 inline float sum(floats value) {

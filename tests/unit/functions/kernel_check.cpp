@@ -34,13 +34,22 @@ std::vector<int8_t> some_inputs(int64_t count, bool extreme) {
   return x;
 }
 
-// Numbers of rows that are multiplied at once: all, but of those in tiles only some on either side of whole ones.
+// Numbers of rows that are multiplied at once: all, but of those in tiles only some on either side of whole ones, and the most.
 template <typename Kernel>
 std::vector<int> row_counts() {
   std::vector<int> numbers;
   for (int rows = 1; rows <= Kernel::ROWS; ++rows)
-    if (!IN_TILES<Kernel> || rows % 16 < 2 || rows % 16 == 15) numbers.push_back(rows);
+    if (!IN_TILES<Kernel> || (rows <= 4 * TILE_ROWS && (rows % 16 < 2 || rows % 16 == 15)) || rows == Kernel::ROWS)
+      numbers.push_back(rows);
   return numbers;
+}
+
+// For multiply_panel: its sums, written to a vector (rows, 32).
+auto keep_in(std::vector<float>& out) {
+  return [&out](int first, int count, auto sums) {
+    for (int row = 0; row < count; ++row)
+      for (int half = 0; half < 2; ++half) store(&out[(first + row) * PANEL + half * WIDTH], sums(row, half));
+  };
 }
 
 // A panel of codes, and the product of a row with output, as whole numbers for each group.
@@ -89,9 +98,9 @@ void check_form(int64_t inputs, int64_t group, bool extreme) {
     start[i] = -Form::MIDDLE * sum;
   }
   for (int rows : row_counts<Form>()) {
-    std::vector<float> out(rows * PANEL, -1.0f);
+    std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
     PanelState<Form> state;
-    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
+    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
@@ -131,9 +140,9 @@ void check_int8(int64_t inputs, bool extreme) {
     for (int64_t i = 0; i < padded; ++i) start[row] -= Int8::MIDDLE * x[row * padded + i];
   }
   for (int rows : row_counts<Form>()) {
-    std::vector<float> out(rows * PANEL, -1.0f);
+    std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
     PanelState<Form> state;
-    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), out.data(), {});
+    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int32_t sum = 0;
@@ -165,9 +174,9 @@ void check_floats(const char* name, int64_t inputs) {
   for (int64_t i = 0; i < ROWS * inputs; ++i) to_stored(x[i], given[i]);
   const auto* rows_in = Kernel::inputs(given.data(), ROWS * inputs);
   for (int rows : row_counts<Kernel>()) {
-    std::vector<float> out(rows * PANEL, -1.0f);
+    std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
     PanelState<Kernel> state;
-    multiply_panel<Kernel>(state, rows, rows_in, inputs, panel.data(), inputs / STEP, out.data(), {});
+    multiply_panel<Kernel>(state, rows, rows_in, inputs, panel.data(), inputs / STEP, memory.data(), {}, keep_in(out));
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int sum = 0;
@@ -221,7 +230,7 @@ void measure(const char* name, const Form& form, int64_t rows) {
     for (int64_t panel = 0; panel < PANELS; ++panel)
       for (int64_t row = 0; row < rows; row += step)
         multiply_panel(state, form, int(std::min(step, rows - row)), &x[row * form.padded()], &panels[panel * form.panel_bytes()],
-                       &start[row * form.groups()], out.data(), {});
+                       &start[row * form.groups()], out.data(), {}, [](auto...) {});
   });
   double bytes = double(form.panel_bytes()) / double(2 * PANEL * form.inputs * rows);
   std::printf("%s %d %.1f %.1f\n", name, int(rows), rate / 1e9, rate * bytes / 1e9);
