@@ -26,12 +26,16 @@ def checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("accuracy") / "model", "llama-tied-biased")
 
 
-@pytest.fixture(scope="module")
-def bench(checkpoint) -> AccuracyBench:
+def bench_of(checkpoint, **given) -> AccuracyBench:
     options = EngineOptions.from_flat({"model": str(checkpoint), "threads": 1})
     group = join_group(detect(), options)
     documents = [Document(text, len(text) - len(text) // 4) for text in TEXTS]
-    return AccuracyBench(group, options, AccuracyOptions(per_layer=True), documents)
+    return AccuracyBench(group, options, AccuracyOptions(per_layer=True, **given), documents)
+
+
+@pytest.fixture(scope="module")
+def bench(checkpoint) -> AccuracyBench:
+    return bench_of(checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,15 @@ def test_reference_is_no_way_from_itself(reports):
     assert report.everything.perplexity == report.everything.reference_perplexity
     for squares in (*report.inspected.weights.values(), *report.inspected.layers.values()):
         assert squares.error == 0 < squares.size
+
+
+def test_products_of_all_matrices_are_seen_whatever_the_reference_is(tmp_path, reports):
+    """Those with an activation in the same call as well, which an MLP of whole panels has in bfloat16."""
+    checkpoint = make_checkpoint(tmp_path / "model", "llama-tied-biased", intermediate_size=256)
+    (report,) = bench_of(checkpoint, reference_dtype="bfloat16").measure([Variant(("bfloat16",))]).values()
+    assert report.inspected.products.keys() == reports["bfloat16"].inspected.products.keys()
+    assert any(name.endswith("gate_up_proj") for name in report.inspected.products)
+    assert all(squares.error == 0 for squares in report.inspected.products.values())
 
 
 @pytest.mark.parametrize(("name", "options"), [("float32", {}), ("float16", {}), ("float32, KV int8", {})])

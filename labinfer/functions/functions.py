@@ -43,7 +43,7 @@ class MatrixFunctions:
     pack_weight: PackWeight
     linear: Linear
     gated_linear: GatedLinear | None
-    """None where it is not there beside each ``linear``: that and an activation are the same."""
+    """None where layers call ``linear`` and an activation after each other, which comes to the same."""
     embedding: Embedding | None
     """None where tables are not held this way."""
     target: str

@@ -202,13 +202,10 @@ class FunctionRegistry:
 
         def matrix_functions(target: str, own: str, is_named: bool) -> MatrixFunctions:
             known = layout_candidates(MATRIX_FUNCTIONS, target, own, is_named)
-            gated = {name: item for name, item in known["gated_linear"].items() if name in known["linear"]}
-            is_asked_for = "gated_linear" in overrides or not any(name in overrides for name in ACTIVATIONS)
-            goes_with_all = "gated_linear" in overrides or len(gated) == len(known["linear"])
             return MatrixFunctions(
                 pack_weight=_pick(known["pack_weight"]),
                 linear=_pick(known["linear"], choice.get(target, ())),
-                gated_linear=_pick(gated, choice.get(target, ())) if gated and is_asked_for and goes_with_all else None,
+                gated_linear=_gated_linear(known, choice.get(target, ()), overrides),
                 embedding=_pick(known["embedding"]) if known["embedding"] else None,
                 target=target,
                 quantization=own,
@@ -273,6 +270,12 @@ class FunctionRegistry:
             if function not in self._candidates:
                 known = ", ".join(FUNCTIONS)
                 raise UserError(f"--functions {function}={name}: there is no such function; there are {known}")
+        fused, linear = overrides.get("gated_linear"), overrides.get("linear")
+        if fused and linear and fused != linear and fused != "reference":
+            raise UserError(
+                f"--functions linear={linear},gated_linear={fused}: these take turns; name one of them, or both alike, or give "
+                "gated_linear=reference for two calls"
+            )
         for own in {kind_quantization(kind, quantization): None for kind in get_args(MatrixKind) if kind != "exact"}:
             layouts: dict[tuple[str, ...], set[str]] = {}
             for function, name in overrides.items():
@@ -284,7 +287,7 @@ class FunctionRegistry:
                         f"--functions {function}={name}: there is none of this name for "
                         f"{_describe(device, dtype, own if reads_weights else 'none')}; choose one of {', '.join(known)}"
                     )
-                if known and reads_weights:
+                if known and reads_weights and (function, name) != ("gated_linear", "reference"):
                     layouts.setdefault(reads_weights, set()).add(known[name].layout)
             for group, different in layouts.items():
                 if len(different) > 1:
@@ -328,6 +331,22 @@ def _pick(
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
     return calls[0] if len(set(map(id, calls))) == 1 else combine(calls)
+
+
+def _gated_linear(
+    known: Mapping[str, Mapping[str, Implementation]], names: Sequence[str], overrides: Mapping[str, str]
+) -> Callable | None:
+    """The function that goes with ``linear``, of the same names; None where one of these has none, or where an activation is asked
+    for by name, in whose place it would be used."""
+    linear, gated = known["linear"], known["gated_linear"]
+    if "gated_linear" in overrides:
+        named = gated.get(overrides["gated_linear"])
+        return None if named is None else named.call
+    if any(name in overrides for name in ACTIVATIONS):
+        return None
+    preferred = next(reversed(linear))
+    names = [name if name in linear else preferred for name in names] or [preferred]
+    return _pick(gated, names) if all(name in gated for name in names) else None
 
 
 def _packing(candidates: Mapping[str, Implementation], quantization: str) -> str:

@@ -7,6 +7,7 @@ Slices need not be equal: see ``layers/sharding``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
@@ -16,6 +17,9 @@ from labinfer.layers.matrix import Matrix
 from labinfer.layers.sharding import HeadShard
 from labinfer.weights.slices import MatrixSlice, Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import empty_parameter
+
+Activation = Literal["silu", "gelu"]
+"""Activation of the gates of an MLP; the GELU is its tanh form."""
 
 
 class MergedColumnParallelLinear(Matrix):
@@ -45,7 +49,10 @@ class MergedColumnParallelLinear(Matrix):
         self._fused = ctx.names.fused.get(tuple(name for name, _, _ in parts))
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TD: torch.Tensor, gate: Activation | None = None) -> torch.Tensor:
+        """(T, D) → (T, O), or with the activation of gates and ups, where ``can_gate``, (T, O / 2)."""
+        if gate is not None:
+            return self.gated_product(x_TD, self.bias, gelu=gate == "gelu")
         return self.product(x_TD, self.bias)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:

@@ -12,7 +12,6 @@ import torch
 from labinfer.functions.calls import FunctionCall, LinearCall
 from labinfer.functions.functions import MatrixFunctions, MatrixKind
 from labinfer.functions.packed_weight import PackedWeight, export_packed, import_packed
-from labinfer.functions.protocols import GatedLinear
 from labinfer.layers.context import StageContext
 from labinfer.weights.codes import CodeForm, Codes, Range
 from labinfer.weights.slices import MatrixSlice
@@ -149,9 +148,13 @@ class Matrix(WeightedModule):
         return torch.cat(list(outs), dim=1)
 
     @property
-    def gated_linear(self) -> GatedLinear | None:
-        """The product and a gated activation in one call; None where the functions have none, or there are several blocks."""
-        return self._blocks[0].functions.gated_linear if len(self._blocks) == 1 else None
+    def can_gate(self) -> bool:
+        """Whether there is a product with the activation of a gated MLP in one call."""
+        return len(self._blocks) == 1 and self._functions.gated_linear is not None
+
+    def gated_product(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None, *, gelu: bool) -> torch.Tensor:
+        """See ``GatedLinear``."""
+        return self._functions.gated_linear(x_TI, self.packed, bias_O, gelu=gelu)
 
     def columns(self, begin: int, end: int) -> torch.Tensor:
         """Inputs ``begin:end`` of the matrix as products see it, (end - begin, outputs): those of unit vectors."""

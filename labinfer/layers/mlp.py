@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from labinfer.functions.calls import FunctionCall, GatedActivationCall
 from labinfer.functions.protocols import GeluAndMul, SiluAndMul
 from labinfer.layers.context import StageContext
-from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from labinfer.layers.linear import Activation, MergedColumnParallelLinear, RowParallelLinear
 from labinfer.layers.sharding import shard_columns
 
 
@@ -22,8 +22,7 @@ class GatedMLPConfig:
 
     intermediate_size: int
     bias: bool = False
-    activation: Literal["silu", "gelu"] = "silu"
-    """The GELU is its tanh form."""
+    activation: Activation = "silu"
     has_experts: ClassVar[bool] = False
     reads_hidden: ClassVar[bool] = False
     num_sums: ClassVar[int] = 1
@@ -40,21 +39,19 @@ class GatedMLP(nn.Module):
         full = config.intermediate_size
         columns = shard_columns(full, ctx.tp.size, ctx.tp.rank)
         parts = [(name, full, columns) for name in ("gate_proj", "up_proj")]
-        self._activation = f"{config.activation}_and_mul"
-        self._activate: SiluAndMul | GeluAndMul = getattr(ctx.functions, self._activation)
+        self._activation = config.activation
+        self._activate: SiluAndMul | GeluAndMul = getattr(ctx.functions, f"{config.activation}_and_mul")
         self.gate_up_proj = MergedColumnParallelLinear(hidden_size, parts, config.bias, ctx)
         self.down_proj = RowParallelLinear(full, columns, hidden_size, config.bias, ctx)
 
     def calls(self) -> Iterator[FunctionCall]:
-        if self.gate_up_proj.gated_linear is None:
-            yield GatedActivationCall(self.down_proj.num_inputs, self._activation)
+        yield GatedActivationCall(self.down_proj.num_inputs, f"{self._activation}_and_mul")
 
     def _gate(self, x_TD: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, F)."""
-        matrix = self.gate_up_proj
-        if (gated_linear := matrix.gated_linear) is None:
-            return self._activate(matrix(x_TD))
-        return gated_linear(x_TD, matrix.packed, matrix.bias, gelu=self._activation == "gelu_and_mul")
+        if not self.gate_up_proj.can_gate:
+            return self._activate(self.gate_up_proj(x_TD))
+        return self.gate_up_proj(x_TD, gate=self._activation)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D)."""

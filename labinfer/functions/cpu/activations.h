@@ -34,7 +34,7 @@ struct Gelu {
   static Value power(Value value) { return -1.5957691216f * (value + 0.044715f * value * value * value); }
 };
 
-// What becomes of products: nothing more, or the activation of a gated MLP. dense.py has the same.
+// End of a product: nothing more, or the activation of a gated MLP. dense.py has the same.
 enum class Finish { NOTHING, SILU, GELU };
 
 // Rounded to a type of numbers, and still floats.
@@ -49,10 +49,10 @@ inline floats rounded<bf16>(floats value) { return widen(narrow(value)); }
 template <>
 inline floats rounded<float>(floats value) { return value; }
 
-// activate(gate) * up of numbers of a type; up is rounded first.
+// activate(gate) * up of numbers of a type.
 template <typename Activate, typename Number>
 inline floats gated(floats gate, floats up, const Number* kind) {
-  return rounded<Number>(Activate::many(gate, kind)) * rounded<Number>(up);
+  return rounded<Number>(Activate::many(gate, kind)) * up;
 }
 
 }  // namespace

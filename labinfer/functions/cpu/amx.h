@@ -129,8 +129,8 @@ struct LastStep {
 // else wait for.
 constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
 
-// Rows of so many bytes, stride bytes apart, times one panel: done(row, count, memory) with the sums of so many rows from that one on,
-// in float32 or whole numbers; memory has room for all rows. What is read ahead is spread over the rows, as a processor waits where it
+// Rows of so many bytes, stride bytes apart, times one panel: done(row, count, sums) with those of so many rows from that one on,
+// in float32 or whole numbers; memory has room for all rows, of which the sums of the first serve all others where a panel is near as a whole. What is read ahead is spread over the rows, as a processor waits where it
 // fetches more lines at once than it has buffers for.
 template <typename Input, typename Done>
 void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* memory,
@@ -138,20 +138,21 @@ void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, c
   constexpr int64_t OUT = PANEL * 4, LINES = STEP_BYTES / 64;
   int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole, apart = whole > NEAR_BYTES ? OUT : 0;
   int even = rows / TILE_ROWS * TILE_ROWS, blocks = std::max(1, even / TILE_ROWS);
-  int64_t further = blocks > 1 ? NEAR_BYTES * PANEL - AHEAD : 0;
+  int64_t extra_ahead = blocks > 1 ? NEAR_BYTES * PANEL - AHEAD : 0;
   LastStep last;
   if (rest) last.take_weights(panel + whole * PANEL, rest);
   auto multiply = [&](int row, int count, int64_t begin, int64_t end) {
     bool has_second = count > WIDTH;
     const char* at = x + row * stride;
     char* sums = memory + row * apart;
-    int64_t first_line = LINES * (row / TILE_ROWS) / blocks, end_line = stream.is_near ? 0 : LINES * (row / TILE_ROWS + 1) / blocks;
+    int64_t first_line = LINES * (row / TILE_ROWS) / blocks, end_line = std::min(LINES, LINES * (row / TILE_ROWS + 1) / blocks);
+    if (stream.is_near) end_line = 0;
     if (begin) load_sums(has_second, sums, OUT);
     else clear_sums(has_second);
     for (int64_t from = begin; from < end; from += TILE_BYTES) {
       const char* weights = panel + from * PANEL;
       add_step<Input>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
-      const char* ahead = stream.ahead(weights + further);
+      const char* ahead = stream.ahead(weights + extra_ahead);
       for (int64_t line = first_line; line < end_line; ++line) __builtin_prefetch(ahead + line * 64, 0, 2);
     }
     if (rest && end == whole) {

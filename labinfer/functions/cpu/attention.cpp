@@ -104,12 +104,12 @@ typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t
   return query;
 }
 
-// Scores (rows, SPAN) of queries with so many units of keys, which are near where other rows were multiplied with them before.
+// Scores (rows, SPAN) of queries with so many units of keys.
 template <typename Kernel>
 void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::Input* query, int64_t size, const typename Kernel::Element* const* keys,
-                   int64_t units, bool are_near, float* scores) {
+                   int64_t units, float* scores) {
   if constexpr (IN_TILES<Kernel>) {
-    Kernel::multiply_keys(state, rows, query, size, keys, units, are_near, scores);
+    Kernel::multiply_keys(state, rows, query, size, keys, units, scores);
   } else {
     bool few = rows <= Kernel::FEW;
     Multiply<Kernel> multiply = few ? straight_of<Kernel, Rows::QUERIES, 1>(rows) : multiply_of<Kernel, Rows::QUERIES>(rows);
@@ -121,9 +121,9 @@ void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::I
 // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
 template <typename Kernel>
 void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const typename Kernel::Element* const* values, int64_t units,
-                     int64_t width, bool are_near, float* out, int64_t out_size) {
+                     int64_t width, float* out, int64_t out_size) {
   if constexpr (IN_TILES<Kernel>) {
-    Kernel::multiply_values(state, rows, weights, values, units, width, are_near, out, out_size);
+    Kernel::multiply_values(state, rows, weights, values, units, width, out, out_size);
   } else {
     int64_t pairs = units * UNIT / 2, i = 0;
     if (rows <= Kernel::FEW)
@@ -158,7 +158,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, row > 0, scores);
+      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, scores);
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
@@ -166,7 +166,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      multiply_values<Kernel>(state, some, weights, span.values(), units, span.width, row > 0, part, width);
+      multiply_values<Kernel>(state, some, weights, span.values(), units, span.width, part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }

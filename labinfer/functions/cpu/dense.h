@@ -26,6 +26,12 @@ struct Plain {
   }
 };
 
+// Memory of a thread for a decoded panel, kept from call to call, so that nothing is allocated.
+inline LineVector<bf16>& decoded_panel() {
+  static thread_local LineVector<bf16> whole;
+  return whole;
+}
+
 // The same in 12 bits. The first product of several decodes the panel for the others; in tiles, for itself, too.
 struct Packed12 : Matrix12 {
   int64_t inputs;
@@ -37,7 +43,7 @@ struct Packed12 : Matrix12 {
   template <typename Kernel, typename Done>
   void panel(PanelState<Kernel>& state, int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool is_last,
              float* memory, Done done) const {
-    static thread_local LineVector<bf16> whole;  // kept from call to call, so that nothing is allocated
+    LineVector<bf16>& whole = decoded_panel();
     bool is_kept = IN_TILES<Kernel> || !is_last;
     if (is_first && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
     if constexpr (IN_TILES<Kernel>) {

@@ -11,6 +11,8 @@ from labinfer.functions.packed_weight import PackedWeight
 
 PANEL = 32
 """Outputs that are packed together."""
+PIECES = 4
+"""Pieces of work for each thread at least."""
 
 
 class Finish(IntEnum):
@@ -25,8 +27,9 @@ class Finish(IntEnum):
         return cls.GELU if gelu else cls.SILU
 
     def takes(self, outputs: int) -> bool:
-        """Whether products with so many outputs can be finished so: gates and ups have to be whole panels."""
-        return self is Finish.NOTHING or outputs % (2 * PANEL) == 0
+        """Whether products with so many outputs are finished so: gates and ups have to be whole panels, and as a thread takes a panel
+        of each at a time, there have to be enough of them for all threads to be done at about the same time."""
+        return outputs % (2 * PANEL) == 0 and outputs // (2 * PANEL) >= PIECES * torch.get_num_threads()
 
     def empty(self, x_TI: torch.Tensor, outputs: int) -> torch.Tensor:
         """Memory for what comes out."""
@@ -38,15 +41,15 @@ def multiply(
     x_TI: torch.Tensor,
     weight: PackedWeight,
     bias_O: torch.Tensor | None = None,
-    *finish: Finish,
+    finish: Finish = Finish.NOTHING,
 ) -> torch.Tensor:
     """(T, O) in the dtype of x: x times the weight, plus the bias, which is of that dtype too.
 
     Args:
-        finish: where the library's function has that argument; (T, O / 2) with an activation.
+        finish: (T, O / 2) with an activation.
     """
     x_TI = x_TI.contiguous()
-    out_TO = (finish[0] if finish else Finish.NOTHING).empty(x_TI, weight.outputs)
+    out_TO = finish.empty(x_TI, weight.outputs)
     call(
         x_TI.data_ptr(),
         weight.data.data_ptr(),
@@ -55,7 +58,7 @@ def multiply(
         x_TI.shape[0],
         weight.outputs,
         weight.inputs,
-        *finish,
+        finish,
         torch.get_num_threads(),
     )
     return out_TO

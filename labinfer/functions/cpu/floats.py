@@ -66,7 +66,7 @@ class CpuFunctions:
     def calls(self) -> dict[str, Callable]:
         """Methods by function."""
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "gelu_and_mul")
-        gated = ("gated_linear",) if self._are_pairs else ()
+        gated = ("gated_linear",) if self._are_pairs else ()  # the others' is two calls, which layers make themselves
         return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:
@@ -77,13 +77,13 @@ class CpuFunctions:
     def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if self._is_odd(weight.inputs):
             return linear.linear(x_TI, weight, bias_O)
-        return multiply(self._linear, x_TI, weight, bias_O, *((Finish.NOTHING,) if self._are_pairs else ()))
+        return multiply(self._linear, x_TI, weight, bias_O)
 
     def gated_linear(
         self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
     ) -> torch.Tensor:
         finish = Finish.gate(gelu)
-        if self._is_odd(weight.inputs) or not finish.takes(weight.outputs):
+        if not self._are_pairs or self._is_odd(weight.inputs) or not finish.takes(weight.outputs):
             return self.activate(self.linear(x_TI, weight, bias_O), gelu)
         return multiply(self._linear, x_TI, weight, bias_O, finish)
 

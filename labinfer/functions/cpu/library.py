@@ -143,7 +143,7 @@ def load(path: Path) -> Library:
         arguments[f"rotate_and_write_{dtype}"] = [pointer] * 10 + [size] * 5 + [count] * 2 + [size] + [count] * 2
     for dtype in ("float32", "float16"):
         arguments[f"pack_{dtype}"] = arguments["pack_weight"]
-        arguments[f"linear_{dtype}"] = [pointer] * 4 + [size] * 3 + [count]
+        arguments[f"linear_{dtype}"] = arguments["linear"]
         arguments[f"embedding_{dtype}"] = arguments["embedding"]
     for dtype in ("bfloat16", "float32"):
         arguments[f"causal_conv_{dtype}"] = [pointer] * 7 + [size] * 4 + [count]

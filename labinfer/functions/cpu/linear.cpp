@@ -75,18 +75,19 @@ void multiply_gated(const bf16* x, const Weights& weight, const bf16* bias, bf16
   RowWriter<Kernel> writer(out, tokens, columns);
   in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
     static thread_local LineVector<bf16> gates;  // kept from call to call, so that nothing is allocated
-    if (int64_t(gates.size()) < together * PANEL) gates.resize(together * PANEL);
+    int64_t numbers = std::min(tokens, together) * PANEL;
+    if (int64_t(gates.size()) < numbers) gates.resize(numbers);
     Products<Kernel, Weights> products(x, weight, bias, tokens, inputs, together);
     for (int64_t piece; pieces.next(piece);) {
       int64_t block = piece / panels, number = piece % panels;
-      bf16* gate_of_block = gates.data() - block * together * PANEL;
       products.multiply(block, number, [&](int64_t token, floats low, floats high) {
-        store_floats(gate_of_block + token * PANEL, low), store_floats(gate_of_block + token * PANEL + WIDTH, high);
+        bf16* gate = &gates[(token - block * together) * PANEL];
+        store_floats(gate, low), store_floats(gate + WIDTH, high);
       });
       products.multiply(block, panels + number, [&](int64_t token, floats low, floats high) {
-        const bf16* gate = gate_of_block + token * PANEL;
-        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), low, gate),
-                     gated<Activate>(load_floats(gate + WIDTH), high, gate));
+        const bf16* gate = &gates[(token - block * together) * PANEL];
+        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), rounded<bf16>(low), gate),
+                     gated<Activate>(load_floats(gate + WIDTH), rounded<bf16>(high), gate));
       });
     }
     writer.finish();

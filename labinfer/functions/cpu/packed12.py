@@ -84,7 +84,7 @@ class CpuPacked12:
     def linear(self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(weight, DenseWeight):
             return self._plain.linear(x_TI, weight, bias_O)
-        return multiply(self._linear, x_TI, weight, bias_O, Finish.NOTHING)
+        return multiply(self._linear, x_TI, weight, bias_O)
 
     def gated_linear(
         self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False

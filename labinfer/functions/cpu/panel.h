@@ -235,11 +235,12 @@ constexpr bool IN_TILES = false;
 template <typename Kernel>
 struct PanelState {};
 
-// The most rows of so many, of so many bytes each, that stay in the second-level cache while all panels are multiplied with them. In
-// tiles all of them go through a panel at once; processors that have tiles have more of that cache.
+// The most rows of so many, of so many bytes each, that stay in the second-level cache while all panels are multiplied with them.
+// Processors that have tiles have more of that cache; the rows are filled up to whole tiles.
 template <typename Kernel>
 int64_t rows_together(int64_t rows, int64_t row_bytes) {
   if (!IN_TILES<Kernel>) return std::max<int64_t>(Kernel::ROWS, CACHE / row_bytes / Kernel::ROWS * Kernel::ROWS);
+  rows = std::max<int64_t>(rows, 1);
   int64_t most = std::max<int64_t>(5 * CACHE / 2 / row_bytes, TILE_ROWS), blocks = (rows + most - 1) / most;
   return up_to((rows + blocks - 1) / blocks, TILE_ROWS);
 }
@@ -298,8 +299,8 @@ struct FloatSums {
   floats operator()(int row, int half) const { return load<floats>(sums + row * PANEL + half * WIDTH); }
 };
 
-// x (rows, stride) times one panel, for a number of rows up to the kernel's: done(row, count, sums) for all rows, some at a time;
-// memory (rows, 32) is where sums are kept.
+// x (rows, stride) times one panel, for a number of rows up to the kernel's: done(row, count, sums) for all rows, some at a time. Sums
+// are there within done alone; memory (rows, 32) is where they are kept.
 template <typename Kernel, typename Done>
 inline void multiply_panel(PanelState<Kernel>& state, int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
                            int64_t steps, float* memory, const Stream& stream, Done done) {

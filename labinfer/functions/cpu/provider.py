@@ -115,8 +115,9 @@ class CpuProvider(Provider):
             return
         quantized = CpuQuantized(self._library, kernel)
         products = {"linear": quantized.linear, "gated_linear": quantized.gated_linear}
-        for quantization in ("int8", "int4", VOCABULARY_INT4):
-            _add(registry, products, name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
+        vocabulary = {"linear": quantized.linear}
+        for quantization, calls in {"int8": products, "int4": products, VOCABULARY_INT4: vocabulary}.items():
+            _add(registry, calls, name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
         for quantization in ("int8", "int4"):
             _add(registry, experts, name=name, dtypes=CpuExperts.dtypes, quantization=quantization)
 

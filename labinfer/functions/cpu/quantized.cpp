@@ -5,8 +5,7 @@
 
 namespace {
 
-// What a call's products are multiplied with and added to: rows in 8 bits, and weights. unit is what all scales among the data are
-// multiplied with.
+// Rows in 8 bits, weights and all else that a call's products are made of. unit is what all scales among the data are multiplied with.
 template <typename Form, typename T>
 struct Operands {
   const Form& form;
@@ -79,7 +78,8 @@ void multiply_gated(const Operands<Form, T>& operands, T* out, int threads) {
   RowWriter<Form> writer(out, tokens, columns);
   in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
     static thread_local LineVector<T> gates;  // kept from call to call, so that nothing is allocated
-    if (int64_t(gates.size()) < together * PANEL) gates.resize(together * PANEL);
+    int64_t numbers = std::min(tokens, together) * PANEL;
+    if (int64_t(gates.size()) < numbers) gates.resize(numbers);
     alignas(64) float memory[Form::ROWS * PANEL];
     PanelState<Form> state;
     for (int64_t piece; pieces.next(piece);) {
@@ -90,8 +90,8 @@ void multiply_gated(const Operands<Form, T>& operands, T* out, int threads) {
       });
       operands.multiply(state, memory, first, panels + number, [&](int64_t token, floats low, floats high) {
         const T* gate = &gates[(token - first) * PANEL];
-        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), low, gate),
-                     gated<Activate>(load_floats(gate + WIDTH), high, gate));
+        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), rounded<T>(low), gate),
+                     gated<Activate>(load_floats(gate + WIDTH), rounded<T>(high), gate));
       });
     }
     writer.finish();

@@ -95,7 +95,7 @@ constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int
   return found[rows - 1];
 }
 
-// The product of so many rows, next to each other, with one panel: done(row, count, sums) and memory as for dense ones in panel.h.
+// The product of so many rows, next to each other, with one panel: done and memory are those of panel.h.
 template <typename Form, typename Done>
 inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, const int8_t* x, const uint8_t* weight,
                            const int32_t* start, float* memory, const Stream& stream, Done done) {

@@ -20,7 +20,7 @@ template <typename Kernel, typename Form>
 using FormBeside = std::conditional_t<IN_TILES<Kernel>, InTiles<Form>, Form>;
 
 #ifdef HAS_AMX
-// See FloatSums; these begin at a whole number of each row.
+// The same as FloatSums of whole numbers, to which a row's start is added.
 struct WholeSums {
   const int32_t *sums, *start;
   floats operator()(int row, int half) const {

@@ -233,7 +233,7 @@ struct AmxUnits {
 
   // Scores (rows, SPAN) of queries (rows, size) with so many units of keys.
   static void multiply_keys(TileShape& shape, int rows, const bf16* query, int64_t size, const bf16* const* keys, int64_t units,
-                            bool are_near, float* scores) {
+                            float* scores) {
     constexpr int64_t ROW = 2 * UNIT * sizeof(bf16);
     int64_t step = std::min<int64_t>(TILE_BYTES / 4, size / 2);
     while (size / 2 % step) --step;
@@ -244,7 +244,6 @@ struct AmxUnits {
       for (int64_t pair = 0; pair < size / 2; pair += step)
         add_step<bf16>(rows > WIDTH, (const char*)(query + 2 * pair), size * sizeof(bf16), first + pair * ROW, second + pair * ROW, ROW);
       store_sums(rows > WIDTH, scores + unit * UNIT, SPAN * sizeof(float));
-      if (are_near) continue;
       for (int64_t ahead : {unit + AHEAD_UNITS, unit + AHEAD_UNITS + 1})
         for (int64_t pair = 0; pair < size / 2; ++pair) __builtin_prefetch((const char*)keys[ahead] + pair * ROW, 0, 2);
     }
@@ -252,7 +251,7 @@ struct AmxUnits {
 
   // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
   static void multiply_values(TileShape& shape, int rows, const bf16* weights, const bf16* const* values, int64_t units,
-                              int64_t width, bool are_near, float* out, int64_t out_size) {
+                              int64_t width, float* out, int64_t out_size) {
     shape.set(rows, UNIT * sizeof(bf16));
     for (int64_t i = 0; i < width; i += PANEL) {
       int64_t second = i + WIDTH < width ? i + WIDTH : i;
@@ -260,7 +259,7 @@ struct AmxUnits {
       for (int64_t unit = 0; unit < units; ++unit) {
         add_step<bf16>(rows > WIDTH, (const char*)(weights + unit * UNIT), SPAN * sizeof(bf16), (const char*)(values[unit] + 2 * i),
                        (const char*)(values[unit] + 2 * second), 2 * width * sizeof(bf16));
-        for (int64_t pair = 0; pair < UNIT / 2 && !are_near; ++pair)
+        for (int64_t pair = 0; pair < UNIT / 2; ++pair)
           for (int64_t at : {i, second}) __builtin_prefetch(values[unit + AHEAD_UNITS] + pair * 2 * width + 2 * at, 0, 2);
       }
       store_sums(rows > WIDTH, out + i, out_size * sizeof(float));

@@ -77,7 +77,8 @@ void multiply(const Number* x, const typename Dtype::Stored* weight, const Numbe
 }  // namespace
 
 // Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types. Linear
-// is out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one.
+// is out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one; these products have no other end than
+// Finish::NOTHING.
 extern "C" {
 
 #define UNPAIRED(DTYPE, KIND, NUMBER)                                                                                     \
@@ -88,7 +89,7 @@ extern "C" {
     });                                                                                                                   \
   }                                                                                                                       \
   void linear_##DTYPE(const NUMBER* x, const KIND::Stored* weight, const NUMBER* bias, NUMBER* out, int64_t tokens,       \
-                      int64_t outputs, int64_t inputs, int threads) {                                                     \
+                      int64_t outputs, int64_t inputs, int, int threads) {                                                \
     multiply<KIND>(x, weight, bias, out, tokens, outputs, inputs, threads);                                               \
   }                                                                                                                       \
   REPLAYABLE(linear_##DTYPE)                                                                                              \

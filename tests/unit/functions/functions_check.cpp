@@ -20,8 +20,10 @@ DECLARE(float32, float)
 DECLARE(float16, half)
 void pack_float32(float*, int64_t, int64_t, int);
 void pack_float16(half*, int64_t, int64_t, int);
-void linear_float32(const float*, const float*, const float*, float*, int64_t, int64_t, int64_t, int);
-void linear_float16(const half*, const half*, const half*, half*, int64_t, int64_t, int64_t, int);
+void linear_float32(const float*, const float*, const float*, float*, int64_t, int64_t, int64_t, int, int);
+void linear_float16(const half*, const half*, const half*, half*, int64_t, int64_t, int64_t, int, int);
+void pack_weight(bf16*, int64_t, int64_t, int);
+void linear(const bf16*, const bf16*, const bf16*, bf16*, int64_t, int64_t, int64_t, int, int);
 #define ATTEND(NAME)                                                                                                      \
   void NAME(const void*, const void*, const float*, const void*, const float*, const int64_t*, const int64_t*,            \
             const int64_t*, const int64_t*, const int64_t*, const float*, void*, int64_t, int64_t, int64_t, int64_t,      \
@@ -97,13 +99,26 @@ void check_linear(int64_t tokens, int64_t outputs, int64_t inputs) {
   auto bias = some<Number>(outputs, 9, 1.0f), packed = weight;
   std::vector<Number> out(tokens * outputs);
   Functions::pack(packed.data(), outputs, inputs, THREADS);
-  Functions::linear(x.data(), packed.data(), bias.data(), out.data(), tokens, outputs, inputs, THREADS);
+  Functions::linear(x.data(), packed.data(), bias.data(), out.data(), tokens, outputs, inputs, 0, THREADS);
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t output = 0; output < outputs; ++output) {
       float sum = as_float(bias[output]);
       for (int64_t i = 0; i < inputs; ++i) sum += as_float(x[token * inputs + i]) * as_float(weight[output * inputs + i]);
       check(as_float(out[token * outputs + output]), sum, 0, std::string(Functions::NAME) + " product");
     }
+}
+
+// A product with the activation of a gated MLP has the bits of both after each other.
+void check_gated(int64_t tokens, int64_t columns, int64_t inputs) {
+  auto x = some<bf16>(tokens * inputs), weight = some<bf16>(2 * columns * inputs), bias = some<bf16>(2 * columns);
+  std::vector<bf16> gate_up(tokens * 2 * columns), expected(tokens * columns), got(tokens * columns);
+  pack_weight(weight.data(), 2 * columns, inputs, THREADS);
+  linear(x.data(), weight.data(), bias.data(), gate_up.data(), tokens, 2 * columns, inputs, 0, THREADS);
+  for (bool gelu : {false, true}) {
+    (gelu ? gelu_and_mul_bfloat16 : silu_and_mul_bfloat16)(gate_up.data(), expected.data(), tokens, columns, THREADS);
+    linear(x.data(), weight.data(), bias.data(), got.data(), tokens, 2 * columns, inputs, gelu ? 2 : 1, THREADS);
+    for (size_t i = 0; i < got.size(); ++i) check(as_float(got[i]), as_float(expected[i]), 0, gelu ? "gated by GELU" : "gated by SiLU");
+  }
 }
 
 template <typename Functions>
@@ -221,6 +236,8 @@ int main() {
     check_linear<Float32Functions>(tokens, 70, 300);
     check_linear<Float16Functions>(tokens, 70, 300);
   }
+  check_gated(1, 64, 38);
+  check_gated(37, 96, 38);
   check_elementwise<Bfloat16Functions>(3, 39);
   check_elementwise<Float32Functions>(3, 39);
   check_elementwise<Float16Functions>(3, 39);

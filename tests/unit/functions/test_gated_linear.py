@@ -19,24 +19,27 @@ from labinfer.functions.registry import parse_overrides
 
 CPU = torch.device("cpu")
 
-COLUMNS = (PANEL, 5 * PANEL, 48)
+THREADS = 2
+COLUMNS = (9 * PANEL, 48)
 """Of the MLP; the last ones are no whole panels, and are activated apart."""
-ROWS = (1, 7, 33, 70, 600)
+ROWS = (0, 1, 7, 33, 70, 600)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) / 8).to(dtype)
 
 
-def check(functions, packed, floats: CpuFunctions, columns: int, inputs: int, dtype: torch.dtype) -> None:
+def check(
+    functions, packed, floats: CpuFunctions, columns: int, inputs: int, dtype: torch.dtype, all_rows=ROWS
+) -> None:
     bias_O = normal(2 * columns, dtype=dtype)
-    for rows in ROWS:
+    for rows in all_rows:
         x_TI = normal(rows, inputs, dtype=dtype) * 40
         for gelu in (False, True):
             for bias in (None, bias_O):
                 gate_up_TF = functions.linear(x_TI, packed, bias)
                 expected = floats.gelu_and_mul(gate_up_TF) if gelu else floats.silu_and_mul(gate_up_TF)
-                with threads_of_torch(3):
+                with threads_of_torch(THREADS):
                     got = functions.gated_linear(x_TI, packed, bias, gelu=gelu)
                 assert got.dtype == dtype
                 assert torch.equal(got, expected), (rows, gelu)
@@ -65,6 +68,29 @@ def test_whole_numbers(compiled_functions: Library, kernel: str, bits: int, dtyp
     weight_OI = normal(2 * columns, 192, dtype=dtype)
     packed = functions.quantize_int8(weight_OI) if bits == 8 else functions.quantize_int4(weight_OI, 64)
     check(functions, packed, floats, columns, 192, dtype)
+
+
+@pytest.mark.parametrize("form", ["plain", "packed12", "int8", "int4"])
+def test_more_than_is_near(compiled_functions: Library, kernel: str, form: str):
+    """Panels in several parts, and rows in several blocks."""
+    columns, inputs, dtype = 8 * PANEL, 4100, torch.bfloat16
+    weight_OI, floats = normal(2 * columns, inputs), CpuFunctions(compiled_functions)
+    if form.startswith("int"):
+        if kernel == "dot":
+            pytest.skip("whole numbers have no such kernel")
+        functions = CpuQuantized(compiled_functions, kernel)
+        packed = functions.quantize_int8(weight_OI) if form == "int8" else functions.quantize_int4(weight_OI, 64)
+    else:
+        functions = (CpuPacked12 if form == "packed12" else CpuFunctions)(compiled_functions, kernel)
+        packed = functions.pack_weight(weight_OI)
+    check(functions, packed, floats, columns, inputs, dtype, (45, 700))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_dense_weights_of_other_dtypes(compiled_functions: Library, dtype: torch.dtype):
+    functions = CpuFunctions(compiled_functions, dtype=dtype)
+    check(functions, functions.pack_weight(normal(18 * PANEL, 40, dtype=dtype)), functions, 9 * PANEL, 40, dtype)
+    assert "gated_linear" not in functions.calls()
 
 
 def test_more_is_written_than_stays_in_the_caches(compiled_functions: Library, kernel: str):
@@ -99,8 +125,16 @@ def test_implementation_is_that_of_linear(compiled_functions: Library, kernel: s
 )
 def test_activation_that_is_named_is_used(compiled_functions: Library, given: tuple[str, ...], is_fused: bool):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
-    chosen = registry.select(CPU, torch.bfloat16, parse_overrides(given)).matrices["layer"]
-    assert (chosen.gated_linear is not None) == is_fused
+    functions = registry.select(CPU, torch.bfloat16, parse_overrides(given))
+    matrices = [
+        functions.matrices["layer"],
+        functions.matrices["exact"],
+        functions.codes["int8"],
+        functions.codes["int4"],
+    ]
+    if given != ("linear=reference",):  # that of codes is chosen apart
+        assert [chosen.gated_linear is not None for chosen in matrices] == [is_fused] * 4
+    assert (matrices[0].gated_linear is not None) == is_fused
 
 
 def test_name_that_nothing_has_is_refused(compiled_functions: Library):
@@ -109,6 +143,10 @@ def test_name_that_nothing_has_is_refused(compiled_functions: Library):
         UserError, match="--functions gated_linear=fast: there is none of this name for cpu in bfloat16"
     ):
         registry.select(CPU, torch.bfloat16, {"gated_linear": "fast"})
+    with pytest.raises(UserError, match="linear=cpu-dot,gated_linear=cpu: these take turns"):
+        registry.select(CPU, torch.bfloat16, {"linear": "cpu-dot", "gated_linear": "cpu"})
+    both = registry.select(CPU, torch.bfloat16, {"linear": "cpu", "gated_linear": "reference"}).matrices["layer"]
+    assert both.gated_linear is None and both.linear.__self__.kernel == ""
 
 
 def test_where_there_is_none_layers_call_both(compiled_functions: Library):
