@@ -130,8 +130,8 @@ struct LastStep {
 constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
 
 // Rows of so many bytes, stride bytes apart, times one panel: done(row, count, sums) with those of so many rows from that one on,
-// in float32 or whole numbers; memory has room for all rows, of which the sums of the first serve all others where a panel is near as a whole. What is read ahead is spread over the rows, as a processor waits where it
-// fetches more lines at once than it has buffers for.
+// in float32 or whole numbers. Memory has room for the sums of all rows; where a whole panel is near, all take the place of the first
+// ones. What is read ahead is spread over the rows, as a processor waits where it fetches more lines at once than it has buffers for.
 template <typename Input, typename Done>
 void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* memory,
                     const Stream& stream, Done done) {

@@ -31,8 +31,8 @@ struct WholeSums {
 // A form whose products are in tiles. They come to the same bits, as sums are exact.
 template <typename Form>
 struct InTiles : Form {
-  // Sums of groups are added to others, which have to be near.
-  static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4, FEW = std::min(8, Form::ROWS);  // up to so many rows vectors are as fast
+  static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4;  // sums of groups are added to others, which have to be near
+  static constexpr int FEW = std::min(8, Form::ROWS);                            // up to so many rows vectors are as fast
 
   using Form::Form;
   explicit InTiles(const Form& form) : Form(form) {}
