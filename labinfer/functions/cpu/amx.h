@@ -31,13 +31,17 @@ template <int TILE>
 inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" : : "n"(TILE));
 }
-// Weights beside int8_t are bytes without a sign.
-template <typename Input, int SUMS, int ROWS, int WEIGHTS>
+// What tiles multiply: pairs in bfloat16, or fours of whole numbers in 8 bits. These have signs in rows, in weights or not.
+enum class Numbers { BFLOAT16, UNSIGNED_WEIGHTS, SIGNED_WEIGHTS };
+
+template <Numbers NUMBERS, int SUMS, int ROWS, int WEIGHTS>
 inline void add_product() {
-  if constexpr (std::is_same_v<Input, int8_t>)
+  if constexpr (NUMBERS == Numbers::BFLOAT16)
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
+  else if constexpr (NUMBERS == Numbers::UNSIGNED_WEIGHTS)
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
   else
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
 }
 
 // The shape of a thread's tiles. A thread keeps it between panels, as setting it takes as long as three steps. The destructor releases
@@ -96,16 +100,16 @@ inline void store_sums(bool has_second, void* out, int64_t stride) {
 }
 
 // A step of rows, stride bytes apart, times two tiles of weights, whose rows are apart bytes apart, is added to the sums.
-template <typename Input>
+template <Numbers NUMBERS>
 inline void add_step(bool has_second, const char* x, int64_t stride, const char* first, const char* second, int64_t apart) {
   load_tile<6>(first, apart), load_tile<4>(x, stride);
-  add_product<Input, 0, 4, 6>();
+  add_product<NUMBERS, 0, 4, 6>();
   load_tile<7>(second, apart);
-  add_product<Input, 1, 4, 7>();
+  add_product<NUMBERS, 1, 4, 7>();
   if (!has_second) return;
   load_tile<5>(x + WIDTH * stride, stride);
-  add_product<Input, 2, 5, 6>();
-  add_product<Input, 3, 5, 7>();
+  add_product<NUMBERS, 2, 5, 6>();
+  add_product<NUMBERS, 3, 5, 7>();
 }
 
 constexpr int64_t STEP_BYTES = TILE_BYTES / 4 * PANEL * 4;  // of a panel that a step reads
@@ -129,35 +133,50 @@ struct LastStep {
 // else wait for.
 constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
 
+// A panel that stands in memory as tiles read it. Others are put there while they are multiplied.
+struct PanelInMemory {
+  const char* data;
+  const Stream& stream;
+
+  // Comes before the panel's bytes up to that end of each row are read for the first time.
+  void ready(int64_t) const {}
+
+  // Lines that are fetched ahead with a step, and the first of them. Where there are many rows, a step of the panel is far from the next
+  // one in time: what is fetched is read when all rows have been multiplied with the bytes that are near.
+  int64_t lines() const { return stream.is_near ? 0 : STEP_BYTES / 64; }
+  const char* ahead(int64_t from, bool many_rows) const {
+    return stream.ahead(data + from * PANEL + (many_rows ? NEAR_BYTES * PANEL - AHEAD : 0));
+  }
+};
+
 // Rows of so many bytes, stride bytes apart, times one panel: done(row, count, sums) with those of so many rows from that one on,
 // in float32 or whole numbers. Memory has room for the sums of all rows; where a whole panel is near, all take the place of the first
 // ones. What is read ahead is spread over the rows, as a processor waits where it fetches more lines at once than it has buffers for.
-template <typename Input, typename Done>
-void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, const char* panel, int64_t bytes, char* memory,
-                    const Stream& stream, Done done) {
-  constexpr int64_t OUT = PANEL * 4, LINES = STEP_BYTES / 64;
+template <Numbers NUMBERS, typename Source, typename Done>
+void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, Source&& source, int64_t bytes, char* memory, Done done) {
+  constexpr int64_t OUT = PANEL * 4;
   int64_t whole = bytes / TILE_BYTES * TILE_BYTES, rest = bytes - whole, apart = whole > NEAR_BYTES ? OUT : 0;
   int even = rows / TILE_ROWS * TILE_ROWS, blocks = std::max(1, even / TILE_ROWS);
-  int64_t extra_ahead = blocks > 1 ? NEAR_BYTES * PANEL - AHEAD : 0;
   LastStep last;
-  if (rest) last.take_weights(panel + whole * PANEL, rest);
   auto multiply = [&](int row, int count, int64_t begin, int64_t end) {
     bool has_second = count > WIDTH;
     const char* at = x + row * stride;
     char* sums = memory + row * apart;
-    int64_t first_line = LINES * (row / TILE_ROWS) / blocks, end_line = std::min(LINES, LINES * (row / TILE_ROWS + 1) / blocks);
-    if (stream.is_near) end_line = 0;
+    int64_t lines = source.lines(), first_line = lines * (row / TILE_ROWS) / blocks;
+    int64_t end_line = std::min(lines, lines * (row / TILE_ROWS + 1) / blocks);
     if (begin) load_sums(has_second, sums, OUT);
     else clear_sums(has_second);
     for (int64_t from = begin; from < end; from += TILE_BYTES) {
-      const char* weights = panel + from * PANEL;
-      add_step<Input>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
-      const char* ahead = stream.ahead(weights + extra_ahead);
+      if (row == 0) source.ready(from + TILE_BYTES);
+      const char* weights = source.data + from * PANEL;
+      add_step<NUMBERS>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
+      const char* ahead = source.ahead(from, blocks > 1);
       for (int64_t line = first_line; line < end_line; ++line) __builtin_prefetch(ahead + line * 64, 0, 2);
     }
     if (rest && end == whole) {
+      if (row == 0) source.ready(bytes), last.take_weights(source.data + whole * PANEL, rest);
       last.take_rows(at + whole, stride, count, rest);
-      add_step<Input>(has_second, last.rows, TILE_BYTES, last.weights, last.weights + TILE_BYTES, OUT);
+      add_step<NUMBERS>(has_second, last.rows, TILE_BYTES, last.weights, last.weights + TILE_BYTES, OUT);
     }
     store_sums(has_second, sums, OUT);
     if (end == whole) done(row, count, sums);
@@ -183,8 +202,14 @@ struct Amx {
   template <typename Done>
   static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* memory,
                     const Stream& stream, Done done) {
-    multiply_tiles<bf16>(shape, rows, (const char*)x, 2 * stride, (const char*)weight, 4 * pairs, (char*)memory, stream,
-                         [&](int row, int count, const char* sums) { done(row, count, FloatSums{(const float*)sums}); });
+    panel(shape, rows, x, stride, PanelInMemory{(const char*)weight, stream}, pairs, memory, done);
+  }
+
+  // The same with a panel that is put into memory meanwhile.
+  template <typename Source, typename Done>
+  static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, Source&& source, int64_t pairs, float* memory, Done done) {
+    multiply_tiles<Numbers::BFLOAT16>(shape, rows, (const char*)x, 2 * stride, source, 4 * pairs, (char*)memory,
+                                      [&](int row, int count, const char* sums) { done(row, count, FloatSums{(const float*)sums}); });
   }
 };
 

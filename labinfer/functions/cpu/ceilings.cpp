@@ -28,7 +28,7 @@ void keep_busy(int64_t rounds, int threads, Step step) {
 
 #ifdef HAS_AMX
 // Steps with rows and weights that stay in the first-level cache.
-template <typename Input>
+template <Numbers NUMBERS>
 int64_t fill_tiles(int64_t steps, int threads) {
   for_each(threads, threads, [&](int64_t) {
     static const LastStep zeros{};
@@ -37,10 +37,10 @@ int64_t fill_tiles(int64_t steps, int threads) {
     shape.set(TILE_ROWS, TILE_BYTES);
     clear_sums(true);
     for (int64_t step = 0; step < steps; ++step)
-      add_step<Input>(true, zeros.rows, TILE_BYTES, zeros.weights, zeros.weights + TILE_BYTES, PANEL * 4);
+      add_step<NUMBERS>(true, zeros.rows, TILE_BYTES, zeros.weights, zeros.weights + TILE_BYTES, PANEL * 4);
     store_sums(true, sums, PANEL * 4);
   });
-  return steps * threads * TILE_ROWS * PANEL * int64_t(TILE_BYTES / sizeof(Input)) * 2;
+  return steps * threads * TILE_ROWS * PANEL * (NUMBERS == Numbers::BFLOAT16 ? TILE_BYTES / 2 : TILE_BYTES) * 2;
 }
 #endif
 
@@ -98,8 +98,8 @@ int64_t ceiling_int8(int64_t rounds, int threads) {
 
 #ifdef HAS_AMX
 // The same in tiles.
-int64_t ceiling_amx(int64_t rounds, int threads) { return fill_tiles<bf16>(rounds, threads); }
-int64_t ceiling_int8_amx(int64_t rounds, int threads) { return fill_tiles<int8_t>(rounds, threads); }
+int64_t ceiling_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::BFLOAT16>(rounds, threads); }
+int64_t ceiling_int8_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::UNSIGNED_WEIGHTS>(rounds, threads); }
 #endif
 
 }  // extern "C"

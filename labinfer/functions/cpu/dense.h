@@ -32,7 +32,8 @@ inline LineVector<bf16>& decoded_panel() {
   return whole;
 }
 
-// The same in 12 bits. The first product of several decodes the panel for the others; in tiles, for itself, too.
+// The same in 12 bits. The first product of several decodes the panel for the others; in tiles, for itself, too,
+// a little ahead of them.
 struct Packed12 : Matrix12 {
   int64_t inputs;
 
@@ -46,11 +47,14 @@ struct Packed12 : Matrix12 {
     LineVector<bf16>& whole = decoded_panel();
     bool is_kept = IN_TILES<Kernel> || !is_last;
     if (is_first && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
-    if constexpr (IN_TILES<Kernel>) {
-      if (is_first) decode_panel(Matrix12::panel(number), groups, whole.data());
-    } else if (is_first) {
-      panel12_of<Kernel>(rows)(x, inputs, Matrix12::panel(number), inputs / 2, is_kept ? whole.data() : nullptr, memory);
-      return done(0, rows, FloatSums{memory});
+    if (is_first) {
+      Panel12 panel = Matrix12::panel(number);
+      if constexpr (IN_TILES<Kernel>) {
+        return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data()), inputs / 2, memory, done);
+      } else {
+        panel12_of<Kernel>(rows)(x, inputs, panel, inputs / 2, is_kept ? whole.data() : nullptr, memory);
+        return done(0, rows, FloatSums{memory});
+      }
     }
     Stream stream;
     stream.is_near = true;

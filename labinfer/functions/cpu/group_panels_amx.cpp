@@ -46,7 +46,7 @@ void multiply(void* shape, int rows, const int8_t* x, int64_t stride, const uint
       ((TileShape*)shape)->set(count, int(step));
       clear_sums(has_second);
       for (int64_t i = 0; i < group; i += step)
-        add_step<int8_t>(has_second, (const char*)x + first * stride + i, stride, weights + i * PANEL,
+        add_step<Numbers::UNSIGNED_WEIGHTS>(has_second, (const char*)x + first * stride + i, stride, weights + i * PANEL,
                          weights + i * PANEL + TILE_BYTES, PANEL * 4);
       store_sums(has_second, sums, PANEL * 4);
       for (int row = 0; row < count; ++row) {

@@ -103,16 +103,33 @@ inline void decode_group(const uint8_t* from, uint8_t base, const uint32_t* patc
   for (int64_t i = 0; i < count; ++i) to[patches[i] >> 16] = bf16(patches[i]);
 }
 
-// A whole panel as panel.h has it, its last group filled up.
-inline void decode_panel(const Panel12& panel, int64_t groups, bf16* to) {
-  const uint32_t* patches = panel.patches;
-  for (int64_t group = 0; group < groups; ++group) {
-    const uint8_t* at = panel.planes + group * GROUP_BYTES;
-    for (int64_t line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(at + AHEAD + line, 0, 2);
-    decode_group(at, panel.base, patches, panel.counts[group], to + group * GROUP_WEIGHTS);
-    patches += panel.counts[group];
+// A panel that is decoded a little before tiles read it, which have to wait for what was just written; see PanelInMemory.
+class DecodedPanel {
+ public:
+  const char* data;
+
+  // As panel.h has it, its last group filled up.
+  DecodedPanel(const Panel12& panel, int64_t groups, bf16* to) : data((const char*)to), panel(panel), groups(groups), patches(panel.patches), to(to) {}
+
+  void ready(int64_t end) {
+    int64_t soon = std::min(groups, (end + LEAD + GROUP_ROW - 1) / GROUP_ROW);
+    for (; next < soon; ++next) {
+      decode_group(panel.planes + next * GROUP_BYTES, panel.base, patches, panel.counts[next], to + next * GROUP_WEIGHTS);
+      patches += panel.counts[next];
+    }
   }
-}
+
+  int64_t lines() const { return 2 * GROUP_BYTES / 64; }  // a step of a tile is two groups
+  const char* ahead(int64_t from, bool) const { return (const char*)panel.planes + from / GROUP_ROW * GROUP_BYTES + AHEAD; }
+
+ private:
+  static constexpr int64_t GROUP_ROW = GROUP_INPUTS * sizeof(bf16), LEAD = 4 * GROUP_ROW;  // bytes of a row
+
+  Panel12 panel;
+  int64_t groups, next = 0;
+  const uint32_t* patches;
+  bf16* to;
+};
 
 // Kernels that decode on the way into registers. They do the same arithmetic in the same order as those of panel.h. Groups
 // with patches, and the last one where it is not full, go through memory, and all of them where the panel is kept for other

@@ -44,8 +44,9 @@ struct InTiles : Form {
       PanelState<Form> none;
       multiply_panel(none, (const Form&)*this, rows, x, weight, start, memory, stream, done);
     } else if constexpr (Form::OUTPUT_SCALES) {
-      multiply_tiles<int8_t>(shape, rows, (const char*)x, this->padded(), (const char*)weight, this->padded(), (char*)memory, stream,
-                             [&](int row, int count, const char* sums) { done(row, count, WholeSums{(const int32_t*)sums, start + row}); });
+      multiply_tiles<Numbers::UNSIGNED_WEIGHTS>(
+          shape, rows, (const char*)x, this->padded(), PanelInMemory{(const char*)weight, stream}, this->padded(), (char*)memory,
+          [&](int row, int count, const char* sums) { done(row, count, WholeSums{(const int32_t*)sums, start + row}); });
     } else {
       group_panel_amx(Form::NUMBER)(&shape, rows, x, this->padded(), weight, this->groups(), this->group, start, memory, &stream);
       done(0, rows, FloatSums{memory});

@@ -242,7 +242,7 @@ struct AmxUnits {
       auto *first = (const char*)keys[unit], *second = (const char*)keys[unit + 1];
       clear_sums(rows > WIDTH);
       for (int64_t pair = 0; pair < size / 2; pair += step)
-        add_step<bf16>(rows > WIDTH, (const char*)(query + 2 * pair), size * sizeof(bf16), first + pair * ROW, second + pair * ROW, ROW);
+        add_step<Numbers::BFLOAT16>(rows > WIDTH, (const char*)(query + 2 * pair), size * sizeof(bf16), first + pair * ROW, second + pair * ROW, ROW);
       store_sums(rows > WIDTH, scores + unit * UNIT, SPAN * sizeof(float));
       for (int64_t ahead : {unit + AHEAD_UNITS, unit + AHEAD_UNITS + 1})
         for (int64_t pair = 0; pair < size / 2; ++pair) __builtin_prefetch((const char*)keys[ahead] + pair * ROW, 0, 2);
@@ -257,7 +257,7 @@ struct AmxUnits {
       int64_t second = i + WIDTH < width ? i + WIDTH : i;
       clear_sums(rows > WIDTH);
       for (int64_t unit = 0; unit < units; ++unit) {
-        add_step<bf16>(rows > WIDTH, (const char*)(weights + unit * UNIT), SPAN * sizeof(bf16), (const char*)(values[unit] + 2 * i),
+        add_step<Numbers::BFLOAT16>(rows > WIDTH, (const char*)(weights + unit * UNIT), SPAN * sizeof(bf16), (const char*)(values[unit] + 2 * i),
                        (const char*)(values[unit] + 2 * second), 2 * width * sizeof(bf16));
         for (int64_t pair = 0; pair < UNIT / 2; ++pair)
           for (int64_t at : {i, second}) __builtin_prefetch(values[unit + AHEAD_UNITS] + pair * 2 * width + 2 * at, 0, 2);
