@@ -295,8 +295,8 @@ def _wait_ready(server: Server) -> None:
     while True:
         if found := re.search(r"serving .* at (https?://\S+)/v1", server.text):
             server.url = found[1].replace("0.0.0.0", "127.0.0.1")
-            if server.get("/ready")[0] == 200:
-                return
+            assert server.get("/ready")[0] == 200, f"the address is told before requests are taken:\n{server.text}"
+            return
         assert server.process.poll() is None, f"it ended with {server.process.returncode}:\n{server.text}"
         assert time.monotonic() < deadline, f"not ready after {START_SECONDS} s:\n{server.text}"
         time.sleep(0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -46,12 +46,20 @@ class Hosting:
         layouts: options of each model.
         link: to the gateway; None on ranks other than 0.
         own: the server's options.
+        on_ready: called on rank 0 when requests are taken, once.
     """
 
-    def __init__(self, session: Session, layouts: Layouts, link: GatewayLink | None, own: ServerOptions):
+    def __init__(
+        self,
+        session: Session,
+        layouts: Layouts,
+        link: GatewayLink | None,
+        own: ServerOptions,
+        on_ready: Callable[[], None],
+    ):
         self._session, self._group, self._link = session, session.group, link
         self._plan_text = session.plan_text
-        self._layouts, self._own = layouts, own
+        self._layouts, self._own, self._on_ready = layouts, own, on_ready
         self._failed: list[Layouts] = []
         self._load_seconds = 0.0
         self.llms: dict[str, LLM] = {}
@@ -94,6 +102,7 @@ class Hosting:
                     plan_change=self._plan,
                     plan_split=self._plan_split if self._own.replan == "auto" else lambda model, drift: None,
                     outcome=outcome,
+                    on_ready=self._on_ready if outcome is None else lambda: None,
                     plan=self._plan_text,
                     machine_links=_machine_links(self._session.links),
                 )

@@ -64,11 +64,9 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     for name, model in models.items():
         share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of what is free
         layouts[name] = _model_options(session.options, model, share)
-    hosting = Hosting(session, layouts, link, own)
+    hosting = Hosting(session, layouts, link, own, lambda: _announce_address(own, port, len(keys), list(models)))
     hosting.load()
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
-    if is_rank0:
-        _announce_address(own, port, len(keys), list(models))
     try:
         hosting.run()
     except BrokenLink as error:

@@ -27,6 +27,7 @@ from labinfer.link.frames import (
     LayoutAnswer,
     ModelFacts,
     Paused,
+    Ready,
     Rebuilding,
     Refused,
     Stats,
@@ -187,6 +188,10 @@ class AsyncLLMEngine:
     def watch(self, on: bool) -> None:
         """Have the ranks tell of their steps from now on, or no longer."""
         self._tell(Watch(on))
+
+    def tell_ready(self) -> None:
+        """Tell the host that requests are taken."""
+        self._tell(Ready())
 
     async def change_layout(self, change: LayoutChange) -> tuple[LayoutAnswer, ModelFacts]:
         """Have a model served in another layout. Returns what has become of that, and the model as it is served then.

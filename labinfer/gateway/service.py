@@ -156,6 +156,7 @@ class Service:
             ]
             if number == self._num_hosts:  # else that host is gone
                 self.models = {model.info.name: model for model in loaded}
+                self.engine.tell_ready()
 
     def model(self, name: str | None) -> Model:
         """The model of this name, for a new request; the first where that names none.

@@ -27,6 +27,7 @@ from labinfer.link.frames import (
     LayoutAnswer,
     MachineLink,
     Paused,
+    Ready,
     Rebuilding,
     Refused,
     Rejected,
@@ -72,6 +73,7 @@ class EngineHost:
             that cannot be.
         plan_split: the layouts of all models with the better split of the layers of one of them; None where that is not worth it.
         outcome: the end of the change that led to this host, for the gateway.
+        on_ready: called when the gateway takes requests.
         plan: the layout beside its alternatives, as a table; empty where nobody has planned it.
         machine_links: links that were measured for that.
         clock: seconds that never go back.
@@ -91,6 +93,7 @@ class EngineHost:
         plan_change: Callable[[LayoutChange], Layouts | None] = refuse_changes,
         plan_split: Callable[[str, Drift], Layouts | None] = lambda model, drift: None,
         outcome: LayoutAnswer | None = None,
+        on_ready: Callable[[], None] = lambda: None,
         plan: str = "",
         machine_links: Sequence[MachineLink] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -115,6 +118,7 @@ class EngineHost:
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, lifeline, clock)
         self._drain_until: float | None = None
         self._plan_change, self._plan_split, self._outcome = plan_change, plan_split, outcome
+        self._on_ready = on_ready
         self._change: Layouts | None = None
 
     def run(self) -> Layouts | None:
@@ -201,6 +205,9 @@ class EngineHost:
             self._change_layout(frame)
         elif isinstance(frame, Watch):
             self._telemetry.watch(frame.on)
+        elif isinstance(frame, Ready):
+            if self._drain_until is None:
+                self._on_ready()
         elif isinstance(frame, Rejected):
             raise BrokenLink(f"the gateway does not take this engine: {frame.message}")
 

@@ -55,13 +55,17 @@ class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
     """The answer to ``Rebuilding``: no request comes from now on until the next ``Attach``."""
 
 
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """Clients' requests are taken from now on: the tokenizers of what ``Attach`` named are loaded, too."""
+
+
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     """The host is not taken in; the connection closes."""
 
     message: str
 
 
-FromGateway = Beat | Add | Abort | Watch | ChangeLayout | Paused | Rejected
+FromGateway = Beat | Add | Abort | Watch | ChangeLayout | Paused | Ready | Rejected
 
 
 # From the host.

@@ -33,6 +33,7 @@ from labinfer.link.frames import (
     Hello,
     LayoutAnswer,
     ModelFacts,
+    Ready,
     Rebuilding,
     Rejected,
     Stats,
@@ -165,6 +166,16 @@ class Host:
 
 def wait_ready(gateway: Gateway) -> None:
     wait_for(lambda: gateway.get("/ready")[0] == 200, END_SECONDS)
+
+
+def test_host_is_told_when_requests_are_taken():
+    with gateway(outlives_host=True) as server:
+        for _ in range(2):
+            with contextlib.closing(server.connect_host()) as connection:
+                link = GatewayLink(connection)
+                link.send(Attach([FACTS]))
+                wait_for(lambda link=link: Ready() in link.receive(END_SECONDS), END_SECONDS)
+                assert server.get("/ready")[0] == 200
 
 
 def test_stream_goes_on_with_another_host():

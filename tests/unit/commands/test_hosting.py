@@ -79,7 +79,9 @@ def test_better_split_changes_layers_and_context_alone_and_has_to_be_worth_the_p
         {"tensor_parallel_size": (2, 1), "layers": (3, 3), "ranks": ranks or None, "dtype": "float32"}
     )
     group = SimpleNamespace(everyone=[SimpleNamespace(node="node")] * 3)
-    hosting = Hosting(SimpleNamespace(group=group, plan_text=""), {"demo": options}, None, ServerOptions())
+    hosting = Hosting(
+        SimpleNamespace(group=group, plan_text=""), {"demo": options}, None, ServerOptions(), lambda: None
+    )
     topology = SimpleNamespace(tp_sizes=(2, 1))
     served = SimpleNamespace(layout=SimpleNamespace(topology=topology), facts=SimpleNamespace(max_model_len=64))
     hosting.llms, hosting._load_seconds = {"demo": served}, 0.1 * WORTH_SECONDS
