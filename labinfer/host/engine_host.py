@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -170,13 +171,12 @@ class EngineHost:
         if self._drain_until is None:
             try:
                 self._check()
-            except Interrupted:
+            except Interrupted as error:
                 self._drain_until = self._clock() + self._drain_seconds
                 self._link.send(Draining())
-                if self._open:
-                    count = len(self._open)
-                    what = "1 request is open; it has" if count == 1 else f"{count} requests are open; they have"
-                    logger.info("%s %g seconds to end. A second signal ends all at once", what, self._drain_seconds)
+                if error.signum:  # else it is closed by a program
+                    open_requests = _describe_open(len(self._open) + len(self._early), self._drain_seconds)
+                    logger.info("stopping at %s: %s", signal.Signals(error.signum).name, open_requests)
             return False
         return not (self._open or self._early) or self._clock() > self._drain_until
 
@@ -276,6 +276,13 @@ class EngineHost:
         if not model.llm.driver.is_open(request_id):
             self._open.pop(request_id, None)
             model.unread_prompts.pop(request_id, None)
+
+
+def _describe_open(count: int, seconds: float) -> str:
+    if not count:
+        return "no request is open"
+    what = "1 request is open; it has" if count == 1 else f"{count} requests are open; they have"
+    return f"{what} {seconds:g} seconds to end. A second signal ends all at once"
 
 
 def _drift_watch(llm: LLM) -> DriftWatch | None:

@@ -36,7 +36,7 @@ class TestEnd:
             stream.finish(1)
             assert (stream.finish_reason, stream.was_cut, stream.error) == ("length", False, None)
             assert len(stream.events) > 250
-            assert "1 request is open" in server.text
+            assert "labinfer: stopping at SIGTERM: 1 request is open; it has 20 seconds to end" in server.text
             assert "Traceback" not in server.text and "rror" not in server.text
 
     def test_what_takes_longer_than_it_may_ends_with_an_error(self):
@@ -80,6 +80,7 @@ class TestEnd:
             os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does
             assert server.wait_end(tree) == 128 + signal.SIGINT
             assert time.monotonic() - begin < 4
+            assert "labinfer: stopping at SIGINT: no request is open" in server.lines
             for connection in idle:
                 assert connection.recv(1) == b""
                 connection.close()
