@@ -109,6 +109,8 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             for text in args.prompt:
                 if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
                     sys.stderr.write(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
+        if name == "plan" and not getattr(args, "auto", False):  # who is here says little of who would hold what
+            usual["log_level"] = "warning"
         options = EngineOptions.from_flat(usual | given)
         own = _check_own(name, args) | ({"models": models} if models else {})
         if len(models) > 1 and options.parallel.layout:

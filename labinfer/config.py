@@ -253,7 +253,7 @@ class RuntimeOptions:
     threads: int = option(0, "CPU threads of a rank (default: its share of the node's cores)", metavar="N")
     log_level: str = option(
         "info",
-        "what rank 0 says on standard error; debug has a line for every step (default: info; for --prompt and chat warning)",
+        "what rank 0 says on standard error; debug has a line for every step (default: info; for --prompt, chat and plan without --auto warning)",
         choices=LOG_LEVELS,
     )
     timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")

@@ -75,9 +75,10 @@ def run(session: Session, own: PlanOptions) -> int:
             blocks, needs = _count_blocks(session, layout, [room for room, _ in rooms])
             size, states = session.options.cache.block_size, [count for _, count in rooms]
             kv_tokens = [count * size for count in blocks.of_rank]
+            title = _describe_plan(session.options.model.model, layout, is_alone=group.size == 1)
             table = format_table(HEADER, layout_rows(layout, everyone, kv_tokens, states))
             num_tokens = blocks.num_blocks * size
-            least = f"all ranks use the least: {blocks.num_blocks} blocks, {num_tokens} tokens"
+            least = f"KV cache: all ranks use the least: {blocks.num_blocks} blocks, {num_tokens} tokens"
             if slots := [count for count in states if count is not None]:
                 least += f", {min(slots)} states of sequences"
             replicated = any(
@@ -113,7 +114,9 @@ def run(session: Session, own: PlanOptions) -> int:
                 _describe_shortfall(session, layout, everyone, rank, own, least=least_bytes[rank])
                 for rank, own in of_rank.items()
             ]
-            OutputFile(STANDARD).write("\n".join([table, "", least, *notes, *filter(None, complaints)]) + "\n")
+            OutputFile(STANDARD).write(
+                "\n".join([title, "", table, "", least, *notes, *filter(None, complaints)]) + "\n"
+            )
             if any(complaints):
                 status = ExitStatus.SOME_FAILED
     group.close()
@@ -153,6 +156,12 @@ def layout_rows(
             )
         )
     return rows
+
+
+def _describe_plan(model: str, layout: Layout, is_alone: bool) -> str:
+    num_stages, num_ranks = layout.topology.num_stages, layout.topology.num_places
+    title = f"{model} in {num_stages} stage{'s' * (num_stages > 1)} on {num_ranks} rank{'s' * (num_ranks > 1)}"
+    return title + ", as if all were on this machine" * (is_alone and num_ranks > 1)
 
 
 def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:

@@ -141,7 +141,9 @@ def test_tp_layers_dtype_and_threads_are_given_per_stage_and_nothing_is_pickled(
 def test_plan_shows_the_layout_without_starting_its_ranks(model, launches):
     done = launches.run("single", 1, "plan", "--model", model, "-tp", "3,1", "--num-kv-blocks", "100")
     assert done.returncode == 0, done.text
-    lines = done.stdout.splitlines()
+    assert "one rank" not in done.stderr, "what was asked for comes first"
+    title, gap, *lines = done.stdout.splitlines()
+    assert (title, gap) == (f"{model} in 2 stages on 4 ranks, as if all were on this machine", "")
     assert lines[0].split()[:8] == ["rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"]
     assert lines[0].split()[8:] == ["a", "token", "KV", "tokens", "a", "sequence", "states"]
     assert len([line for line in lines if line.split()[:1] and line.split()[0].isdigit()]) == 4
