@@ -71,8 +71,8 @@ COMMANDS = {
         (ProbeOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
     ),
     "simulate": (
-        "What bench serve would measure: the same engine on a virtual clock, without a model and without other ranks. Speculation is "
-        "left out, as its drafts depend on tokens, which there are none of.",
+        "What bench serve would measure: the same engine on a virtual clock, without a model and without other ranks; all times are what "
+        "the run would take. Speculation is left out, as its drafts depend on tokens, which there are none of.",
         (SimulateOptions, BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
     ),
     "bench latency": (

@@ -27,6 +27,8 @@ from labinfer.simulator.options import SimulateOptions
 from labinfer.simulator.rates import highest_rate
 from labinfer.simulator.simulation import Simulation, cluster_simulation, replay_simulation
 
+TITLE = "simulated on a virtual clock: all times are what the run would take"
+
 
 def run(
     options: EngineOptions, own: SimulateOptions, bench: BenchOptions, load: LoadOptions, serve: ServeOptions
@@ -57,7 +59,7 @@ def run(
     sources = {"--replay": own.replay} | {f"--cluster {path}": path for path in own.cluster}
     file = OutputFile(bench.output_json, "--output-json", sources) if bench.output_json else None
     trace = OutputFile(options.observe.trace, "--trace", sources) if options.observe.trace else None
-    texts, values = [], {"simulated": True, "num_ranks": simulation.topology.num_places}
+    texts, values = [TITLE], {"simulated": True, "num_ranks": simulation.topology.num_places}
     if own.find_rate:
         serve, text, rate_values = _find_rate(simulation, options, bench, load, serve)
         benchmark = ServeBenchmark(bench, load, serve)

@@ -40,8 +40,8 @@ def stage_figures(simulation: Simulation, report: RunReport) -> tuple[str, dict[
     ]
     estimated = "" if simulation.is_measured else " (with estimated costs)"
     lines = [
-        f"{workers[0].num_steps} steps in {format_seconds(report.wall_time)}{estimated}; {simulation.facts.num_blocks} KV blocks, "
-        f"{report.counts['preemptions']} preemptions, {report.counts['found']} tokens found in the KV cache",
+        f"the whole run with its warm-ups: {workers[0].num_steps} steps in {format_seconds(report.wall_time)}{estimated}; "
+        f"{simulation.facts.num_blocks} KV blocks, {report.counts['preemptions']} preemptions, {report.counts['found']} tokens found in the KV cache",
         format_table(("stage", "host", "layers", "tp", "busy", "bubble"), rows),
     ]
     values = {

@@ -51,6 +51,8 @@ def test_replay_says_how_near_it_is(recorded, capfd):
     assert values["bubbles"] == pytest.approx(values["recorded_bubbles"], abs=1e-3)
     assert values["stages"][1]["busy"] == pytest.approx(2 * values["stages"][0]["busy"], abs=1e-3)
     printed = capfd.readouterr().out
+    assert printed.startswith("simulated on a virtual clock: all times are what the run would take\n\nin ")
+    assert f"the whole run with its warm-ups: {values['num_steps']} steps in " in printed
     assert "TTFT" in printed and "bubble of rank 1" in printed
 
 
