@@ -255,7 +255,7 @@ class TestPipe:
     def test_with_a_server_a_failed_message_is_a_status(self, server):
         done = pipe(with_server(server, "--api-key", KEY), "17 + 25 = ?\n/nonsense\n17 + 26 = ?\n")
         assert (done.returncode, done.stdout) == (1, "42\n43\n")
-        assert done.stderr.startswith("error: there is no command /nonsense")
+        assert done.stderr.startswith("labinfer: error: there is no command /nonsense")
 
     def test_without_a_standard_input_it_ends_at_once(self, server):
         done = pipe(["sh", "-c", 'exec "$@" <&-', "sh", *with_server(server, "--api-key", KEY)], "")
@@ -299,7 +299,7 @@ class TestFailures:
             command("single", 1, LAUNCH, "chat", "--url", f"http://127.0.0.1:{port}/v1"), tmp_path
         ) as one:
             assert "Connection refused" in one.wait_for("\n> ")
-            assert one.say("hello").startswith("error: cannot reach")
+            assert one.say("hello").startswith("labinfer: error: cannot reach")
             one.type("/exit" + ENTER)
             assert one.wait() == 0
         with pseudo_terminal(with_server(server, "--api-key", "wrong"), tmp_path) as one:

@@ -59,7 +59,7 @@ def test_what_a_server_may_do_is_one_line_and_the_chat_goes_on(response, complai
         done = pipe(command("single", 1, LAUNCH, "chat", "--url", url, "--model", "any"), "one\ntwo\n")
     assert done.stdout.splitlines()[-1] == "well"
     assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("labinfer: error: ")]
     assert len(errors) == 1 and complaint in errors[0]
 
 

@@ -160,7 +160,7 @@ class Chat:
 
     def _fail(self, error: UserError) -> None:
         self._num_failed += 1
-        self._terminal.say(f"error: {error}")
+        self._terminal.say(f"labinfer: error: {error}")
 
     # The commands; each takes what stands behind its name.
 

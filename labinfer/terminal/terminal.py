@@ -144,7 +144,7 @@ class Terminal:
             line = self._lines.read()
             if self._launchers is not None and len(line.encode()) >= LONGEST_LINE:
                 self.say(
-                    f"error: a line has at most {LONGEST_LINE - 1} bytes here; end it with \\ to go on in the next"
+                    f"labinfer: error: a line has at most {LONGEST_LINE - 1} bytes here; end it with \\ to go on in the next"
                 )
                 return self._read_line(is_first)
         if self._launchers is not None and CTRL_C in line:

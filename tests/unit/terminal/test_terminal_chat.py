@@ -272,7 +272,7 @@ class TestChat:
         status, terminal, _, conversation = chat_over("one", "stop", "fail", "long")
         assert conversation.exchanges == [("one", "one"), ("stop", "half"), ("long", "long")]
         assert "[stopped]" in terminal.said and any("cut off" in text for text in terminal.said)
-        assert "error: it failed" in terminal.said and any(
+        assert "labinfer: error: it failed" in terminal.said and any(
             "not part of the conversation" in text for text in terminal.said
         )
         assert status == ExitStatus.OK
@@ -298,9 +298,9 @@ class TestChat:
 
     def test_what_to_do_about_a_conversation_that_is_too_long(self):
         _, terminal, _, _ = chat_over("refuse")
-        assert terminal.said[-1] == "error: it is too long"  # there is nothing to take back
+        assert terminal.said[-1] == "labinfer: error: it is too long"  # there is nothing to take back
         _, terminal, _, _ = chat_over("one", "refuse")
-        assert terminal.said[-2] == "error: it is too long" and "/undo takes" in terminal.said[-1]
+        assert terminal.said[-2] == "labinfer: error: it is too long" and "/undo takes" in terminal.said[-1]
 
     def test_where_nobody_sits_a_failure_is_a_status(self):
         assert chat_over("one", "fail", is_interactive=False)[0] == ExitStatus.SOME_FAILED
@@ -340,7 +340,7 @@ class TestChat:
     @pytest.mark.parametrize("line", ["/undo", "/retry", "/stats", "/save", "/set n 2", "/nonsense", "/", "/exits"])
     def test_what_cannot_be_done_is_one_line(self, line):
         _, terminal, echo, _ = chat_over(line)
-        assert len([text for text in terminal.said if text.startswith("error: ")]) == 1
+        assert len([text for text in terminal.said if text.startswith("labinfer: error: ")]) == 1
         assert echo.asked == []
 
     def test_help_has_every_command(self):
