@@ -131,6 +131,7 @@ class Runs:
         """Turn the news of a step into text: the deltas, and the outputs of the requests that are done with it."""
         deltas, outputs = [], []
         for state, update in news:
+            self.report.generated_tokens += len(update.token_ids)
             if state.add(update):
                 self._driver.abort(state, update.index, FinishReason.STOP)
             if streams:

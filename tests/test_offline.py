@@ -65,7 +65,7 @@ def test_text_ids_and_messages_get_transformers_tokens(llm, expected, tokenizer)
         assert (output.finish_reason, output.num_output_tokens) == ("length", NUM_TOKENS)
         assert 0 < output.time_to_first_token < output.total_time
     assert llm.report.num_finished == len(PROMPTS)
-    assert llm.report.output_tokens == len(PROMPTS) * NUM_TOKENS
+    assert llm.report.output_tokens == llm.report.generated_tokens == len(PROMPTS) * NUM_TOKENS
 
 
 def test_outputs_are_in_the_order_of_the_prompts_whoever_ends_first(llm, expected):

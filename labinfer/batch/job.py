@@ -96,6 +96,7 @@ class BatchJob:
             num_done=self.num_answered + self.num_failed,
             num_failed=self.num_failed,
             output_tokens=llm.report.output_tokens,
+            generated_tokens=llm.report.generated_tokens,
             load=llm.engine.load(),
         )
 

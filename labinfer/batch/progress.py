@@ -48,11 +48,18 @@ class JobProgress:
             return self._clock() - self._last >= JSONL_SECONDS
         return self._form == "auto" and self._line.due()
 
-    def show(self, *, num_done: int, num_failed: int, output_tokens: int, load: EngineLoad) -> None:
-        """Say how far the job is; the counts are those of this run, ``num_failed`` among ``num_done``."""
+    def show(
+        self, *, num_done: int, num_failed: int, output_tokens: int, generated_tokens: int, load: EngineLoad
+    ) -> None:
+        """Say how far the job is; the counts are those of this run, ``num_failed`` among ``num_done``.
+
+        Args:
+            output_tokens: of lines that are done.
+            generated_tokens: of those that run, too: long answers may run for minutes before the first is done.
+        """
         self._last = self._clock()
         seconds = max(self._last - self._begin, 1e-9)
-        rate, total = output_tokens / seconds, self._num_done_before + num_done
+        rate, total = generated_tokens / seconds, self._num_done_before + num_done
         seconds_left = None
         if self._num_lines is not None and num_done:
             seconds_left = max(0, self._num_lines - total) * seconds / num_done

@@ -39,6 +39,8 @@ class RunReport:
     num_failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    generated_tokens: int = 0
+    """Tokens of all answers so far, of those that have not ended, too."""
     counts: Counter[str] = field(default_factory=Counter)
     """Counters of the scheduler: ``preemptions``; ``swaps``, the preemptions by swapping; ``looked_up``, tokens of requests
     at each admission; ``found``, the ones among them that the KV cache held; and those of drafts."""

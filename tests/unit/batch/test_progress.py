@@ -23,14 +23,14 @@ def show(form: str, num_lines: int | None, num_done: int = 4) -> str:
     progress = JobProgress(form, clock, num_lines, 10, stream)
     assert not progress.due()
     clock.now += 20
-    progress.show(num_done=num_done, num_failed=1, output_tokens=500, load=LOAD)
+    progress.show(num_done=num_done, num_failed=1, output_tokens=500, generated_tokens=800, load=LOAD)
     progress.close()
     return stream.getvalue()
 
 
 def test_line_says_how_long_the_rest_will_take():
     assert show("auto", 34) == (
-        "labinfer: 14 of 34 lines done, 3 running, 2 waiting, KV 26 %, 25.0 tokens/s, 0:01:40 left\n"
+        "labinfer: 14 of 34 lines done, 3 running, 2 waiting, KV 26 %, 40.0 tokens/s, 0:01:40 left\n"
     )
     assert "left" not in show("auto", 34, num_done=0)
     assert show("auto", None).startswith("labinfer: 14 done, ")
@@ -39,7 +39,7 @@ def test_line_says_how_long_the_rest_will_take():
 def test_machines_get_json_lines():
     assert json.loads(show("jsonl", 34)) == {
         "lines_done": 14, "lines_failed": 1, "lines": 34, "running": 3, "waiting": 2, "kv_cache_usage": 0.256,
-        "output_tokens": 500, "tokens_per_second": 25.0, "seconds": 20.0, "seconds_left": 100.0,
+        "output_tokens": 500, "tokens_per_second": 40.0, "seconds": 20.0, "seconds_left": 100.0,
     }  # fmt: skip
     record = json.loads(show("jsonl", None))
     assert record["lines"] is record["seconds_left"] is None
@@ -53,7 +53,7 @@ def test_json_lines_come_each_second_and_none_is_silent():
         clock.now += 0.5
         if progress.due():
             due.append(clock.now)
-            progress.show(num_done=0, num_failed=0, output_tokens=0, load=LOAD)
+            progress.show(num_done=0, num_failed=0, output_tokens=0, generated_tokens=0, load=LOAD)
     assert due == [1001.0, 1002.0]
     silent = JobProgress("none", clock, 5, 0, io.StringIO())
     clock.now += 100
@@ -67,7 +67,7 @@ def test_line_on_the_terminal_makes_room_for_answers(monkeypatch):
     stream = io.StringIO()
     stream.isatty = lambda: True
     progress = JobProgress("auto", FakeClock(), None, 0, stream)
-    progress.show(num_done=0, num_failed=0, output_tokens=0, load=LOAD)
+    progress.show(num_done=0, num_failed=0, output_tokens=0, generated_tokens=0, load=LOAD)
     output = JobOutput(JobOptions(input="in.jsonl"), {}, {})
     BatchJob(None, output, progress, defaults=SamplingParams(), model_name="m")._refuse(1, b"", (None, None), "no")
     assert written == ["    \r"], "the line is gone when an answer comes"
