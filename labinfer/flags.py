@@ -242,6 +242,10 @@ def build_bench_parser(program: str = PROGRAM) -> Parser:
     )
 
 
+NEAR_COMMAND = 0.8
+"""Likeness of a word to a command (``difflib``) that is taken for a slip; all benchmarks have their first word in common."""
+
+
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     """The command's name and the arguments after it.
 
@@ -261,9 +265,11 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
             raise UsageError(
                 f"there is no command {command!r:.80}; a text to answer is given as --prompt {command!r:.80}"
             )
-        known = ", ".join(name for name in COMMANDS if name != "generate")
+        names = [name for name in COMMANDS if name != "generate"]
+        known, near = ", ".join(names), difflib.get_close_matches(command, names, n=1, cutoff=NEAR_COMMAND)
+        hint = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(
-            f"there is no command {command!r}; commands are {known}, and without one --prompt or --input is run"
+            f"there is no command {command!r}{hint}; commands are {known}, and without one --prompt or --input is run"
         )
     return command, arguments[len(words) :]
 

@@ -175,6 +175,17 @@ def test_command_is_the_words_before_the_flags(arguments, command, rest):
     assert split_command(arguments) == (command, rest)
 
 
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [("serv", "serve"), ("prob", "probe"), ("bench servr", "bench serve"), ("bench foo", ""), ("hello", "")],
+)
+def test_command_that_is_misspelt_is_told_what_is_near(words, near):
+    with pytest.raises(UserError) as caught:
+        split_command(words.split())
+    hint = f" (did you mean {near}?)" if near else ""
+    assert str(caught.value).startswith(f"there is no command {words!r}{hint}; commands are serve, ")
+
+
 @pytest.mark.parametrize("words", [["bench"], ["serves"], ["comm", "plan"]])
 def test_words_that_are_no_command_are_refused(words):
     with pytest.raises(UserError) as caught:
