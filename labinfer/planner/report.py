@@ -135,7 +135,9 @@ class PlanReport:
         if solution.criterion.adds:
             return f"{format_seconds(solution.value)} an answer{form}"
         rate, criterion = self.problem.request.output / solution.value, solution.criterion
-        return f"{rate:.4g} tokens/s with {criterion.num_seqs} sequences at once in {criterion.num_batches} micro-batches{form}"
+        batches = f"{criterion.num_batches} micro-batch{'es' * (criterion.num_batches != 1)}"
+        sequences = f"{criterion.num_seqs} sequence{'s' * (criterion.num_seqs != 1)}"
+        return f"{rate:.4g} tokens/s with {sequences} at once in {batches}{form}"
 
     def _describe_loss(self, machine: str) -> str:
         """Change of the rate, or of the time of an answer, without a machine."""

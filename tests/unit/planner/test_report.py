@@ -27,6 +27,7 @@ def test_report_names_what_each_machine_adds_and_what_others_would_give():
     text = report.describe()
     for words in ("predicted:", "even split:", "a alone:", "rank 0 on", "--layers"):
         assert words in text
+    assert " in 1 micro-batch\n" in PlanReport.make(make_problem(make_cluster(1.0, num_layers=24))).describe()
 
 
 def test_even_split_is_the_layout_of_a_start_without_flags():
