@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from labinfer.batch.options import JobOptions
+from labinfer.bench.options import LoadOptions
 from labinfer.config import AUTO_LAYOUT, SECTIONS, EngineOptions, ModelOptions
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.flags import (
@@ -254,6 +255,8 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
             from labinfer.commands.plot_file import check_plot
 
             check_plot(plot)
+        if isinstance(section, LoadOptions):
+            section.check_files()
     return {}
 
 

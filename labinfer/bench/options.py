@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from labinfer.config import FLOAT_DTYPES
@@ -55,6 +56,16 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.dataset and self.workload:
             raise UserError(f"--dataset {self.dataset} and --workload {self.workload} both say what is asked; give one")
+
+    def check_files(self) -> None:
+        """Raises:
+        UserError: the file of the requests is not there, which need not be found out after the model is loaded.
+        """
+        for flag, path in (("--dataset", self.dataset), ("--workload", self.workload)):
+            try:
+                os.stat(path or os.curdir)
+            except OSError as error:
+                raise UserError(f"cannot read {flag} {path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "early_reading option_fields flags commands supervisor gateway terminal batch planner group models observe weights spmd config "
+    "cli": "early_reading option_fields flags commands supervisor gateway terminal batch bench planner group models observe weights spmd config "
     "sampling_options sampling_params",
     "flags": "planner option_fields supervisor gateway terminal batch simulator bench config sampling_options",
     "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl input_processor outputs executor layout group "

@@ -45,6 +45,8 @@ MISTAKES = {
     "plan of what was not probed": ["plan", "--auto", "--cluster", "nowhere.json"],
     "address of another machine": ["serve", "--host", "203.0.113.1"],
     "chart of another kind": ["bench", "latency", "--plot", "chart.gif"],
+    "no such requests of a benchmark": ["bench", "serve", "--dataset", "nowhere.jsonl"],
+    "no such workload": ["bench", "throughput", "--workload", "nowhere.csv"],
     "no such file of keys": ["serve", "--port", "0", "--api-key-file", "nowhere"],
 }
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}
