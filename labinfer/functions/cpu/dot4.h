@@ -183,7 +183,7 @@ struct Uniform {
   static constexpr int NUMBER = BITS_ == 5 ? 4 : BITS_ / 8, BITS = BITS_, MIDDLE = 1 << (BITS - 1), SCALE_BYTES = 2, SHIFT = BITS == 8 ? CodeDot<BITS>::SHIFT : 0;
   using Dot = CodeDot<BITS>;
   static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<BITS>(codes); }
-  static int number(int code) { return code; }
+  static constexpr int number(int code) { return code; }
 };
 
 // Twice the numbers of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3).
@@ -198,7 +198,7 @@ struct E2m1 {
   alignas(64) static constexpr uint8_t TABLE[64] = {NUMBERS, NUMBERS, NUMBERS, NUMBERS};
 #undef NUMBERS
   static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<4>(look_up(TABLE, codes)); }
-  static int number(int code) { return TABLE[code]; }
+  static constexpr int number(int code) { return TABLE[code]; }
 };
 
 // The numbers of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h, kvalues_iq4nl).
@@ -209,7 +209,7 @@ struct Iq4 {
   alignas(64) static constexpr uint8_t TABLE[64] = {NUMBERS, NUMBERS, NUMBERS, NUMBERS};
 #undef NUMBERS
   static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<8>(look_up(TABLE, codes)); }
-  static int number(int code) { return TABLE[code]; }
+  static constexpr int number(int code) { return TABLE[code]; }
 };
 
 // What every group has beside its scale: nothing, a zero point that is taken off its codes, or a minimum that is added to its weights.

@@ -1,7 +1,7 @@
 // Products with packed weights.
-#include "activations.h"
 #include "dense.h"
 #include "packed.h"
+#include "products.h"
 #include "replay.h"
 
 namespace {
@@ -13,10 +13,10 @@ class Products {
   Products(const bf16* x, const Weights& weight, const bf16* bias, int64_t tokens, int64_t inputs, int64_t together)
       : x(x), weight(weight), bias(bias), tokens(tokens), inputs(inputs), together(together) {}
 
-  // write(token, low, high) with 16 outputs and 16 more of each row of a block.
+  // write(token, low, high) with 16 outputs and 16 more of each row of a block that begins with that one.
   template <typename Write>
-  void multiply(int64_t block, int64_t panel, Write write) {
-    int64_t first = block * together, count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
+  void multiply(int64_t first, int64_t panel, Write write) {
+    int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
     if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
     floats add_low{}, add_high{};
     if (bias) {
@@ -52,7 +52,7 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
     for (int64_t piece; pieces.next(piece);) {
       int64_t block = piece / parts, number = piece % parts;
       if (number < panels) {
-        products.multiply(block, number, [&](int64_t token, floats low, floats high) {
+        products.multiply(block * together, number, [&](int64_t token, floats low, floats high) {
           writer.write(out + token * outputs + number * PANEL, low, high);
         });
         continue;
@@ -66,32 +66,12 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
   });
 }
 
-// out (tokens, columns) = activate(gate) * up, of which columns outputs each are gates and ups. A thread multiplies rows with a panel of
-// gates and with the ups that go with them; all is rounded as by linear and an activation after it.
 template <typename Activate, typename Kernel, typename Weights>
 void multiply_gated(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t columns,
                     int64_t inputs, int threads) {
-  int64_t panels = columns / PANEL, together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input));
-  RowWriter<Kernel> writer(out, tokens, columns);
-  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
-    static thread_local LineVector<bf16> gates;  // kept from call to call, so that nothing is allocated
-    int64_t numbers = std::min(tokens, together) * PANEL;
-    if (int64_t(gates.size()) < numbers) gates.resize(numbers);
-    Products<Kernel, Weights> products(x, weight, bias, tokens, inputs, together);
-    for (int64_t piece; pieces.next(piece);) {
-      int64_t block = piece / panels, number = piece % panels;
-      products.multiply(block, number, [&](int64_t token, floats low, floats high) {
-        bf16* gate = &gates[(token - block * together) * PANEL];
-        store_floats(gate, low), store_floats(gate + WIDTH, high);
-      });
-      products.multiply(block, panels + number, [&](int64_t token, floats low, floats high) {
-        const bf16* gate = &gates[(token - block * together) * PANEL];
-        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), rounded<bf16>(low), gate),
-                     gated<Activate>(load_floats(gate + WIDTH), rounded<bf16>(high), gate));
-      });
-    }
-    writer.finish();
-  });
+  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input));
+  write_gated<Activate, Kernel>(out, tokens, columns, together, threads,
+                                [&] { return Products<Kernel, Weights>(x, weight, bias, tokens, inputs, together); });
 }
 
 }  // namespace

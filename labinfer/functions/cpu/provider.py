@@ -113,11 +113,11 @@ class CpuProvider(Provider):
         _add(registry, experts, name=name, dtypes=BFLOAT16)
         if kernel != "amx":
             return
-        quantized = CpuQuantized(self._library, kernel)
-        products = {"linear": quantized.linear, "gated_linear": quantized.gated_linear}
-        vocabulary = {"linear": quantized.linear}
-        for quantization, calls in {"int8": products, "int4": products, VOCABULARY_INT4: vocabulary}.items():
-            _add(registry, calls, name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
+        exact, in_bytes = (CpuQuantized(self._library, kernel, in_bytes=lossy) for lossy in (False, True))
+        for quantization in ("int4", VOCABULARY_INT4):
+            _add(registry, _products(in_bytes), name=f"{name}-bytes", dtypes=BFLOAT16, quantization=quantization)
+        for quantization in ("int8", "int4", VOCABULARY_INT4):
+            _add(registry, _products(exact), name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
         for quantization in ("int8", "int4"):
             _add(registry, experts, name=name, dtypes=CpuExperts.dtypes, quantization=quantization)
 
@@ -155,6 +155,10 @@ class CpuProvider(Provider):
 
     def loading(self) -> CpuLoading | None:
         return CpuLoading(self._library) if self._library is not None else None
+
+
+def _products(quantized: CpuQuantized) -> dict:
+    return {"linear": quantized.linear, "gated_linear": quantized.gated_linear}
 
 
 def _add(registry: FunctionRegistry, calls: dict, **description) -> None:

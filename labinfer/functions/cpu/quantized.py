@@ -28,16 +28,17 @@ class CpuQuantized:
     Args:
         library: see ``library.load``.
         kernel: how products are calculated: ``""``, or ``"amx"`` if the library has it. Both come to the same bits.
+        in_bytes: whether weights of 4 and 5 bits in groups become bytes on the way into tiles. Each is rounded to a 127th of its output's
+            largest one. For ``"amx"``, and activations in bfloat16; forms with minima, and other activations, are multiplied as without.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
     """Dtypes of activations; float16 is widened on the way in."""
 
-    def __init__(self, library: Library, kernel: str = ""):
+    def __init__(self, library: Library, kernel: str = "", *, in_bytes: bool = False):
         self.kernel, self._library = kernel, library
-        self._linear_int8, self._linear_groups = (
-            library.find(name, kernel) for name in ("linear_int8", "linear_groups")
-        )
+        self._linear_int8 = library.find("linear_int8", kernel)
+        self._linear_groups = library.find("linear_groups", "bytes" if in_bytes else kernel)
         self._floats = {dtype: CpuFunctions(library, dtype=dtype) for dtype in self.dtypes}
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:

@@ -175,6 +175,23 @@ def test_linear_int4(cpu, dtype, group, tokens, outputs, inputs):
         assert_near(cpu.linear(x, cpu.quantize_int4(weight, group), bias), wanted)
 
 
+def coded_matrices(cpu: CpuQuantized, dtype: torch.dtype) -> dict[tuple[int, str, str], QuantizedWeight]:
+    """Random matrices (70, 192) in groups of 32, by the bits of a code, the kind of offsets, and what codes stand for."""
+    forms = {(bits, kind, ""): None for bits in (4, 5, 8) for kind in ("none", "zeros", "minima")}
+    del forms[5, "zeros", ""]  # no file has these
+    matrices = {}
+    for bits, kind, table in (*forms, (4, "none", "e2m1"), (4, "none", "iq4")):
+        scales = 2.0 ** torch.randint(-6, 0, (70, 6)) if table == "e2m1" else torch.rand(70, 6)
+        offsets = {
+            "zeros_OG": torch.randint(2**bits, (70, 6), dtype=torch.uint8) if kind == "zeros" else None,
+            "minima_OG": torch.randn(70, 6) if kind == "minima" else None,
+        }
+        words = torch.randint(-(2**31), 2**31, (70, 192 * bits // 32), dtype=torch.int32)
+        form = {"bits": bits, "table": table, "inputs": 192, "group": 32, "lead": 0, "dtype": dtype}
+        matrices[bits, kind, table] = cpu.pack_codes(words, scales, **offsets, **form)
+    return matrices
+
+
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 16, 33, 300])
@@ -184,20 +201,68 @@ def test_tiles_come_to_the_same_bits(compiled_functions, dtype, tokens):
         pytest.skip("this processor has no AMX")
     x, weight, bias = linear_of(dtype, tokens, 70, 192, True)
     plain, tiles = CpuQuantized(compiled_functions), CpuQuantized(compiled_functions, "amx")
-    forms = {(bits, kind, ""): None for bits in (4, 5, 8) for kind in ("none", "zeros", "minima")}
-    del forms[5, "zeros", ""]  # no file has these
     matrices = [plain.quantize_int8(weight), plain.quantize_int4(weight, 32), plain.quantize_int4(weight, 64)]
-    for bits, kind, table in (*forms, (4, "none", "e2m1"), (4, "none", "iq4")):
-        scales = 2.0 ** torch.randint(-6, 0, (70, 6)) if table == "e2m1" else torch.rand(70, 6)
-        offsets = {
-            "zeros_OG": torch.randint(2**bits, (70, 6), dtype=torch.uint8) if kind == "zeros" else None,
-            "minima_OG": torch.randn(70, 6) if kind == "minima" else None,
-        }
-        words = torch.randint(-(2**31), 2**31, (70, 192 * bits // 32), dtype=torch.int32)
-        form = {"bits": bits, "table": table, "inputs": 192, "group": 32, "lead": 0, "dtype": dtype}
-        matrices.append(plain.pack_codes(words, scales, **offsets, **form))
-    for packed in matrices:
+    for packed in (*matrices, *coded_matrices(plain, dtype).values()):
         assert torch.equal(tiles.linear(x, packed, bias), plain.linear(x, packed, bias))
+
+
+@pytest.fixture
+def in_bytes(compiled_functions) -> CpuQuantized:
+    if "amx" not in compiled_functions.kernels:
+        pytest.skip("this processor has no AMX")
+    return CpuQuantized(compiled_functions, "amx", in_bytes=True)
+
+
+def assert_within_half_a_byte(got_IO: torch.Tensor, exact_IO: torch.Tensor, margin: float) -> None:
+    """Weights that were rounded to a 127th of what an output's scales can come to, then to bfloat16.
+
+    Args:
+        margin: the largest number that a code can stand for, by the largest that one does.
+    """
+    half = exact_IO.abs().amax(0) * margin / 127 * 0.51
+    assert ((got_IO - exact_IO).abs() <= half + exact_IO.abs() * 2**-7).all()
+    assert (got_IO != exact_IO).any()
+
+
+@compiled
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_int4_in_bytes_is_within_half_a_byte(in_bytes, outputs, inputs, group):
+    """What a product of unit vectors gives are the weights."""
+    packed = in_bytes.quantize_int4(torch.randn(outputs, inputs).bfloat16(), group)
+    exact = in_bytes.embedding(torch.arange(outputs), packed, 0).float().T
+    got = in_bytes.linear(torch.eye(inputs).bfloat16(), packed).float()
+    half = exact.abs().amax(0) * 8 / 7 / 127 * 0.51
+    assert ((got - exact).abs() <= half + exact.abs() * 2**-7).all()
+
+
+@compiled
+def test_codes_in_bytes_are_within_half_a_byte_or_exact(compiled_functions, in_bytes):
+    ones, exact = torch.eye(192).bfloat16(), CpuQuantized(compiled_functions, "amx")
+    for (bits, kind, table), packed in coded_matrices(in_bytes, torch.bfloat16).items():
+        got, wanted = in_bytes.linear(ones, packed), exact.linear(ones, packed)
+        if bits == 8 or kind == "minima":
+            assert torch.equal(got, wanted), (bits, kind)
+        else:
+            assert_within_half_a_byte(got.float(), wanted.float(), 3 if kind == "zeros" else 1.2)
+        wide = torch.randn(40, 192)
+        assert torch.equal(in_bytes.linear(wide, packed), exact.linear(wide, packed)), (bits, kind, table)
+
+
+@compiled
+@pytest.mark.parametrize("inputs", [64, 200, 4864])
+def test_rows_in_bytes_do_not_depend_on_others(in_bytes, inputs):
+    """Rows of one pass and of several, in whole tiles and what is left; scales of either sign, and none."""
+    weight = torch.randn(70, inputs).bfloat16()
+    weight[3] = 0
+    packed, bias = in_bytes.quantize_int4(weight, 64), torch.randn(70).bfloat16()
+    x = torch.randn(1100, inputs).bfloat16()
+    x[7] = 0
+    whole = in_bytes.linear(x, packed, bias)
+    exact = in_bytes.linear(x.float(), packed, bias.float())  # in float32 weights keep their groups
+    assert (whole.float() - exact).norm() < 0.015 * exact.norm()
+    for first, end in ((0, 1), (5, 12), (0, 16), (3, 36), (100, 700)):
+        assert torch.equal(in_bytes.linear(x[first:end], packed, bias), whole[first:end]), (first, end)
 
 
 @compiled

@@ -1,0 +1,109 @@
+// Weights in codes of 4 or 5 bits that become bytes, with one scale for an output, on their way into tiles.
+#pragma once
+
+#include "rounded.h"
+
+#ifdef HAS_AMX
+
+// How weights of a form in groups become bytes. Functions take a panel or group where its scales begin.
+struct ByteCoding {
+  int64_t head, bits;  // of a group: bytes before its codes; of a code
+  int most;            // the largest number, without its sign, that is multiplied with a scale
+
+  // The largest scales of outputs, without signs, over groups so many bytes apart.
+  void (*largest_scales)(const uint8_t* panel, int64_t groups, int64_t group_bytes, float* largest);
+
+  // A group's numbers times its scales and, for each output, a factor; rounded, to tiles.
+  void (*decode_group)(const uint8_t* weight, int64_t group, const float* factors, char* to);
+};
+
+// Null for forms that keep their groups: those of 8 bits, which would lose more than they have lost, and those with minima.
+const ByteCoding* byte_coding(int bits, int coding, int offset);
+
+namespace {
+
+// A panel whose codes become bytes a little before tiles read them, see PanelInMemory.
+class BytePanel {
+ public:
+  const char* data;
+
+  BytePanel(const ByteCoding& coding, const uint8_t* weight, int64_t groups, int64_t group, int64_t group_bytes, const float* factors,
+            char* to)
+      : data(to), coding(coding), weight(weight), groups(groups), group(group), group_bytes(group_bytes), factors(factors), to(to) {}
+
+  void ready(int64_t end) {
+    for (; next < groups && next * group < end + LEAD; ++next) {
+      const uint8_t* at = weight + next * group_bytes;
+      // scales of the next panel, all of which are looked at before it is multiplied
+      for (int64_t byte = 0; byte < coding.head; byte += 64) __builtin_prefetch(at + groups * group_bytes + byte, 0, 2);
+      coding.decode_group(at, group, factors, to + next * group * PANEL);
+    }
+  }
+
+  int64_t lines() const { return (group_bytes + group - 1) / group; }
+  const char* ahead(int64_t from, bool) const { return (const char*)weight + from * group_bytes / group + AHEAD; }
+
+ private:
+  static constexpr int64_t LEAD = 2 * TILE_BYTES;
+
+  const ByteCoding& coding;
+  const uint8_t* weight;
+  int64_t groups, group, group_bytes, next = 0;
+  const float* factors;
+  char* to;
+};
+
+// Sums of whole numbers times the outputs' scales, see FloatSums.
+struct ScaledSums {
+  const int32_t* sums;
+  const float* scales;
+  floats operator()(int row, int half) const {
+    return __builtin_convertvector(load<ints>(sums + row * PANEL + half * WIDTH), floats) * load<floats>(scales + half * WIDTH);
+  }
+};
+
+// A form in groups whose weights become bytes for all rows of a pass.
+struct CodesInBytes {
+  static constexpr int ROWS = Amx::ROWS, MIDDLE = 0;
+  const ByteCoding& coding;
+  int64_t inputs, code_group, lead, group;
+
+  CodesInBytes(const ByteCoding& coding, int64_t inputs, int64_t group, int64_t lead)
+      : coding(coding), inputs(inputs), code_group(group), lead(lead), group(up_to(lead + inputs, group)) {}
+
+  // Of rows, all of whose inputs are one group.
+  int64_t padded() const { return group; }
+  int64_t groups() const { return 1; }
+
+  int64_t group_bytes() const { return coding.head + PANEL * code_group * coding.bits / 8; }
+  int64_t panel_bytes() const { return group / code_group * group_bytes(); }
+
+  template <typename Done>
+  void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t*, float* memory, const Stream& stream,
+             Done done) const {
+    static thread_local LineVector<char> decoded;  // kept for further rows, and so that nothing is allocated
+    static thread_local float scales[PANEL];
+    auto multiply = [&](auto&& source) {
+      multiply_tiles<Numbers::SIGNED_WEIGHTS>(
+          shape, rows, (const char*)x, group, source, group, (char*)memory,
+          [&](int row, int count, const char* sums) { done(row, count, ScaledSums{(const int32_t*)sums, scales}); });
+    };
+    if (stream.is_near) return multiply(PanelInMemory{decoded.data(), stream});
+    if (int64_t(decoded.size()) < group * PANEL) decoded.resize(group * PANEL);
+    float factors[PANEL];
+    coding.largest_scales(weight, group / code_group, group_bytes(), scales);
+    for (int i = 0; i < PANEL; ++i) {
+      scales[i] *= coding.most / 127.0f;
+      factors[i] = scales[i] > 0 ? std::min(1.0f / scales[i], FLT_MAX) : 0.0f;
+    }
+    multiply(BytePanel(coding, weight, group / code_group, code_group, group_bytes(), factors, decoded.data()));
+  }
+};
+
+template <>
+constexpr bool IN_TILES<CodesInBytes> = true;
+template <>
+struct PanelState<CodesInBytes> : TileShape {};
+
+}  // namespace
+#endif

@@ -1,0 +1,39 @@
+// What becomes of products with matrices: the activation of a gated MLP where they end.
+#pragma once
+
+#include "activations.h"
+#include "panel.h"
+#include "team.h"
+
+namespace {
+
+// out (tokens, columns) = activate(gate) * up, of which columns outputs each are gates and ups. A thread multiplies some rows with a panel
+// of gates and with the ups that go with them; all is rounded as by linear and an activation after it. make() gives what makes a thread's
+// products: its multiply(first, panel, write) calls write(token, low, high) with 16 outputs and 16 more of each row from that one on, of
+// as many as are multiplied together.
+template <typename Activate, typename Kernel, typename T, typename Make>
+void write_gated(T* out, int64_t tokens, int64_t columns, int64_t together, int threads, Make make) {
+  int64_t panels = columns / PANEL;
+  RowWriter<Kernel> writer(out, tokens, columns);
+  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
+    static thread_local LineVector<T> gates;  // kept from call to call, so that nothing is allocated
+    int64_t numbers = std::min(tokens, together) * PANEL;
+    if (int64_t(gates.size()) < numbers) gates.resize(numbers);
+    auto products = make();
+    for (int64_t piece; pieces.next(piece);) {
+      int64_t first = piece / panels * together, number = piece % panels;
+      products.multiply(first, number, [&](int64_t token, floats low, floats high) {
+        T* gate = &gates[(token - first) * PANEL];
+        store_floats(gate, low), store_floats(gate + WIDTH, high);
+      });
+      products.multiply(first, panels + number, [&](int64_t token, floats low, floats high) {
+        const T* gate = &gates[(token - first) * PANEL];
+        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), rounded<T>(low), gate),
+                     gated<Activate>(load_floats(gate + WIDTH), rounded<T>(high), gate));
+      });
+    }
+    writer.finish();
+  });
+}
+
+}  // namespace

@@ -1,0 +1,101 @@
+// Products of rows that are rounded to 8 bits with matrices of any form.
+#pragma once
+
+#include "products.h"
+#include "rounded.h"
+
+namespace {
+
+// Rows in 8 bits, weights and all else that a call's products are made of. unit is what all scales among the data are multiplied with.
+template <typename Form, typename T>
+struct Operands {
+  const Form& form;
+  RoundedRows rows;
+  const uint8_t* weight;
+  const float* scales;  // null where they are among the data
+  const T* bias;        // null for none
+  int64_t tokens, outputs;
+  float unit;
+
+  int64_t together() const { return rows_together<Form>(tokens, form.padded()); }
+};
+
+// Products of blocks of rows with panels, as one thread makes them.
+template <typename Form, typename T>
+class RoundedProducts {
+ public:
+  explicit RoundedProducts(const Operands<Form, T>& operands) : all(operands) {}
+
+  // write(token, low, high) with 16 outputs and 16 more of each row of a block that begins with that one; those after the last are not
+  // defined.
+  template <typename Write>
+  void multiply(int64_t first, int64_t panel, Write write) {
+    int64_t count = std::min(all.together(), all.tokens - first), step = pass_rows<Form>(count), output = panel * PANEL;
+    const float* scales = all.scales ? all.scales + output : nullptr;
+    T some_bias[PANEL] = {};
+    if (all.bias) std::memcpy(some_bias, all.bias + output, std::min<int64_t>(PANEL, all.outputs - output) * sizeof(T));
+    floats add_low = load_floats(some_bias), add_high = load_floats(some_bias + WIDTH);
+    Stream stream;
+    for (int64_t token = first; token < first + count; token += step) {
+      multiply_panel(state, all.form, int(std::min(step, first + count - token)), all.rows.q + token * all.form.padded(),
+                     all.weight + panel * all.form.panel_bytes(), all.rows.start + token * all.form.groups(), memory, stream,
+                     [&](int begin, int some, auto sums) {
+                       for (int row = 0; row < some; ++row) {
+                         float scale = all.rows.scale[token + begin + row] * all.unit;
+                         floats low = scaled(sums(row, 0), scale, scales, add_low);
+                         floats high = scaled(sums(row, 1), scale, scales ? scales + WIDTH : nullptr, add_high);
+                         write(token + begin + row, low, high);
+                       }
+                     });
+      stream.is_near = true;
+    }
+  }
+
+ private:
+  const Operands<Form, T>& all;
+  PanelState<Form> state;
+  alignas(64) float memory[Form::ROWS * PANEL];
+};
+
+// Rows of x, rounded: memory is kept from call to call, so that nothing is allocated.
+template <typename Form, typename T>
+RoundedRows round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
+  static thread_local Rounded rounded;
+  rounded.round(form, x, tokens, form.inputs, threads);
+  return rounded.rows();  // the threads of the team share the caller's
+}
+
+template <typename Form, typename T>
+void multiply(const Operands<Form, T>& operands, T* out, int threads) {
+  int64_t tokens = operands.tokens, outputs = operands.outputs, panels = (outputs + PANEL - 1) / PANEL, together = operands.together();
+  RowWriter<Form> writer(out, tokens, outputs);
+  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
+    RoundedProducts<Form, T> products(operands);
+    for (int64_t piece; pieces.next(piece);) {
+      int64_t number = piece % panels, output = number * PANEL;
+      products.multiply(piece / panels * together, number, [&](int64_t token, floats low, floats high) {
+        T* to = out + token * outputs + output;
+        if (output + PANEL <= outputs) return writer.write(to, low, high);
+        T rest[PANEL];
+        store_floats(rest, low), store_floats(rest + WIDTH, high);
+        std::memcpy(to, rest, (outputs - output) * sizeof(T));
+      });
+    }
+    writer.finish();
+  });
+}
+
+template <typename Form, typename T>
+void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out, int64_t tokens,
+              int64_t outputs, float unit, Finish finish, int threads) {
+  Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, unit};
+  auto gate = [&](auto activate) {
+    write_gated<decltype(activate), Form>(out, tokens, outputs / 2, operands.together(), threads,
+                                          [&] { return RoundedProducts<Form, T>(operands); });
+  };
+  if (finish == Finish::NOTHING) multiply(operands, out, threads);
+  else if (finish == Finish::SILU) gate(Silu());
+  else gate(Gelu());
+}
+
+}  // namespace
