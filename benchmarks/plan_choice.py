@@ -88,7 +88,7 @@ def measure(args: argparse.Namespace) -> None:
 def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     """Layouts to measure, the chosen one first."""
     from labinfer.config import CacheOptions
-    from labinfer.planner.objective import Limits, Stage, kv_tokens
+    from labinfer.planner.objective import Limits, Stage, kv_blocks
     from labinfer.planner.problem import Problem
     from labinfer.planner.search import MEMORY_SHARE, find_layout, judge
     from labinfer.planner.workload import RequestLengths, Workload
@@ -113,7 +113,11 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
         hosts = tuple(names.index(stage.machine) for stage in solution.stages)
         if (layers, hosts) not in seen:
             seen.add((layers, hosts))
-            predicted = kv_tokens(solution.stages, limits) if counts_memory else seconds(solution)
+            predicted = (
+                kv_blocks(solution.stages, limits).num_blocks * limits.block_size
+                if counts_memory
+                else seconds(solution)
+            )
             yield {
                 "name": name,
                 "layers": layers,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 
 STATES_EACH = 2
 """Slots for each sequence that may run at once: its own, and one for snapshots that are shared."""
@@ -85,6 +85,52 @@ class BlockRoom:
         """Blocks of windowed layers: all that are of use, or their share of what there is."""
         share = self.num_bytes // max(1, BLOCKS_TO_WINDOW_BLOCK * self.block_bytes + self.window_block_bytes)
         return min(needs.useful, max(needs.least, share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRoom:
+    """Memory for a cache, and what a block and a sequence take of it: of a rank, or the sums of ranks that share a memory."""
+
+    num_bytes: int
+    """For blocks and states; negative where weights alone are too large."""
+    block_bytes: int
+    """Bytes of a block of all layers that see all tokens."""
+    window_block_bytes: int = 0
+    """Bytes of a block of all layers with a window."""
+    state_bytes: int = 0
+    """Bytes of a sequence's state."""
+
+    @classmethod
+    def sum(cls, rooms: Iterable[CacheRoom]) -> CacheRoom:
+        """The room of ranks that share a memory."""
+        columns = zip(*map(astuple, rooms), strict=True)
+        return cls(**dict(zip((f.name for f in fields(cls)), map(sum, columns), strict=True)))
+
+    def num_states(self, max_num_seqs: int) -> int:
+        """Slots for states."""
+        return states_that_fit(max(0, self.num_bytes), self.state_bytes, max_num_seqs)
+
+    def for_blocks(self, max_num_seqs: int) -> BlockRoom:
+        """Room beside the states."""
+        return BlockRoom(
+            num_bytes=self.num_bytes - self.num_states(max_num_seqs) * self.state_bytes,
+            block_bytes=self.block_bytes,
+            window_block_bytes=self.window_block_bytes,
+        )
+
+
+def pool_rooms(rooms: Sequence[CacheRoom], memories: Sequence[Hashable]) -> list[CacheRoom]:
+    """The room that each has together with all others in the same memory: how they share it out is left to them, as all have the
+    same number of blocks, and some take more for a block than others.
+
+    Args:
+        memories: name of the memory of each.
+    """
+    sums = {
+        name: CacheRoom.sum(room for room, own in zip(rooms, memories, strict=True) if own == name)
+        for name in set(memories)
+    }
+    return [sums[name] for name in memories]
 
 
 @dataclass(frozen=True, kw_only=True)

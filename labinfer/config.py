@@ -298,6 +298,9 @@ class EngineOptions:
     scheduler: SchedulerOptions = SchedulerOptions()
     runtime: RuntimeOptions = RuntimeOptions()
     observe: ObserveOptions = ObserveOptions()
+    planned_blocks: int = 0
+    """KV blocks of the plan that ``--layout`` follows, of which a start has no more; 0 without a plan, or where it was made for other
+    options of the cache."""
 
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> EngineOptions:
@@ -312,7 +315,7 @@ class EngineOptions:
                 if name in remaining:
                     raise UserError(f"--layout {layout} says what {flag_name(name)} is; leave one of them out")
         sections = {}
-        for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=True):
+        for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=False):
             chosen = {f.name: remaining.pop(f.name) for f in dataclasses.fields(section) if f.name in remaining}
             sections[name] = convert_section(section, chosen)
         if remaining:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import torch
 
-from labinfer.cache_capacity import BlockCounts, BlockRoom, WindowNeeds, count_blocks, states_that_fit
+from labinfer.cache_capacity import BlockCounts, CacheRoom, WindowNeeds, count_blocks, pool_rooms
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
 from labinfer.executor.build import find_model
@@ -71,9 +72,13 @@ def run(session: Session, own: PlanOptions) -> int:
                 )
                 for rank in layout.devices
             }
-            rooms = [_estimate_room(session, layout, rank, own) for rank, own in of_rank.items()]
-            blocks, needs = _count_blocks(session, layout, [room for room, _ in rooms])
-            size, states = session.options.cache.block_size, [count for _, count in rooms]
+            rooms = _estimate_rooms(session, layout, everyone, of_rank)
+            blocks, needs = _count_blocks(session, layout, rooms)
+            size, num_seqs = session.options.cache.block_size, session.options.scheduler.max_num_seqs
+            states = [
+                room.num_states(num_seqs) if layout.meta(layout.topology.place(rank)).bytes_per_sequence else None
+                for rank, room in zip(of_rank, rooms, strict=True)
+            ]
             kv_tokens = [count * size for count in blocks.of_rank]
             title = _describe_plan(session.options.model.model, layout, is_alone=group.size == 1)
             table = format_table(HEADER, layout_rows(layout, everyone, kv_tokens, states))
@@ -236,25 +241,38 @@ def _draft_bytes(session: Session, draft: Layout) -> dict[str, int]:
     }
 
 
-def _estimate_room(session: Session, layout: Layout, rank: int, own: RankBytes) -> tuple[BlockRoom, int | None]:
-    """Memory of a rank for KV blocks, and slots for states beside them; None slots where its layers keep no states."""
-    options, place = session.options, layout.topology.place(rank)
-    size, meta = options.cache.block_size, layout.meta(place)
-    room, states = int(own.room * options.cache.memory_utilization), None
-    if per_sequence := meta.bytes_per_sequence:
-        states = max(0, states_that_fit(room, per_sequence, options.scheduler.max_num_seqs))
-        room -= states * per_sequence
-    windowed = size * meta.window_bytes_per_token
-    block_bytes = layout.block_bytes(place, size) + own.draft_block
-    return BlockRoom(num_bytes=room, block_bytes=block_bytes - windowed, window_block_bytes=windowed), states
+def _estimate_rooms(
+    session: Session, layout: Layout, everyone: list[RankInfo], of_rank: Mapping[int, RankBytes]
+) -> list[CacheRoom]:
+    """Memory for the cache of each rank, together with all others in the same memory."""
+    size, rooms = session.options.cache.block_size, []
+    for rank, own in of_rank.items():
+        place = layout.topology.place(rank)
+        meta = layout.meta(place)
+        windowed = size * meta.window_bytes_per_token
+        rooms.append(
+            CacheRoom(
+                num_bytes=int(own.room * session.options.cache.memory_utilization),
+                block_bytes=layout.block_bytes(place, size) + own.draft_block - windowed,
+                window_block_bytes=windowed,
+                state_bytes=meta.bytes_per_sequence,
+            )
+        )
+    return pool_rooms(rooms, [(everyone[rank].node, layout.devices[rank]) for rank in of_rank])
 
 
-def _count_blocks(session: Session, layout: Layout, rooms: list[BlockRoom]) -> tuple[BlockCounts, WindowNeeds | None]:
+def _count_blocks(
+    session: Session, layout: Layout, rooms: Sequence[CacheRoom]
+) -> tuple[BlockCounts, WindowNeeds | None]:
     options = session.options
     window = max(layout.meta(place).window for place in layout.topology.places)
-    needs = layout.window_needs(options, window)
-    useful = layout.useful_blocks(options.scheduler.max_num_seqs, options.cache.block_size)
-    return count_blocks(rooms, useful, needs, fixed=options.cache.num_kv_blocks), needs
+    needs, num_seqs = layout.window_needs(options, window), options.scheduler.max_num_seqs
+    useful = layout.useful_blocks(num_seqs, options.cache.block_size)
+    if options.planned_blocks:
+        useful = min(useful, options.planned_blocks)
+    return count_blocks(
+        [room.for_blocks(num_seqs) for room in rooms], useful, needs, fixed=options.cache.num_kv_blocks
+    ), needs
 
 
 def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, blocks: BlockCounts) -> int:

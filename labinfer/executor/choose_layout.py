@@ -51,7 +51,7 @@ def choose_layout(
             refuse_draft_rank(options, f"--layout {AUTO_LAYOUT}")
     from labinfer.executor.probe import probe_cluster
     from labinfer.executor.probe_layout import model_name
-    from labinfer.planner.saved_plan import SavedPlan, describe_plan, plan_options
+    from labinfer.planner.saved_plan import SavedPlan, describe_difference, describe_plan, plan_options, room_options
 
     _, config = find_model(group, options)
     nodes, data = [info.node for info in group.everyone], b""
@@ -75,9 +75,15 @@ def choose_layout(
     if is_auto:  # these are what was measured, and other starts must not take them for others
         chosen = dataclasses.replace(chosen, model=options.model)
     group.take_cores(chosen.working_ranks, options.runtime.threads)
+    own = room_options(options, options.model.max_model_len or config.max_position)
+    # A user who changes an option that the room depends on wants what comes of it, and gets what there is.
+    difference = describe_difference(plan, own)
     if group.rank == 0:
         logger.info("--layout %s: %s", layout, describe_plan(plan, nodes))
-    return chosen
+        if plan.num_blocks:
+            for_others = f" is for {difference}, so all that fit are taken" * bool(difference)
+            logger.info("--layout %s: room for %d KV tokens%s", layout, plan.num_tokens, for_others)
+    return dataclasses.replace(chosen, planned_blocks=0 if difference else plan.num_blocks)
 
 
 def _find_plan(
@@ -96,10 +102,10 @@ def _find_plan(
     from labinfer.planner.make_problem import make_problem
 
     problem = make_problem(cluster, options, first=first, max_position=config.max_position)
-    known = find_plan(problem, cache_folder(), explains=on_report is not None)
+    plan, report = find_plan(problem, cache_folder(), explains=on_report is not None)
     if on_report is not None:
-        on_report(known.report, cluster.links)
-    return known.plan
+        on_report(report, cluster.links)
+    return plan
 
 
 @contextmanager

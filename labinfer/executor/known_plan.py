@@ -13,7 +13,7 @@ from labinfer.executor.cost_file import read_costs, write_costs
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.make_problem import no_room
 from labinfer.planner.problem import Problem
-from labinfer.planner.report import PlanReport
+from labinfer.planner.report import PlanReport, describe_stages
 from labinfer.planner.saved_plan import SavedPlan
 from labinfer.planner.search import find_layout, judge
 from labinfer.weights.weight_cache import digest
@@ -28,16 +28,19 @@ class KnownPlan(msgspec.Struct, frozen=True):
     plan: SavedPlan
     memory: dict[str, int]
     """Bytes that were free for each rank, by machine."""
-    report: str = ""
-    """The plan beside its alternatives, as a table; empty where nobody has asked for them."""
+    losses: dict[str, str] = {}
+    """See ``PlanReport.describe_losses``."""
+    alternatives: str = ""
+    """See ``PlanReport.describe_alternatives``; empty where nobody has asked for them."""
 
 
-def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) -> KnownPlan:
-    """The best plan. Searching takes long for many machines with many tensor-parallel degrees, and each start would search again.
+def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) -> tuple[SavedPlan, str]:
+    """The best plan, and its report. Searching takes long for many machines with many tensor-parallel degrees, and each start would
+    search again; the room for a cache is counted again each time.
 
     Args:
         folder: where plans are remembered.
-        explains: whether to have the report, too.
+        explains: whether to have the report, too, which is empty otherwise.
 
     Raises:
         UserError: the model does not fit, or there are too many machines.
@@ -46,19 +49,21 @@ def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) 
     memory = {machine.name: min(costs.memory for costs in machine.costs) for machine in cluster.machines}
     path = folder / f"plan-{_circumstances(problem)}.json" if folder is not None else None
     known = read_costs(path, KnownPlan)
-    if known is not None and _is_near(known.memory, memory) and (known.report or not explains):
+    solution = None
+    if known is not None and _is_near(known.memory, memory) and (known.alternatives or not explains):
         stages = known.plan.stages_on(cluster)
-        if stages is not None and judge(problem, stages) is not None:
-            return known
-    if explains:
-        report = PlanReport.make(problem)
-        known = KnownPlan(SavedPlan.make(report.best.stages), memory, report.describe())
-    elif (solution := find_layout(problem)) is not None:
-        known = KnownPlan(SavedPlan.make(solution.stages), memory)
-    else:
-        raise no_room(problem)
-    write_costs(path, known)
-    return known
+        solution = judge(problem, stages) if stages is not None else None
+    if solution is None:
+        losses, alternatives = {}, ""
+        if explains:
+            report = PlanReport.make(problem)
+            solution, losses, alternatives = report.best, report.describe_losses(), report.describe_alternatives()
+        elif (solution := find_layout(problem)) is None:
+            raise no_room(problem)
+        known = KnownPlan(SavedPlan.make(solution.stages, problem), memory, losses, alternatives)
+        write_costs(path, known)
+    plan = SavedPlan.make(solution.stages, problem)
+    return plan, f"{describe_stages(problem, solution, known.losses)}\n{known.alternatives}" if explains else ""
 
 
 def _circumstances(problem: Problem) -> str:

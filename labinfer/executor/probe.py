@@ -24,6 +24,7 @@ from labinfer.executor.cost_file import file_name, read_costs, write_costs
 from labinfer.executor.draft_model import plan_draft_model
 from labinfer.executor.layer_fit import CHUNK_ROWS, CONTEXTS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
 from labinfer.executor.links import Links
+from labinfer.executor.machine_share import cpu_share, describe_hardware, memory_share, num_on_node
 from labinfer.executor.probe_layout import (
     MIN_LAYERS,
     Units,
@@ -41,9 +42,9 @@ from labinfer.functions.calls import PagedAttentionCall
 from labinfer.group.rank_group import RankGroup
 from labinfer.layers.mixer import Mixer
 from labinfer.layout.draft_layout import draft_options
+from labinfer.layout.kv_capacity import swap_bytes
 from labinfer.layout.layout import Layout
 from labinfer.models.config import LayerConfig, ModelConfig
-from labinfer.native.compiler import processor
 from labinfer.plan import Command
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
 from labinfer.planner.costs import MIXER_SUMS, DraftBytes, HostCosts, LayerCosts, Points
@@ -51,8 +52,7 @@ from labinfer.planner.merge_costs import merge_points, merge_ranks
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.rank_stats import WorkerStats
-from labinfer.spmd.cgroup import Cgroup
-from labinfer.spmd.machine import free_memory, return_freed_memory
+from labinfer.spmd.machine import return_freed_memory
 from labinfer.weights.loader import weight_bytes
 from labinfer.weights.weight_cache import digest
 from labinfer.worker.model_runner import CAPTURED_BYTES
@@ -94,7 +94,10 @@ def probe_cluster(
         drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
     providers = prepare_providers(group, layouts[0].devices[group.rank])
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
-    here, memory = group.everyone[group.rank], _free_memory(group, layouts[0])
+    here, device = group.everyone[group.rank], layouts[0].devices[group.rank]
+    with group.together():
+        swapped = swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
+    memory = max(0, memory_share(group, device) - swapped)
     if any(provider.capture() is not None for provider in providers):
         memory = max(0, memory - CAPTURED_BYTES)
         drafting = [  # the draft model captures its own steps
@@ -115,7 +118,12 @@ def probe_cluster(
             group.end_splits()
         own.append(
             msgspec.structs.replace(
-                costs, name=here.node, hardware=_describe_hardware(group), memory=memory, drafting=draft
+                costs,
+                name=here.node,
+                hardware=describe_hardware(group),
+                memory=memory,
+                drafting=draft,
+                sharing=num_on_node(group) if device.type == "cpu" else 1,
             )
         )
     gathered = {
@@ -204,7 +212,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         channel=ControlChannel(group.split(units), Command, WorkerStats),
         drafts=None,
     )
-    size, room = options.cache.block_size, _free_memory(group, layout) * CACHE_FRACTION
+    size, room = options.cache.block_size, memory_share(group, layout.devices[group.rank]) * CACHE_FRACTION
     tokens = max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS)
     num_blocks = min(-(-tokens // size), int(room) // max(1, layout.block_bytes(place, size)))
     options = dataclasses.replace(
@@ -241,7 +249,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         vocab_size=layout.config.vocab_size,
         num_states=parts.capacity.num_states,
         length=parts.capacity.max_model_len,
-        stopwatch=Stopwatch(_cpu_share(group)),
+        stopwatch=Stopwatch(cpu_share(group)),
     )
 
 
@@ -372,26 +380,3 @@ def _measure_skipped(
 def _window(mixer: Mixer) -> int:
     """Tokens that a token of a layer sees at most; 0 for all, and where the layer has no attention."""
     return max((call.window for call in mixer.calls() if isinstance(call, PagedAttentionCall)), default=0)
-
-
-def _cpu_share(group: RankGroup) -> float:
-    """CPUs' worth of time that a quota grants this rank, where ranks on the same CPUs share it; infinity without one."""
-    here = group.everyone[group.rank]
-    return Cgroup().cpu_quota() / sum(info.node == here.node and bool(info.cpus & here.cpus) for info in group.everyone)
-
-
-def _describe_hardware(group: RankGroup) -> str:
-    """The processor, and how much of it a rank has."""
-    here, count = group.everyone[group.rank], group.threads.count
-    lines = (line.partition(":") for line in processor().splitlines())
-    names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
-    quota = f" of {here.cpu_limit:.3g} CPUs" if here.cpu_limit < count else ""
-    return f"{(names or ['CPU'])[0]}, {count} thread{'s' * (count > 1)}{quota}"
-
-
-def _free_memory(group: RankGroup, layout: Layout) -> int:
-    """Bytes that are free for this rank, where the ranks of its node share them out."""
-    here, device = group.everyone[group.rank], layout.devices[group.rank]
-    on_node = sum(info.node == here.node for info in group.everyone)
-    sharing = on_node if device.type == "cpu" else -(-on_node // max(1, here.num_accelerators))
-    return free_memory(device) // sharing

@@ -7,7 +7,7 @@ from dataclasses import asdict, astuple, dataclass
 
 import torch
 
-from labinfer.cache_capacity import BlockCounts, BlockRoom, count_blocks, states_that_fit
+from labinfer.cache_capacity import BlockCounts, BlockRoom, CacheRoom, count_blocks, pool_rooms, states_that_fit
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.group.rank_group import RankGroup
@@ -27,7 +27,7 @@ class KVCapacity:
     """Room for keys, values and states, as all ranks have agreed on it."""
 
     num_blocks: int
-    """The least of what each has room for."""
+    """The least of what each has room for, and no more than a plan says."""
     num_host_blocks: int
     """In host memory, for sequences that are swapped out."""
     max_model_len: int
@@ -48,6 +48,8 @@ class KVCapacity:
     """The same in host memory."""
     captured_bytes: int = 0
     """Bytes of this rank that are left for captured steps, at most."""
+    planned_blocks: int = 0
+    """See ``EngineOptions``."""
 
     def describe_windows(self, block_size: int) -> str:
         """A text on layers with a window; empty where they have no blocks of their own."""
@@ -55,9 +57,23 @@ class KVCapacity:
             return ""
         return describe_windows(self.window, self.num_window_blocks, self.num_blocks * block_size, self.gain)
 
+    def describe_shortfall(self, places: list[Place], block_size: int) -> str:
+        """A text that names the stages with less room than a plan says; empty where they have it."""
+        if self.num_blocks >= self.planned_blocks:
+            return ""
+        stages = sorted(
+            {p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count < self.planned_blocks}
+        )
+        return (
+            f"{self.num_blocks * block_size} tokens fit, not the {self.planned_blocks * block_size} of the plan: stage "
+            f"{', '.join(map(str, stages))} has less memory free than when it was measured, or larger weights; plan again"
+        )
+
     def describe_limit(self, places: list[Place]) -> str:
         """A text that names the stages with the least room; empty where all have the same."""
-        most = max(self.blocks_of_rank)
+        least, most = min(self.blocks_of_rank), max(self.blocks_of_rank)
+        if self.num_blocks == self.planned_blocks:
+            return f"as many as the plan says; {least} would fit" if least > self.num_blocks else ""
         if most == self.num_blocks:
             return ""
         stages = sorted(
@@ -98,8 +114,10 @@ def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain:
 class RankRoom:
     """Memory that a rank has for its cache, and what it takes; all numbers are bytes but the counts and the window."""
 
+    free: int
+    """For KV blocks and states."""
     room: int
-    """For KV blocks."""
+    """Part of it that they may take."""
     block_bytes: int
     """Bytes of a block of all layers that see all tokens."""
     window_block_bytes: int
@@ -108,7 +126,6 @@ class RankRoom:
     """The largest window of its layers, 0 without any."""
     host: int
     """For blocks in host memory."""
-    num_states: int
     num_host_states: int
     state_bytes: int
     """Bytes of a sequence's state."""
@@ -116,11 +133,12 @@ class RankRoom:
     draft_bytes: int
     """Bytes that a draft model takes with each block of all layers."""
 
-    def for_blocks(self) -> BlockRoom:
-        return BlockRoom(
+    def for_cache(self) -> CacheRoom:
+        return CacheRoom(
             num_bytes=self.room,
             block_bytes=self.block_bytes + self.draft_bytes,
             window_block_bytes=self.window_block_bytes,
+            state_bytes=self.state_bytes,
         )
 
     def for_host_blocks(self) -> BlockRoom:
@@ -150,56 +168,59 @@ def agree_on_blocks(
     if device.type == "cpu" and weights is not None:  # the system calls memory of mapped files available
         free -= weights.mapped_bytes()
     with group.together():
-        host = _swap_bytes(group, options, layout, per_block)
+        host = swap_bytes(group, options, layout, per_block)
         num_host_states = states_that_fit(host, per_state, options.scheduler.max_num_seqs, each=1)
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
     if device.type == "cpu":  # both pools are in the same memory
         free -= num_host * per_block + num_host_states * per_state
     free -= draft.states + captured_bytes
-    room = int(free * cache.memory_utilization)
-    num_states = states_that_fit(room, per_state, options.scheduler.max_num_seqs)
-    state_bytes = num_states * per_state
-    room -= state_bytes
     mine = RankRoom(
-        room=room,
+        free=free,
+        room=int(free * cache.memory_utilization),
         block_bytes=per_block - window_block,
         window_block_bytes=window_block,
         window=meta.window,
         host=host - num_host_states * per_state,
-        num_states=num_states,
         num_host_states=num_host_states,
         state_bytes=per_state,
         draft_bytes=draft.block,
     )
     gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
     of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
+    memories = [(group.everyone[rank].node, layout.devices[rank]) for rank in group.ranks]
+    max_num_seqs = options.scheduler.max_num_seqs
+    rooms = pool_rooms([each.for_cache() for each in of_rank], memories)
     needs = layout.window_needs(options, max(each.window for each in of_rank))
-    blocks = count_blocks([each.for_blocks() for each in of_rank], useful, needs, fixed=cache.num_kv_blocks)
+    blocks = count_blocks([room.for_blocks(max_num_seqs) for room in rooms], useful, needs, fixed=cache.num_kv_blocks)
     num_blocks, num_window_blocks = blocks.num_blocks, blocks.num_window_blocks
+    if options.planned_blocks:
+        num_blocks = min(num_blocks, options.planned_blocks)
     num_host, num_host_window_blocks = _host_blocks(of_rank, blocks, useful)
     largest = max(each.state_bytes for each in of_rank)
-    num_states, num_host_states = (
-        min(counts) if largest else 0
-        for counts in zip(*((r.num_states, r.num_host_states) for r in of_rank), strict=True)
-    )
-    needed = layout.cache_bytes(place, size, num_blocks, num_window_blocks) + num_blocks * draft.block
+    num_states = num_host_states = 0
+    if largest:
+        num_states = min(room.num_states(max_num_seqs) for room in rooms)
+        num_host_states = min(each.num_host_states for each in of_rank)
+    own, memory = rooms[group.comm.rank], memories[group.comm.rank]
+    needed = num_blocks * own.block_bytes + (num_window_blocks or num_blocks) * own.window_block_bytes
+    shared = sum(each.free for each, name in zip(of_rank, memories, strict=True) if name == memory)
+    left = shared - own.num_states(max_num_seqs) * own.state_bytes
     with group.together():
-        if num_blocks * size < 2:
-            least = group.ranks[blocks.of_rank.index(num_blocks)]
+        if blocks.num_blocks * size < 2:
+            least = group.ranks[blocks.of_rank.index(blocks.num_blocks)]
             raise UserError(
-                f"{layout.topology.place(least)} has no room for KV cache ({max(0, free) >> 20} MiB free for it here); raise "
+                f"{layout.topology.place(least)} has no room for KV cache ({max(0, shared) >> 20} MiB free for it here); raise "
                 "--memory-utilization or use more ranks"
             )
         if largest and num_states < 1:
-            least = group.ranks[[each.num_states for each in of_rank].index(num_states)]
+            least = group.ranks[[room.num_states(max_num_seqs) for room in rooms].index(num_states)]
             raise UserError(
                 f"{layout.topology.place(least)} has no room for the state of a sequence ({largest} bytes at most on a rank); "
                 "raise --memory-utilization or use more ranks"
             )
-        if cache.num_kv_blocks and needed > free - state_bytes:
+        if cache.num_kv_blocks and needed > left:
             raise UserError(
-                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {place}, but "
-                f"{max(0, free - state_bytes) >> 20} MiB are free"
+                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {place}, but {max(0, left) >> 20} MiB are free"
             )
     fits = min(layout.max_model_len, num_blocks * size)
     return KVCapacity(
@@ -214,6 +235,7 @@ def agree_on_blocks(
         num_states=num_states,
         num_host_states=num_host_states,
         captured_bytes=captured_bytes,
+        planned_blocks=options.planned_blocks,
     )
 
 
@@ -228,8 +250,11 @@ def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) 
     return count, int(share * count)
 
 
-def _swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_block: int) -> int:
+def swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_block: int) -> int:
     """Host memory of this rank for sequences that are swapped out.
+
+    Args:
+        per_block: bytes of a block of all layers; 0 where that is not known yet.
 
     Raises:
         UserError: more is asked for than there is, or less than a block.

@@ -139,7 +139,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Bytes that are free for each rank before it loads anything, less those of captured steps."""
+    """Bytes that are free for each rank before it loads anything, less those of captured steps and of sequences that are swapped out."""
+    sharing: int = 1
+    """Ranks of the machine whose ``memory`` are parts of the same; 1 where each has its own."""
     layers: list[str]
     """Kind of each layer of the whole model, in order."""
     last_cut: int | None = None
@@ -273,6 +275,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
             _check_number(number, f"{field} in the {owner}")
         if self.tp_size < 1:
             raise UserError(f"tp_size in the {owner} is {self.tp_size}; give at least 1")
+        if self.sharing < 1:
+            raise UserError(f"sharing in the {owner} is {self.sharing}; give at least 1")
 
 
 def _check_number(number: float, name: str) -> None:

@@ -10,7 +10,7 @@ from labinfer.option_fields import join
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Limits
 from labinfer.planner.problem import Problem
-from labinfer.planner.saved_plan import ROUNDINGS, rounding
+from labinfer.planner.saved_plan import ROUNDINGS, room_options, rounding
 from labinfer.planner.workload import (
     DEFAULT_OUTPUT,
     DEFAULT_PROMPT,
@@ -60,6 +60,8 @@ def make_problem(
         block_size=options.cache.block_size,
         memory_utilization=options.cache.memory_utilization,
         kept=options.scheduler.keep if options.scheduler.context_shift else None,
+        max_context=0 if options.model.max_model_len else max_position,
+        num_kv_blocks=options.cache.num_kv_blocks,
     )
     return Problem(
         cluster=cluster,
@@ -68,6 +70,7 @@ def make_problem(
         objective=objective,
         first=first,
         dtypes=allowed_dtypes(cluster, options.model),
+        options=tuple(room_options(options, limits.context).items()),
     )
 
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from labinfer.cache_capacity import BlockRoom, WindowNeeds, count_blocks, draft_states_that_fit, states_that_fit
+import msgspec
+
+from labinfer.cache_capacity import (
+    BlockCounts,
+    CacheRoom,
+    WindowNeeds,
+    count_blocks,
+    draft_states_that_fit,
+    pool_rooms,
+)
 from labinfer.planner.cluster import Cluster, Link
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.prompt_chunks import prompt_chunks
@@ -16,6 +26,10 @@ from labinfer.planner.workload import MeanRequest
 
 SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Numbers of sequences at once that are tried, beside ``max_num_seqs`` itself."""
+
+RESERVE = 0.02
+"""Part of the room for a cache on which a plan does not count: other programs take memory until the start has it, a rank's own
+modules and buffers do, and weights whose implementation is chosen anew may take more. What a plan tells can then be kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +45,20 @@ class Limits:
     """Fraction of what is free beside the weights that the cache may take."""
     kept: int | None = None
     """Tokens that a context shift keeps; None without any."""
+    max_context: int = 0
+    """Longest context of a start, where that is more than the ``max_model_len`` for which there must be room."""
+    num_kv_blocks: int = 0
+    """KV blocks that the user asks for; 0 for as many as there is room for."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence that may be in the cache at once."""
+        return max(self.max_context, self.max_model_len)
 
     @property
     def useful_blocks(self) -> int:
         """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
-        return self.max_num_seqs * -(-self.max_model_len // self.block_size)
+        return self.max_num_seqs * -(-self.context // self.block_size)
 
     @property
     def sequence_counts(self) -> list[int]:
@@ -66,18 +89,15 @@ class Stage:
         return self.costs.count_layers(self.begin, self.end)
 
 
-def block_room(
+def cache_room(
     costs: HostCosts, layers: Mapping[str, float], limits: Limits, *, is_first: bool, is_last: bool
-) -> tuple[BlockRoom, int]:
-    """A stage's memory for KV blocks, and the states of sequences that it has room for beside them."""
+) -> CacheRoom:
+    """Memory of each rank of a stage for its cache."""
     free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
     if is_first and (draft_state := costs.drafting.first_state):
         free -= draft_state * draft_states_that_fit(
             int(max(0, free) * limits.memory_utilization), draft_state, limits.max_num_seqs
         )
-    room = int(free * limits.memory_utilization)
-    per_state = math.ceil(sum(count * costs.state_bytes.get(kind, 0) for kind, count in layers.items()))
-    states = states_that_fit(room, per_state, limits.max_num_seqs) if room >= 0 else 0
     block_bytes = [
         float(limits.block_size * (costs.drafting.first_kv * is_first + costs.drafting.last_kv * is_last)),
         0.0,
@@ -86,8 +106,35 @@ def block_room(
         block_bytes[costs.layer_kinds[kind].window > 0] += limits.block_size * count * costs.kv_bytes[kind]
     whole = math.ceil(sum(block_bytes))
     windowed = math.floor(block_bytes[1])
-    left = room - states * per_state if room >= 0 else -1
-    return BlockRoom(num_bytes=left, block_bytes=whole - windowed, window_block_bytes=windowed), states
+    return CacheRoom(
+        num_bytes=math.floor(free * limits.memory_utilization * (1 - RESERVE)),
+        block_bytes=whole - windowed,
+        window_block_bytes=windowed,
+        state_bytes=math.ceil(sum(count * costs.state_bytes.get(kind, 0) for kind, count in layers.items())),
+    )
+
+
+def stage_rooms(stages: Sequence[Stage], limits: Limits) -> list[CacheRoom]:
+    """Memory for the cache of each stage of a layout, as a start has it: together with all others in the same memory, of which ranks
+    without a stage take nothing."""
+    used, last = Counter[str](), len(stages) - 1
+    for stage in stages:
+        used[stage.machine] += stage.costs.tp_size
+    rooms, memories = [], []
+    for number, stage in enumerate(stages):
+        costs, shares = stage.costs, stage.costs.sharing > 1
+        if shares:
+            costs = msgspec.structs.replace(costs, memory=costs.memory * costs.sharing // used[stage.machine])
+        room = cache_room(costs, stage.layers, limits, is_first=number == 0, is_last=number == last)
+        rooms.append(CacheRoom.sum([room] * costs.tp_size) if shares else room)
+        memories.append(stage.machine if shares else number)
+    return pool_rooms(rooms, memories)
+
+
+def kv_blocks(stages: Sequence[Stage], limits: Limits) -> BlockCounts:
+    """KV blocks of a layout, with the room of each stage for them, as a start of it has them."""
+    rooms = [room.for_blocks(limits.max_num_seqs) for room in stage_rooms(stages, limits)]
+    return count_blocks(rooms, limits.useful_blocks, window_needs(stages[0].costs, limits), fixed=limits.num_kv_blocks)
 
 
 def window_needs(costs: HostCosts, limits: Limits) -> WindowNeeds | None:
@@ -98,7 +145,7 @@ def window_needs(costs: HostCosts, limits: Limits) -> WindowNeeds | None:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         chunked_prefill_size=limits.chunked_prefill_size,
-        max_model_len=limits.max_model_len,
+        max_model_len=limits.context,
         kept=limits.kept,
     )
 
@@ -106,11 +153,15 @@ def window_needs(costs: HostCosts, limits: Limits) -> WindowNeeds | None:
 def kv_room(
     costs: HostCosts, layers: Mapping[str, float], limits: Limits, *, is_first: bool, is_last: bool
 ) -> tuple[int, int]:
-    """KV blocks and states of sequences that a stage has room for; both at most what can be of use."""
-    room, states = block_room(costs, layers, limits, is_first=is_first, is_last=is_last)
+    """KV blocks and states of sequences that a stage has room for in its share of its machine's memory; both at most what can be of
+    use."""
+    room = cache_room(costs, layers, limits, is_first=is_first, is_last=is_last)
     if room.num_bytes < 0:
         return 0, 0
-    return count_blocks([room], limits.useful_blocks, window_needs(costs, limits)).num_blocks, states
+    blocks = count_blocks(
+        [room.for_blocks(limits.max_num_seqs)], limits.useful_blocks, window_needs(costs, limits)
+    ).num_blocks
+    return blocks, room.num_states(limits.max_num_seqs)
 
 
 def has_room(
@@ -131,7 +182,7 @@ def fits(stages: Sequence[Stage], limits: Limits, least: Room) -> bool:
 
 
 def kv_tokens(stages: Sequence[Stage], limits: Limits) -> int:
-    """KV tokens for which every stage of a layout has room."""
+    """KV tokens for which every stage of a layout has room in its share of its machine's memory, as the search counts them."""
     last = len(stages) - 1
     return limits.block_size * min(
         kv_room(stage.costs, stage.layers, limits, is_first=number == 0, is_last=number == last)[0]

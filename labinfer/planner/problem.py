@@ -43,6 +43,8 @@ class Problem:
     """See ``choose_units``."""
     kv_tokens: float = 0
     """Least room for KV tokens, beside that of the longest request and of the sequences at once."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Options on which the room for a cache depends; see ``room_options``."""
 
     def least_room(self, num_seqs: int) -> Room:
         """Room that every stage must have for so many sequences at once: also for one as long as requests may be."""

@@ -11,7 +11,7 @@ from labinfer.observe.table import format_bytes, format_seconds, format_table
 from labinfer.option_fields import join
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.make_problem import no_room
-from labinfer.planner.objective import Stage, kv_room, kv_tokens
+from labinfer.planner.objective import Stage, kv_blocks
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.saved_plan import SavedPlan, merge_equal, rounding
 from labinfer.planner.search import find_layout, judge
@@ -75,26 +75,11 @@ class PlanReport:
         Args:
             path: file that the plan is saved to, if any.
         """
-        best, limits = self.best, self.problem.limits
-        rows = []
-        for number, stage in enumerate(best.stages):
-            costs, room = stage.costs, _stage_tokens(self.problem, best.stages, number)
-            busy = best.criterion.busy_share(best.stages, number, best.value)
-            rows.append(
-                (
-                    stage.machine,
-                    format_bytes(costs.memory),
-                    f"{stage.begin}-{stage.end - 1}",
-                    costs.tp_size,
-                    costs.dtype,
-                    costs.quantization,
-                    room,
-                    f"{100 * busy:.0f} %",
-                    self._describe_loss(stage.machine),
-                )
-            )
-        lines = [format_table(HEADER, rows), "", f"predicted: {self._describe_value(best)}"]
-        lines.append(f"KV tokens: {kv_tokens(best.stages, limits)}")
+        return f"{describe_stages(self.problem, self.best, self.describe_losses())}\n{self.describe_alternatives(path)}"
+
+    def describe_alternatives(self, path: str = "") -> str:
+        """Lines about other layouts, and the flags of a start; for the argument see ``describe``."""
+        best, lines = self.best, []
         if self.even is not None and self.even.stages != best.stages:
             lines.append(f"even split: {self._describe_value(self.even)}")
         if self.alone:
@@ -126,21 +111,19 @@ class PlanReport:
 
     def save(self) -> bytes:
         """The plan as JSON."""
-        plan = SavedPlan.make(self.best.stages)
+        plan = SavedPlan.make(self.best.stages, self.problem)
         return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
 
     def _describe_value(self, solution: Solution) -> str:
         others = _forms(solution) - _forms(self.best)  # of other precision than what it is compared with
         form = f", in {' and '.join(sorted(others))}" if others else ""
-        if solution.criterion.adds:
-            return f"{format_seconds(solution.value)} an answer{form}"
-        rate, criterion = self.problem.request.output / solution.value, solution.criterion
-        batches = f"{criterion.num_batches} micro-batch{'es' * (criterion.num_batches != 1)}"
-        sequences = f"{criterion.num_seqs} sequence{'s' * (criterion.num_seqs != 1)}"
-        return f"{rate:.4g} tokens/s with {sequences} at once in {batches}{form}"
+        return f"{_describe_value(self.problem, solution)}{form}"
+
+    def describe_losses(self) -> dict[str, str]:
+        """Change of the rate, or of the time of an answer, without each machine in use."""
+        return {name: self._describe_loss(name) for name in self.best.machines}
 
     def _describe_loss(self, machine: str) -> str:
-        """Change of the rate, or of the time of an answer, without a machine."""
         if machine not in self.without:
             return "-"
         other = self.without[machine]
@@ -160,16 +143,44 @@ class PlanReport:
         return [f"a server of its own on each of {', '.join(self.alone)}, behind a proxy: {rate:.4g} tokens/s in sum"]
 
 
+def describe_stages(problem: Problem, solution: Solution, losses: Mapping[str, str]) -> str:
+    """A table of the stages, and lines with the speed and the KV tokens.
+
+    Args:
+        losses: see ``PlanReport.describe_losses``.
+    """
+    blocks, rows = kv_blocks(solution.stages, problem.limits), []
+    for number, stage in enumerate(solution.stages):
+        costs = stage.costs
+        busy = solution.criterion.busy_share(solution.stages, number, solution.value)
+        rows.append(
+            (
+                stage.machine,
+                format_bytes(costs.memory),
+                f"{stage.begin}-{stage.end - 1}",
+                costs.tp_size,
+                costs.dtype,
+                costs.quantization,
+                blocks.of_rank[number] * problem.limits.block_size,
+                f"{100 * busy:.0f} %",
+                losses[stage.machine],
+            )
+        )
+    tokens = blocks.num_blocks * problem.limits.block_size
+    lines = [format_table(HEADER, rows), "", f"predicted: {_describe_value(problem, solution)}", f"KV tokens: {tokens}"]
+    return "\n".join(lines)
+
+
+def _describe_value(problem: Problem, solution: Solution) -> str:
+    if solution.criterion.adds:
+        return f"{format_seconds(solution.value)} an answer"
+    rate, criterion = problem.request.output / solution.value, solution.criterion
+    return f"{rate:.4g} tokens/s with {criterion.num_seqs} sequences at once in {criterion.num_batches} micro-batches"
+
+
 def _forms(solution: Solution) -> set[str]:
     """Names of dtype and quantization of its stages."""
     return {f"{stage.costs.dtype} ({stage.costs.quantization})" for stage in solution.stages}
-
-
-def _stage_tokens(problem: Problem, stages: tuple[Stage, ...], number: int) -> int:
-    """KV tokens that one stage has room for."""
-    stage, last = stages[number], len(stages) - 1
-    blocks, _ = kv_room(stage.costs, stage.layers, problem.limits, is_first=number == 0, is_last=number == last)
-    return blocks * problem.limits.block_size
 
 
 def _split_evenly(problem: Problem) -> Solution | None:

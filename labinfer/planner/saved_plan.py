@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +12,22 @@ import msgspec
 
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
+from labinfer.option_fields import flag_name, join
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.objective import Stage
+from labinfer.planner.objective import Stage, kv_blocks
+from labinfer.planner.problem import Problem
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 ROUNDINGS = ("int8", "int4")
 """Values of --quantization that round weights; see ``HostCosts.quantization``, which also names a checkpoint's own."""
+ROOM_OPTIONS = (
+    *("weights", "quantization_group_size", "head_preview", "sliding_window"),
+    *("experts", "device"),
+    *("block_size", "num_kv_blocks", "kv_cache_dtype", "swap_space", "expert_offload", "memory_utilization"),
+    *("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "preemption_mode", "context_shift", "keep"),
+    "speculative_config",
+)
+"""Options on which the room for a cache depends, beside those that a plan has itself and ``max_model_len``."""
 
 
 class SavedStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +47,21 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the model's shapes; see ``HostCosts``."""
     stages: Annotated[list[SavedStage], msgspec.Meta(min_length=1)]
     """In order; rank 0 is on the machine of the first one."""
+    block_size: int = 0
+    """Tokens of a KV block."""
+    num_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """KV blocks that a start with ``options`` has; 0 where a file does not say."""
+    options: dict[str, str] = {}
+    """See ``room_options``."""
+
+    @property
+    def num_tokens(self) -> int:
+        """KV tokens of such a start."""
+        return self.num_blocks * self.block_size
 
     @classmethod
-    def make(cls, stages: Sequence[Stage]) -> SavedPlan:
-        """The plan of a layout that was found."""
+    def make(cls, stages: Sequence[Stage], problem: Problem) -> SavedPlan:
+        """The plan of a layout that was found for a problem."""
         saved = [
             SavedStage(
                 machine=stage.machine,
@@ -51,7 +72,13 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
             )
             for stage in stages
         ]
-        return cls(model=stages[0].costs.model, stages=saved)
+        return cls(
+            model=stages[0].costs.model,
+            stages=saved,
+            block_size=problem.limits.block_size,
+            num_blocks=kv_blocks(stages, problem.limits).num_blocks,
+            options=dict(problem.options),
+        )
 
     def stages_on(self, cluster: Cluster) -> list[Stage] | None:
         """The stages with the costs of a cluster; None where it does not have them."""
@@ -111,6 +138,31 @@ def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) 
     )
     chosen.check()
     return chosen
+
+
+def room_options(options: EngineOptions, context: int) -> dict[str, str]:
+    """Values of ``ROOM_OPTIONS`` that are not their defaults, and the context.
+
+    Args:
+        context: longest one of a start.
+    """
+    chosen = {"max_model_len": str(context)}
+    for section in (options.model, options.parallel, options.cache, options.scheduler):
+        for field in fields(section):
+            value = getattr(section, field.name)
+            if field.name in ROOM_OPTIONS and value != field.default:
+                chosen[field.name] = join(value) if isinstance(value, tuple) else str(value)
+    return chosen
+
+
+def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
+    """The options that a plan's KV blocks are for and a start does not have; empty where it has the same.
+
+    Args:
+        options: those of the start; see ``room_options``.
+    """
+    names = [name for name in {**plan.options, **options} if plan.options.get(name) != options.get(name)]
+    return ", ".join(f"{flag_name(name)} {plan.options.get(name, '(its default)')}" for name in names)
 
 
 def place_stages(plan: SavedPlan, nodes: Sequence[str]) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, layer_
     best, most = fastest, fastest.value / MEMORY_SHARE
     size = problem.limits.block_size
     low = kv_tokens(fastest.stages, problem.limits) // size
-    high = problem.limits.max_num_seqs * -(-problem.limits.max_model_len // size)
+    high = problem.limits.useful_blocks
     while low < high:
         middle = (low + high + 1) // 2
         solution = _find_best(replace(problem, kv_tokens=middle * size), level, layer_room)

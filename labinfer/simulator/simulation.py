@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from labinfer.cache_capacity import count_blocks
 from labinfer.config import CacheOptions, EngineOptions, SchedulerOptions
 from labinfer.engine.facts import EngineFacts
 from labinfer.errors import UserError
@@ -16,7 +15,7 @@ from labinfer.observe.table import format_bytes
 from labinfer.observe.trace import Track, read_trace
 from labinfer.planner.cluster import Cluster, Machine
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import Limits, Stage, block_room, window_needs
+from labinfer.planner.objective import Limits, Stage, kv_blocks, stage_rooms, window_needs
 from labinfer.planner.saved_plan import rounding
 from labinfer.simulator.cluster_times import ClusterTimes
 from labinfer.simulator.model import SimulatedModel
@@ -129,14 +128,11 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         block_size=size,
         memory_utilization=options.cache.memory_utilization,
         kept=scheduler.keep if scheduler.context_shift else None,
+        num_kv_blocks=options.cache.num_kv_blocks,
     )
-    ends = [
-        {"is_first": topology.is_first(number), "is_last": topology.is_last(number)} for number in range(len(stages))
-    ]
-    rooms = [block_room(stage.costs, stage.layers, limits, **end) for stage, end in zip(stages, ends, strict=True)]
-    needs = window_needs(stages[0].costs, limits)
-    blocks = count_blocks([room for room, _ in rooms], limits.useful_blocks, needs, fixed=options.cache.num_kv_blocks)
-    num_blocks, all_states = blocks.num_blocks, [states for _, states in rooms]
+    blocks = kv_blocks(stages, limits)
+    num_blocks = blocks.num_blocks
+    all_states = [room.num_states(limits.max_num_seqs) for room in stage_rooms(stages, limits)]
     num_states = min(all_states)
     if num_blocks * size < 2 or num_states < 1:
         of_stage = [min(count * size, states) for count, states in zip(blocks.of_rank, all_states, strict=True)]
@@ -147,7 +143,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
     facts = EngineFacts(
         num_stages=topology.num_stages,
         num_blocks=num_blocks,
-        window=needs.window if blocks.num_window_blocks else 0,
+        window=window_needs(stages[0].costs, limits).window if blocks.num_window_blocks else 0,
         num_window_blocks=blocks.num_window_blocks,
         num_states=num_states if keeps_state else 0,
         vocab_size=VOCAB_SIZE,

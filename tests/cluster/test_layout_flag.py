@@ -109,10 +109,13 @@ def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):
 
 def test_machines_that_measure_are_planned_for(jobs, tmp_path):
     saved, flags = tmp_path / "saved.json", ["--model", jobs.model, "--threads", 1]
+    less, narrow = tmp_path / "less.json", ["--memory-utilization", 0.001, "--max-num-seqs", 4096]
     cases = {
         "plan": ["plan", "--auto", *flags, "--save", saved],
         "auto": [*jobs.flags("auto"), "--layout", "auto", "--speculative-config", json.dumps({"model": jobs.model})],
         "saved": [*jobs.flags("saved"), "--layout", saved],
+        "plan for less": ["plan", "--auto", *flags, *narrow, "--save", less],
+        "with less": [*jobs.flags("with less"), *narrow, "--layout", less],
         "layers": ["plan", "--auto", *flags, "--layers", "2,2"],
         "link": ["plan", "--auto", *flags, "--link", "1gbit,1ms"],
     }
@@ -126,6 +129,11 @@ def test_machines_that_measure_are_planned_for(jobs, tmp_path):
     assert "costs of 2 machines: as measured before" in ended["auto"].stderr
     assert re.search(r"--layout auto: layers 0-\d on node-a \(rank 0\)", ended["auto"].stderr)
     jobs.check("saved", ended["saved"])
+    for planned, started in (("plan", "saved"), ("plan for less", "with less")):
+        told = int(re.search(r"KV tokens: (\d+)", ended[planned].stdout)[1])
+        had = 16 * int(re.search(r"KV cache: (\d+) blocks of 16", ended[started].stderr)[1])
+        # Of this machine's memory others may take more in between than a plan keeps in reserve.
+        assert had == told or f"{had} tokens fit, not the {told} of the plan: stage" in ended[started].stderr
     assert len(placed(ended["saved"])) == len(layers) and placed(ended["saved"])[0][4] == f"0-{layers[0] - 1}"
     assert "plan --auto chooses --layers itself" in ended["layers"].our_errors[0]
     assert "--link is for machines of --cluster" in ended["link"].our_errors[0]

@@ -9,7 +9,15 @@ from random_clusters import make_cluster, make_problem
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.planner.report import PlanReport
-from labinfer.planner.saved_plan import SavedPlan, SavedStage, describe_plan, plan_options, rounding
+from labinfer.planner.saved_plan import (
+    SavedPlan,
+    SavedStage,
+    describe_difference,
+    describe_plan,
+    plan_options,
+    room_options,
+    rounding,
+)
 
 
 def make_plan(*stages: tuple[str, int, int], dtypes: tuple[str, ...] = ("float32",), names=("none",)) -> SavedPlan:
@@ -123,6 +131,38 @@ def test_file_that_is_no_plan_is_refused_by_its_name(content, text, tmp_path):
 )
 def test_names_of_quantizations_lead_to_the_flag(name, flag):
     assert rounding(name) == flag
+
+
+def test_plan_has_the_kv_blocks_of_its_report():
+    report = PlanReport.make(make_problem(make_cluster(1.0, 0.5, num_layers=24, memory=1 << 30)))
+    plan = msgspec.json.decode(report.save(), type=SavedPlan)
+    assert plan.num_blocks > 0 and f"KV tokens: {plan.num_tokens}\n" in report.describe()
+
+
+@pytest.mark.parametrize(
+    ("planned", "started", "text"),
+    [
+        ({}, {}, ""),
+        ({"max_num_seqs": 5}, {"max_num_seqs": 5, "enable_prefix_caching": False, "threads": 3}, ""),
+        ({"max_model_len": 4096}, {}, ""),
+        ({"max_model_len": 100}, {}, "--max-model-len 100"),
+        ({"max_num_seqs": 5}, {}, "--max-num-seqs 5"),
+        ({}, {"kv_cache_dtype": "int8"}, "--kv-cache-dtype (its default)"),
+        (
+            {"memory_utilization": 0.5, "experts": "whole"},
+            {"memory_utilization": 0.6},
+            "--memory-utilization 0.5, --experts whole",
+        ),
+        ({}, {"speculative_config": {"method": "ngram"}}, "--speculative-config (its default)"),
+    ],
+)
+def test_options_that_change_the_room_are_told_from_those_that_do_not(planned, started, text):
+    own, other = (
+        room_options(options := EngineOptions.from_flat(flat), options.model.max_model_len or 4096)
+        for flat in (planned, started)
+    )
+    plan = msgspec.structs.replace(make_plan(("a", 1, 4)), options=own)
+    assert set(describe_difference(plan, other).split(", ")) == set(text.split(", "))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from labinfer.errors import UserError
 from labinfer.planner.class_search import ClassSearch
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
 from labinfer.planner.costs import HostCosts, Points
-from labinfer.planner.objective import Limits, Room, Stage, kv_tokens, make_criteria
+from labinfer.planner.objective import RESERVE, Limits, Room, Stage, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem
 from labinfer.planner.search import find_layout, judge
 
@@ -182,7 +182,8 @@ def test_memory_balances_kv_tokens_at_little_cost():
 
 def test_layout_has_room_for_the_longest_request():
     limits = Limits(max_model_len=4096, max_num_seqs=4)
-    costs = make_costs(memory=(8 + 2 + 16) << 20)  # layers, both ends, and 2,048 tokens
+    room = int((16 << 20) / (1 - RESERVE)) + 1  # for 2,048 tokens
+    costs = make_costs(memory=((8 + 2) << 20) + room)  # layers, both ends, and room
     problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
     assert find_layout(problem) is None and judge(problem, [make_stage(costs)]) is None
     shorter = replace(problem, limits=replace(limits, max_model_len=2048))

@@ -17,7 +17,7 @@ from labinfer.errors import UserError
 from labinfer.plan import SequenceStart, TokenSampling
 from labinfer.planner.cluster import Cluster, Link, Machine
 from labinfer.planner.costs import HostCosts, Points
-from labinfer.planner.objective import Criterion, Stage
+from labinfer.planner.objective import RESERVE, Criterion, Stage
 from labinfer.planner.overheads import Overheads, plan_bytes
 from labinfer.planner.step_shape import StepShape
 from labinfer.simulator.cluster_times import ClusterTimes
@@ -159,7 +159,7 @@ def test_ranks_count_up_from_machine_to_machine(uneven):
 
 def test_kv_blocks_are_those_of_the_stage_with_the_least_room(uneven):
     simulation = simulate(uneven, ranks="0,2", layers="6,2")
-    rooms = [(1 << 30) - 7 * (1 << 20), (1 << 30) - 3 * (1 << 20)]
+    rooms = [int(((1 << 30) - weights * (1 << 20)) * (1 - RESERVE)) for weights in (7, 3)]
     blocks = [room // (16 * 1024 * layers) for room, layers in zip(rooms, (6, 2), strict=True)]
     assert simulation.facts.num_blocks == min(blocks) == blocks[0]
     assert simulation.facts.max_model_len == 16 * min(blocks)
@@ -173,7 +173,8 @@ def test_states_take_their_part_of_the_cache():
     costs = make_costs(state_bytes={"dense": 1 << 20})
     facts = simulate(make_cluster(Machine(name="a", costs=[costs])), max_num_seqs=4).facts
     assert facts.num_states == 8
-    assert facts.num_blocks == ((1 << 30) - (10 + 64) * (1 << 20)) // (16 * 1024 * 8)
+    room = int(((1 << 30) - 10 * (1 << 20)) * (1 - RESERVE)) - 64 * (1 << 20)
+    assert facts.num_blocks == room // (16 * 1024 * 8)
 
 
 def test_stages_are_simulated_in_precisions_of_their_own():
@@ -216,7 +217,7 @@ def test_stage_without_room_is_named(uneven):
     cluster = make_cluster(Machine(name="a", costs=[FAST]), Machine(name="b", costs=[small]))
     with pytest.raises(UserError, match="stage 1 on b has no room for layers 4 to 7"):
         simulate(cluster)
-    assert simulate(cluster, layers="7,1").facts.num_blocks == (1 << 20) // (16 * 1024)
+    assert simulate(cluster, layers="7,1").facts.num_blocks == int((1 << 20) * (1 - RESERVE)) // (16 * 1024)
 
 
 # Whole runs.

@@ -1,0 +1,68 @@
+"""KV blocks of layouts as a start counts them: ranks in one memory share all of it, and a plan keeps a reserve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from random_clusters import make_costs
+
+from labinfer.planner.objective import RESERVE, Limits, Stage, kv_blocks, kv_tokens
+
+MIB = 1 << 20
+LIMITS = Limits(max_model_len=1 << 20, max_num_seqs=64, block_size=16)
+BLOCK = 16 << 10
+"""Bytes of a block of a layer; its weights take 1 MiB, and so does each end of the model."""
+
+
+def make_stages(sizes: Sequence[int], machines: str, **changes) -> list[Stage]:
+    costs, stages = make_costs(memory=100 * MIB, **changes), []
+    for machine, size in zip(machines, sizes, strict=True):
+        begin = stages[-1].end if stages else 0
+        stages.append(Stage(machine=machine, costs=costs, begin=begin, end=begin + size))
+    return stages
+
+
+def count(room: int, num_layers: int) -> int:
+    """Blocks of so many layers in this room for caches."""
+    return int(room * (1 - RESERVE)) // (num_layers * BLOCK)
+
+
+def test_reserve_is_small_enough_for_nearly_the_best_room():
+    """A start by a plan is to have 95 % of what there could be."""
+    assert 0.01 <= RESERVE <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sharing", "of_rank"),
+    [
+        ((6, 2), 1, (count(93 * MIB, 6), count(97 * MIB, 2))),
+        ((6, 2), 2, (count(190 * MIB, 8),) * 2),
+        ((6, 2), 4, (count(390 * MIB, 8),) * 2),  # two spare ranks
+        ((8,), 2, (count(190 * MIB, 8),)),
+    ],
+)
+def test_ranks_in_one_memory_share_all_of_it(sizes, sharing, of_rank):
+    stages = make_stages(sizes, "a" * len(sizes), sharing=sharing)
+    blocks = kv_blocks(stages, LIMITS)
+    assert blocks.of_rank == of_rank and blocks.num_blocks == min(of_rank)
+    assert 16 * blocks.num_blocks >= kv_tokens(stages, LIMITS)
+
+
+def test_each_machine_has_its_own_memory():
+    assert kv_blocks(make_stages((6, 2), "ab"), LIMITS).of_rank == (count(93 * MIB, 6), count(97 * MIB, 2))
+    three = kv_blocks(make_stages((3, 3, 2), "aab", sharing=2), LIMITS)
+    assert three.of_rank == (count(193 * MIB, 6),) * 2 + (count(197 * MIB, 2),)
+
+
+def test_tensor_parallel_ranks_take_as_much_each():
+    costs = {"tp_size": 2, "sharing": 2}
+    assert kv_blocks(make_stages((8,), "a", **costs), LIMITS).of_rank == (count(180 * MIB, 16),)
+
+
+def test_no_more_blocks_are_told_than_can_be_filled_or_are_asked_for():
+    stages = make_stages((8,), "a")
+    short = Limits(max_model_len=160, max_num_seqs=4, block_size=16)
+    assert kv_blocks(stages, short).num_blocks == 40
+    assert kv_blocks(stages, Limits(max_model_len=160, max_context=320, max_num_seqs=4)).num_blocks == 80
+    assert kv_blocks(stages, Limits(max_model_len=160, max_num_seqs=4, num_kv_blocks=7)).num_blocks == 7
